@@ -11,7 +11,7 @@ WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
 # failures are tried once more; their tracebacks are printed all the same, since a fault may be real.
 RERUNS ?= --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks
 RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(RERUNS)
-TRITON ?= 3.4.0 3.6.0 3.7.1 3.8.0 3.9.0
+TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -99,7 +99,7 @@ fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZ
 	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
 	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
 
-matrix: $(VENV)/.installed  ## the library's tests on the oldest, the newest and three Tritons between
+matrix: $(VENV)/.installed  ## the library's tests on each Triton that is supported
 	for version in $(TRITON); do \
 	  $(PYTHON) -m venv $(VENV)-$$version && \
 	  grep -v '^triton' constraints.txt > $(VENV)-$$version/constraints.txt && echo "triton==$$version" >> $(VENV)-$$version/constraints.txt && \

@@ -29,13 +29,9 @@ os.environ.update(TRITON_INTERPRET="1", DEJAVU_CACHE_SHIPPED="0")
 os.environ["DEJAVU_CACHE_URL"] = tempfile.mkdtemp()
 import torch, triton, triton.language as tl
 from dejavu_cache import cached_autotune
-try:
-    from dejavu_cache.model.record import Measurement, Record, Winner
-    from dejavu_cache.model.scenario import Scenario, now
-    from dejavu_cache.triton_internals.config_names import describe
-except ImportError:  # an earlier layout of the package
-    from dejavu_cache.configs import describe
-    from dejavu_cache.records import Measurement, Record, Scenario, Winner, now
+from dejavu_cache.model.record import Measurement, Record, Winner
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.triton_internals.config_names import describe
 
 def kernel(x, n, B: tl.constexpr):
     tl.store(x + tl.arange(0, B), 1.0)

@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors as errors
-from .system.deprecated_modules import LIBRARY_MOVES, redirect_modules
 
 if TYPE_CHECKING:
     from .errors import DejavuError as DejavuError
@@ -65,9 +64,6 @@ _MODULES = {
 __version__ = "0.1.0"
 __all__ = ["__version__", "errors"]
 __all__ += list(_MODULES)
-
-
-redirect_modules(__name__, LIBRARY_MOVES)
 
 
 def __getattr__(name: str) -> Any:

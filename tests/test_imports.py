@@ -77,9 +77,9 @@ def test_what_a_script_imports_of_the_project_is_there(script: Path) -> None:
 
 def test_a_triton_that_is_too_old_is_named(tmp_path: Path) -> None:
     (tmp_path / "triton").mkdir()
-    (tmp_path / "triton/__init__.py").write_text("__version__ = '3.3.1'\n")
+    (tmp_path / "triton/__init__.py").write_text("__version__ = '3.5.1'\n")
     first = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    message = "needs Triton 3.4 or later, and 3.3.1 is installed"
+    message = "needs Triton 3.6 or later, and 3.5.1 is installed"
     code = first + "from dejavu_cache import cached_autotune"
     out = run_python(code, str(tmp_path), check=False)
     assert message in out.stderr

@@ -21,7 +21,7 @@ from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.compiler_digest import begin_digest_beside_imports
 from ..triton_internals.environment import is_interpreting
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
-from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.identity import kernel_name
 from ..triton_internals.upstream import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 

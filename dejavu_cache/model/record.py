@@ -15,6 +15,7 @@ from .buckets import FiniteFloat
 from .scenario import (
     Config,
     Context,
+    Digest,
     FrozenModel,
     JsonInteger,
     Milliseconds,
@@ -137,6 +138,12 @@ class Winner(FrozenModel):
 
     config: Config
     at: Moment
+    adopted_at: Moment | None = None
+    """When the record was taken over from equal code under another key.
+
+    Only the winner's code was compared then: earlier measurements of others stand for nothing once
+    another config wins.
+    """
 
 
 class Pin(FrozenModel):
@@ -194,6 +201,12 @@ class RecordedLaunch(ValueModel):
     """Compiler options that are not the default."""
     bound: Config | None = None
     """The only config that it is valid for, where a config changes more than its own values."""
+    config: Digest | None = None
+    """Digest of the config with which `code` was generated."""
+    code: Digest | None = None
+    """What Triton generated, as `triton_internals.generated_code` has it; None if unknown."""
+    inputs: Digest | None = None
+    """Digest of what heuristics could read at the launch; None without heuristics."""
 
 
 MOST_LAUNCHES = 64
@@ -258,6 +271,28 @@ class Record(FrozenModel):
     def by_config(self) -> dict[Config, Measurement]:
         """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}
+
+    @property
+    def proven(self) -> Record:
+        """Return the record without the measurements of which nobody knows that the code is equal.
+
+        While the config that was adopted wins, the others count as measured: they are not needed.
+        """
+        since = self.winner.adopted_at if self.winner else None
+        if self.winner is None or since is None:
+            return self
+        own = self.by_config.get(self.winner.config)
+        if own is not None and own.at <= since:
+            return self
+        return self.without_adopted()
+
+    def without_adopted(self) -> Record:
+        """Return the record without measurements taken over from another key."""
+        since = self.winner.adopted_at if self.winner else None
+        if since is None:
+            return self
+        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
+        return self.model_copy(update={"measurements": own})
 
     @property
     def times_by_case(self) -> dict[Config, dict[str, float]]:

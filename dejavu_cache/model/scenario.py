@@ -202,7 +202,7 @@ class Kernel(FrozenModel):
     name: Text
     """Module and qualified name."""
     source: Digest
-    """The source hash: see `dejavu_cache.triton_internals.source_hash`."""
+    """The key of its code: see `dejavu_cache.triton_internals.identity`."""
 
 
 class Device(FrozenModel):
@@ -250,12 +250,13 @@ class Context(ValueModel):
 
 
 class Scenario(ValueModel):
-    """The bucketed values of the key arguments and the dtypes of the tensors."""
+    """The bucketed values of the key arguments, and what else a launch brings to the compiler."""
 
     args: Values = Field(default_factory=dict)
     dtypes: Annotated[dict[Text, Text], AfterValidator(sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
+    """Dtypes of tensors, kinds of other arguments that are no `i32`, and constants as `=value`."""
 
     @cached_property
     def text(self) -> str:
@@ -271,7 +272,10 @@ class Scenario(ValueModel):
     def __str__(self) -> str:
         """Format the values and dtypes as a call's arguments."""
         args = ", ".join(f"{name}={value}" for name, value in self.args.items())
-        dtypes = ", ".join(f"{name}: {value}" for name, value in self.dtypes.items())
+        dtypes = ", ".join(
+            f"{name}{kind}" if kind.startswith("=") else f"{name}: {kind}"
+            for name, kind in self.dtypes.items()
+        )
         return f"({args}{'; ' if args and dtypes else ''}{dtypes})"
 
 

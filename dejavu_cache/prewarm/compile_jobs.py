@@ -146,10 +146,10 @@ class KernelJobs:
 
 
 def distinct_launches(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that only differ in the build of Triton, preferring the builder's own."""
+    """Drop launches that compile alike, preferring those by the builder's own build of Triton."""
     distinct: dict[str, RecordedLaunch] = {}
     for launch in launches:
-        same = launch.model_dump_json(exclude={"wheel"})
+        same = launch.model_dump_json(exclude={"wheel", "config", "code", "inputs"})
         if launch.wheel == wheel() or same not in distinct:
             distinct[same] = launch
     return list(distinct.values())

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..errors import PrewarmError, UnreadableKernelError
+from ..errors import PrewarmError
 from ..model.scenario import Config, Scenario
 from ..runtime.autotuner import CachedAutotuner
 from ..triton_internals.config_names import describe
-from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.identity import identify, kernel_name
 from ..triton_internals.triton_objects import find_jit_function
 
 __all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values", "python_files"]
@@ -26,7 +26,7 @@ class DiscoveredKernel(NamedTuple):
 
     Attributes:
         name: qualified name.
-        source: hash of the source.
+        source: key of the code.
         function: Triton's `JITFunction`.
         autotuners: the autotuners that decorate it: usually one, or none if it is not tuned.
     """
@@ -38,7 +38,7 @@ class DiscoveredKernel(NamedTuple):
 
     @property
     def sources(self) -> frozenset[str]:
-        """Source hashes that the kernel's records have: with its heuristics and without."""
+        """Keys that the kernel's records have."""
         return frozenset({self.source, *(tuner.source for tuner in self.autotuners)})
 
     def configs(self, backend: str) -> dict[Config, Any]:
@@ -127,11 +127,8 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
 
 
 def _source(function: Any) -> str:
-    """Return a kernel's source hash; that of an unreadable one is in no record."""
-    try:
-        return source_hash(function)
-    except UnreadableKernelError:
-        return uuid.uuid4().hex
+    """Return the key of a kernel's code; that of one without a key is in no record."""
+    return identify(function, ()).source or uuid.uuid4().hex
 
 
 def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
@@ -160,7 +157,11 @@ def default_of(
     default = autotuner._default
     if not callable(default):
         return default or first
-    tensors = {name: _Tensor(dtype) for name, dtype in scenario.dtypes.items()}
+    import torch
+
+    tensors = {
+        name: _Tensor(dtype) for name, dtype in scenario.dtypes.items() if hasattr(torch, dtype)
+    }
     try:
         return default({**tensors, **constants, **scenario.args})
     except Exception:  # it may use more of its arguments than is known here

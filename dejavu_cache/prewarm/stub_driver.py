@@ -60,7 +60,6 @@ def make_stub_driver(folder: Path) -> None:
         raise PrewarmError(
             f"the C compiler {compiler} does not work: {process.stderr.strip()[-500:]}"
         )
-    (folder / "libcuda.so").symlink_to(library.name)  # Triton 3.4 asks for it by this name
     script = folder / "cc"
     script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
     script.chmod(0o755)

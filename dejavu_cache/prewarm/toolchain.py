@@ -26,7 +26,7 @@ def builder_toolchain(device: Device) -> Toolchain:
     """Return the builder's toolchain for a device."""
     try:
         backend = backend_hash(target_of(device))
-    except Exception as error:  # before 3.5, Triton looks for ROCm's linker
+    except Exception as error:
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
         ) from None

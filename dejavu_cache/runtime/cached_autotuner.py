@@ -175,7 +175,7 @@ class CachedAutotuner(ChoosingAutotuner):
             return False
         launch = self._keyed(args, kwargs)
         request = self._request_of(launch)
-        if not self._resolver.reject(request, describe(chosen.config), failure.reason):
+        if not self._resolver_of(request).reject(request, describe(chosen.config), failure.reason):
             return False
         self._choices.drop(launch.key)
         return True
@@ -192,9 +192,13 @@ class CachedAutotuner(ChoosingAutotuner):
             self,
             chosen,
             lambda candidate: self._run_config(candidate, args, kwargs),
-            lambda: self._resolver.usable_configs(self.request(*args, **kwargs)),
+            lambda: self._usable_configs(args, kwargs),
             may_compile=self._interpreted or self._consensus != "none",
         )
+
+    def _usable_configs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        request = self.request(*args, **kwargs)
+        return self._resolver_of(request).usable_configs(request)
 
     def _run_by_triton(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have Triton tune and launch; while the process serves, launch without a tune."""
@@ -221,16 +225,17 @@ class CachedAutotuner(ChoosingAutotuner):
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
-        self._notice_changed_values()
+        self._notice_changed_code()
         request = self.request(*args, **kwargs)
-        return self._resolver.add_evidence(request, self._explain_now(args, kwargs))
+        return self._resolver_of(request).add_evidence(request, self._explain_now(args, kwargs))
 
     def _explain_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Resolution:
         launch = self._keyed(args, kwargs)
         chosen = self._choices.final(launch.key)
         if chosen and chosen.resolution:
             return chosen.resolution
-        return self._resolver.explain(self._request_of(launch))
+        request = self._request_of(launch)
+        return self._resolver_of(request).explain(request)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.
@@ -240,14 +245,14 @@ class CachedAutotuner(ChoosingAutotuner):
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
-        self._notice_changed_values()
+        self._notice_changed_code()
         request = self.request(*args, **kwargs)
         if self._consensus == "none":
-            resolution = self._resolver.explain(request)
+            resolution = self._resolver_of(request).explain(request)
         else:
             resolution = self._explain_now(args, kwargs)
         if not resolution.final:
-            self._resolver.note_miss(request)
+            self._resolver_of(request).note_miss(request)
         return resolution
 
     def request(self, *args: Any, **kwargs: Any) -> Request:

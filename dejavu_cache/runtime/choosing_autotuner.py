@@ -23,6 +23,7 @@ from .choices import Choices, ChosenConfig, NewChoice
 from .config_cache import ConfigCache
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
+from .equal_code import OtherCodeError
 from .request import Request
 from .resolver import Resolver
 
@@ -61,6 +62,18 @@ class ChoosingAutotuner(DeclaredAutotuner):
 
     @cached_property
     def _resolver(self) -> Resolver:
+        return self._make_resolver(MemoryStore() if self._not_stored else None)
+
+    @cached_property
+    def _private_resolver(self) -> Resolver:
+        """Resolver of the launches that mean nothing to another process."""
+        return self._make_resolver(MemoryStore())
+
+    def _resolver_of(self, request: Request) -> Resolver:
+        is_private = request.not_stored and not self._not_stored
+        return self._private_resolver if is_private else self._resolver
+
+    def _make_resolver(self, private: MemoryStore | None) -> Resolver:
         settings = current_settings()
         show_log(settings.log)
         limits = (
@@ -69,11 +82,10 @@ class ChoosingAutotuner(DeclaredAutotuner):
             settings.max_distance,
         )
         max_distance = next(limit for limit in limits if limit is not None)
-        store = MemoryStore() if self._not_stored else self._options.get("store")
-        tiers = as_tiers(store)
+        tiers = as_tiers(private or self._options.get("store"))
         if self._consensus == "none":  # ranks choose together, so none of them changes alone
             tiers.keep_copies_right(self._note_change)
-        return Resolver(tiers, self.mode, max_distance, settings)
+        return Resolver(tiers, self.mode, max_distance, settings, compares_code=True)
 
     def _note_change(self, context: Context) -> None:
         """Choose anew if records of this kernel have changed; called in a background thread."""
@@ -141,7 +153,7 @@ class ChoosingAutotuner(DeclaredAutotuner):
             return self._look_up_choice(launch, choices)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
-            self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
+            self._scenario_key.scenario(args, kwargs)
             raise
 
     def _keyed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KeyedLaunch:
@@ -167,16 +179,29 @@ class ChoosingAutotuner(DeclaredAutotuner):
         revision = self._resolver.revision(self._context(launch.device))
         if renewed := choices.renew_fallback(launch.key, revision):
             return renewed
-        if self._notice_changed_values():  # so the kernel has another context, and no choices
+        if self._notice_changed_code():  # so the kernel has another context, and no choices
             choices = self._choices
             revision = self._resolver.revision(self._context(launch.device))
         request = self._request_of(launch)
         request.refuse_conflicts()
-        resolution = self._resolve_and_report(request, choices.fallback(launch.key))
+        try:
+            resolution = self._resolve_and_report(request, choices.fallback(launch.key))
+        except OtherCodeError as error:
+            self._leave_record_of_other_code(request, error.code)
+            return self._look_up_choice(launch, self._choices)
         await_digest()
         chosen = choices.add(launch.key, resolution, revision)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is self._choices else chosen._replace(until=0.0)
+
+    def _leave_record_of_other_code(self, request: Request, code: str) -> None:
+        name = self._name
+        warn_once(
+            f"code {name}",
+            f"{name}{request.scenario}: Triton generates other code than was recorded under this "
+            "key, by something that is not in the kernel's text; it is kept apart from now on",
+        )
+        self.take_other_code(code)
 
     def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
         """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
@@ -191,15 +216,15 @@ class ChoosingAutotuner(DeclaredAutotuner):
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
         before = fallback.resolution if fallback else None
         choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
-        report_choice(self, choice, self._resolver)
+        report_choice(self, choice, self._resolver_of(request))
         return resolution
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
-        resolver = self._resolver
+        resolver = self._resolver_of(request)
         if request.has_no_choice:
             return resolver.only_config(request), 0
-        if self._consensus == "none":
+        if self._consensus == "none" or request.not_stored:
             return resolver.resolve(request, wait=wait)
 
         def resolve_now() -> Resolution:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingsError
-from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.identity import kernel_name
 from ..tuning.config_space import ConfigSpace
 
 __all__ = ["check_declaration"]

@@ -25,10 +25,9 @@ from ..triton_internals.environment import (
     current_environment,
     is_interpreting,
 )
-from ..triton_internals.identity import KernelIdentity, identify
+from ..triton_internals.identity import KernelIdentity, identify, kernel_name
 from ..triton_internals.loaded_kernels import note_settings
 from ..triton_internals.scenario_key import ScenarioKey
-from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.config_space import ConfigSpace
@@ -150,7 +149,13 @@ class DeclaredAutotuner(ChangingAutotuner):
     @cached_property
     def _scenario_key(self) -> ScenarioKey:
         keys = [name for name in self.keys if name in self.arg_names]
-        return ScenarioKey(self.arg_names, keys, self._buckets)
+        return ScenarioKey(
+            self.fn,
+            keys,
+            self._buckets,
+            {name for config in self.configs for name in config.all_kwargs()},
+            has_hooks=any(config.pre_hook is not None for config in self.configs),
+        )
 
     def __copy__(self) -> Any:
         """Return an autotuner that shares all but what only one object can own."""
@@ -173,32 +178,46 @@ class DeclaredAutotuner(ChangingAutotuner):
         return current_settings().mode if mode is None else Mode(mode)
 
     @cached_property
-    def _identity(self) -> KernelIdentity:
+    def _key(self) -> KernelIdentity:
+        """The identity by Triton's key; `_identity` may know better what was generated."""
         return self._identify()
+
+    @cached_property
+    def _identity(self) -> KernelIdentity:
+        return self._key
 
     def _identify(self) -> KernelIdentity:
         return identify(self.fn, (config.kwargs for config in self.configs))
 
-    def _notice_changed_values(self) -> bool:
-        """Take another identity if what the kernel or its heuristics read has changed.
+    def _notice_changed_code(self) -> bool:
+        """Take another identity if Triton's key of the kernel has changed since it was last read.
 
         Returns:
             Whether it has, so that each launch's config is chosen anew.
         """
-        before = self._identity
-        now = before.after_replacement
-        if now is None:
-            now = self._identify() if before.may_change else before
+        before, now = self._key, self._identify()
         if now == before:
             return False
         if before.unstored or now.unstored:  # which decides about the store
             self._forget_declaration()
+        self._take_identity(now)
+        self._key = now
+        return True
+
+    def take_other_code(self, code: str) -> None:
+        """Take the identity of a kernel whose generated code is not what its key stands for.
+
+        Args:
+            code: what Triton generated, as `generated_code` has it.
+        """
+        self._take_identity(self._key.with_code(code))
+
+    def _take_identity(self, identity: KernelIdentity) -> None:
         # In this order: what another thread derives meanwhile, it derives from the new identity.
-        self._identity = now
+        self._identity = identity
         self.__dict__.pop("source", None)
         self._contexts = {}
         self.forget_choices()
-        return True
 
     @cached_property
     def _not_stored(self) -> str | None:
@@ -242,7 +261,7 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     @cached_property
     def source(self) -> str:
-        """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
+        """Key of the kernel's code; a unique one if nothing is stored."""
         source = self._identity.source
         return uuid.uuid4().hex if self._not_stored or source is None else source
 
@@ -277,7 +296,7 @@ class DeclaredAutotuner(ChangingAutotuner):
         return Resolution(
             "off",
             self.cache[key] if key in self.cache else only,  # noqa: SIM401 - it may have no `get`
-            self._scenario_key.scenario(self._arguments_by_name(args, kwargs)),
+            self._scenario_key.scenario(args, kwargs),
             self._context(self._device()),
         )
 
@@ -296,10 +315,11 @@ class DeclaredAutotuner(ChangingAutotuner):
         if configs is None:
             configs = autotuner.prune_configs(dict(kwargs))
         declared = DeclaredConfigs(self._name, configs)
+        scenario, unstored = self._scenario_key.launch_scenario(args, kwargs)
         return Request(
             autotuner=autotuner,
             context=self._context(device),
-            scenario=self._scenario_key.scenario(named),
+            scenario=scenario,
             declared=declared,
             default=self._default_config(named, declared),
             exact=frozenset(
@@ -310,7 +330,7 @@ class DeclaredAutotuner(ChangingAutotuner):
             budget=self._budget,
             check=check_options(self._options),
             prunes=self.prunes,
-            not_stored=self._not_stored,
+            not_stored=self._not_stored or unstored,
         )
 
     @cached_property

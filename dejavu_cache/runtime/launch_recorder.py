@@ -25,7 +25,7 @@ from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
-from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.identity import identify, kernel_name
 from ..triton_internals.triton_objects import jit_function, python_function
 from .quiet_writer import QuietWriter
 
@@ -121,10 +121,11 @@ def _write_launch(
     environment: Environment,
 ) -> None:
     launch = _launch_without_config(source, SimpleNamespace(**metadata), autotuner)
-    if launch is None:
+    identity = identify(source.fn, ())
+    if launch is None or identity.source is None:
         return
     context = Context(
-        kernel=Kernel(name=kernel_name(source.fn), source=source_hash(source.fn)),
+        kernel=Kernel(name=kernel_name(source.fn), source=identity.source),
         environment=environment,
         problem=Problem(keys=(), method=LAUNCH_METHOD),
     )

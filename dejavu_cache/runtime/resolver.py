@@ -17,6 +17,7 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
 from .choices import MOST_CHOICES
+from .equal_code import adopt_equal_code, refuse_other_code
 from .fallbacks import FallbackLimits, fall_back, find_nearest, nearest_differences
 from .foreign_results import record_from_triton_cache
 from .record_lookup import (
@@ -58,6 +59,7 @@ class Resolver:
         before: Callable[[Config], None] | None = None,
         *,
         expendable: bool = False,
+        compares_code: bool = False,
     ) -> None:
         """Set up the resolver.
 
@@ -69,8 +71,10 @@ class Resolver:
             before: is called with each config before it is measured, once all earlier measurements
                 are recorded.
             expendable: whether this process may measure configs during which another one has died.
+            compares_code: whether a recorded winner's code is compared before a launch runs it.
         """
         self.store = store
+        self._compares_code = compares_code
         self.mode = mode
         self._expendable = expendable
         self._store = TolerantStore(store)
@@ -95,8 +99,11 @@ class Resolver:
         Raises:
             ScenarioNotTuned: in strict mode, on a miss.
             NoValidConfigError: every config failed.
+            OtherCodeError: the record is of other code than Triton generates for the launch.
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
+        if found and self._compares_code:
+            refuse_other_code(request, found.record)
         request = self._without_unusable(request, found)
         if found:
             note_timings(request, found.record)
@@ -123,7 +130,7 @@ class Resolver:
             self.note_miss(request)
             return self._fall_back(request, found)
         # A server that was busy at the first look is waited for.
-        found = self._tuner.look_up(request, fresh=True)
+        found = self._look_up(request, fresh=True)
         recorded = resolve_if_compared(request, found)
         if recorded is None:
             self.note_miss(request)
@@ -226,8 +233,10 @@ class Resolver:
         near = find_nearest(request, self._store)
         return replace(resolution, nearest=near[0]) if near is not None else resolution
 
-    def _look_up(self, request: Request) -> Found | None:
-        return self._tuner.look_up(request)
+    def _look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
+        """Return the scenario's record, also one of equal code under another key of Triton's."""
+        found = self._tuner.look_up(request, fresh=fresh)
+        return found or adopt_equal_code(request, self._store)
 
     def _adopt_triton_timings(self, request: Request) -> Found | None:
         """Record the imported timings of Triton's disk cache that belong to this very launch."""

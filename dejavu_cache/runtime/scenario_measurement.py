@@ -11,8 +11,8 @@ from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 from ..system.provenance import whoami
-from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config, release_outdated
 from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
@@ -113,9 +113,14 @@ class ScenarioMeasurement:
         """Record the winner and its launches, and release the kernels that lost."""
         request = self._request
         note_timings(request, self.record)
+        earlier = self.record.winner
         addition = Record(
             scenario=request.scenario,
-            winner=Winner(config=winner_to_record(request, self.record, best), at=now()),
+            winner=Winner(
+                config=winner_to_record(request, self.record, best),
+                at=now(),
+                adopted_at=earlier and earlier.adopted_at,
+            ),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),

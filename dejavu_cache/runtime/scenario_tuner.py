@@ -143,7 +143,9 @@ class ScenarioTuner:
             fresh: whether every store reads again what may have changed since it was last read.
         """
         found = self._store.get(request.context, request.scenario, fresh=fresh)
-        return found and found._replace(record=self._trials.correct(request.context, found.record))
+        if found is None:
+            return None
+        return found._replace(record=self._trials.correct(request.context, found.record.proven))
 
     def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
         """Return whether a recorded scenario is worth another tune.

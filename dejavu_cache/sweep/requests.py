@@ -16,7 +16,7 @@ from ..triton_internals.environment import (
     current_environment,
     is_interpreting,
 )
-from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.identity import kernel_name
 from .messages import MissedScenario
 from .suite import Case, Suite
 

@@ -15,8 +15,8 @@ from ..runtime.record_lookup import best_config, winner_to_record
 from ..runtime.request import Request
 from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
-from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import tuned_launches
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.search import Exhaustive

@@ -1,4 +1,4 @@
-"""Triton's asynchronous compilation, which came with 3.5."""
+"""Triton's asynchronous compilation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] |
     Within it, `run` returns a future.
 
     Returns:
-        None under the interpreter, before Triton 3.5, and where such a context is active already.
+        None under the interpreter, and where such a context is active already.
     """
     if is_interpreting():
         return None
-    from .versions import async_compile_module
+    from .versions import async_compile as module
 
-    module = async_compile_module()
-    if module is None or module.active_mode.get() is not None:
+    if module.active_mode.get() is not None:
         return None
 
     @contextmanager

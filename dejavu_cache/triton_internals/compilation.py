@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .compiler_settings import code_generation_variables
-from .config_names import TUNING_OPTIONS, describe
-from .environment import backend_for, is_interpreting
+from .config_names import LAUNCH_OPTIONS, describe
+from .environment import backend_for
 from .launch_encoding import (
     UnencodableValueError,
     comparable,
@@ -31,17 +31,16 @@ from .launch_encoding import (
     encode_type,
     encode_value,
 )
-from .loaded_kernels import compile_config
 
 __all__ = [
     "Compilation",
     "binary_key",
+    "encode_launch",
     "launch_of",
     "recreate_compilation",
     "source_class",
     "target_of",
     "target_of_arch",
-    "tuned_launches",
     "wheel",
 ]
 
@@ -103,32 +102,6 @@ def target_of_arch(arch: str) -> Any:
     raise ValueError(f"{arch} is no architecture that Triton compiles for")
 
 
-def tuned_launches(
-    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> tuple[RecordedLaunch, ...]:
-    """Record the launch of a config that was just measured.
-
-    Args:
-        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
-        config: the `triton.Config`.
-        args: the launch's positional arguments.
-        kwargs: its keyword arguments.
-
-    Returns:
-        The launch; nothing where it cannot be recorded.
-    """
-    if is_interpreting():
-        return ()
-    try:
-        compiled = compile_config(autotuner, config, args, kwargs)
-        launch = launch_of(
-            compiled.src, compiled.metadata, config, heuristics=autotuner.fn is not compiled.src.fn
-        )
-    except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
-        return ()
-    return () if launch is None else (launch,)
-
-
 def launch_of(
     source: Any, metadata: Any, config: Any = None, *, heuristics: bool = False
 ) -> RecordedLaunch | None:
@@ -145,7 +118,7 @@ def launch_of(
     """
     values = {} if config is None else config.all_kwargs()
     try:
-        launch = _encode_launch(source, metadata, values)
+        launch = encode_launch(source, metadata, values)
     except UnencodableValueError:
         return None
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
@@ -161,7 +134,12 @@ def launch_of(
     return None
 
 
-def _encode_launch(source: Any, metadata: Any, config: Mapping[str, Any]) -> RecordedLaunch:
+def encode_launch(source: Any, metadata: Any, config: Mapping[str, Any]) -> RecordedLaunch:
+    """Return a compilation's arguments without those that a config determines.
+
+    Raises:
+        UnencodableValueError: one of them has no form in records.
+    """
     names = source.fn.arg_names
 
     def without_config(values: Mapping[tuple[int, ...], Any]) -> Iterator[tuple[str, Any]]:
@@ -254,23 +232,8 @@ def recreate_compilation(
     return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
 
 
-_LAUNCH_OPTIONS = TUNING_OPTIONS | {
-    "allowed_dot_input_precisions",
-    "debug",
-    "default_dot_input_precision",
-    "deprecated_fp8_dot_operand_dtypes",
-    "enable_reflect_ftz",
-    "max_num_imprecise_acc_default",
-    "ptx_version",
-    "sanitize_overflow",
-    "supported_fp8_dtypes",
-    "warp_size",
-}
-"""Options that a recorded launch may set; no others, since some name files or a command's words."""
-
-
 def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
-    refused = sorted(launch.options.keys() - _LAUNCH_OPTIONS)
+    refused = sorted(launch.options.keys() - LAUNCH_OPTIONS)
     if refused:
         raise ValueError(f"the launch was recorded with {', '.join(refused)}, which no record sets")
     return {name: decode_value(value) for name, value in launch.options.items()}

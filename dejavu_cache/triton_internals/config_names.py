@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import enum
 import reprlib
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
-from .scenario_key import function_text
+from .identity import value_text
 from .triton_objects import dtype_name
 
-__all__ = ["TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
+__all__ = ["LAUNCH_OPTIONS", "TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
 
 TUNING_OPTIONS = frozenset(
     {
@@ -39,6 +40,23 @@ TUNING_OPTIONS = frozenset(
 Other options name files (`ir_override`, `extern_libs`) or pass words to a command (`ptx_options`):
 what they do is not in their value, so that no record may set them.
 """
+
+LAUNCH_OPTIONS = TUNING_OPTIONS | {
+    "allowed_dot_input_precisions",
+    "debug",
+    "default_dot_input_precision",
+    "deprecated_fp8_dot_operand_dtypes",
+    "enable_reflect_ftz",
+    "max_num_imprecise_acc_default",
+    "ptx_version",
+    "sanitize_overflow",
+    "supported_fp8_dtypes",
+    "warp_size",
+}
+"""Options that a launch may set and a record may hold, for the same reason."""
+
+_PROCESS = uuid.uuid4().hex
+"""Stands for this process where a value has no text that means the same in another."""
 
 
 def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[str]) -> bool:
@@ -96,14 +114,18 @@ _described: dict[Any, Config] = {}
 def _scalar(value: Any) -> Scalar:
     """Return a meta-parameter's value, as text if JSON has nothing better; it is only compared."""
     if isinstance(value, enum.Enum):  # an `IntEnum` is more to a kernel than its number
-        return function_text(value)
+        return _text(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value).__name__ == "constexpr":
         return _scalar(value.value)
     if type(value).__name__ == "dtype":
         return dtype_name(value)
-    return function_text(value)
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    return value_text(value) or f"{type(value).__qualname__[:400]} unreadable {_PROCESS}"
 
 
 class DeclaredConfigs:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
-
-from .syntax import parse_repeatedly
 
 __all__ = [
     "RefusedCompilations",
@@ -30,6 +28,10 @@ __all__ = [
     "wrap_bench",
     "wrap_cache_manager",
 ]
+
+
+_PARSES = 9
+"""Number of times that a kernel is parsed again."""
 
 
 def add_compilation_listener(listener: Callable[..., None]) -> None:
@@ -53,14 +55,24 @@ def add_compilation_listener(listener: Callable[..., None]) -> None:
 
 @cache
 def retry_parsing() -> None:
-    """Have Triton parse a kernel again if Python 3.11 confused threads that parse."""
+    """Have Triton parse a kernel again if Python confuses it with another thread's parse.
+
+    Before 3.11.8, all threads share the parser's count of the depth, and one of them fails.
+    """
     from triton.runtime.jit import JITFunction
 
     if sys.version_info[:2] != (3, 11):
         return
     owner: Any = next(kind for kind in JITFunction.__mro__ if "parse" in vars(kind))
     original = owner.parse
-    owner.parse = lambda function: parse_repeatedly(lambda: original(function))
+
+    def parse(function: Any) -> Any:
+        for _ in range(_PARSES):
+            with suppress(SystemError):
+                return original(function)
+        return original(function)
+
+    owner.parse = parse
 
 
 @cache

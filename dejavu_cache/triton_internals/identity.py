@@ -1,49 +1,80 @@
-"""Identify a kernel alike in every process, or say why that is impossible."""
+"""Identify a kernel by where it is defined and by Triton's own key of its code.
+
+Under an equal key Triton runs the same binary. The key changes with a comment as well; whether the
+code is the same all the same, the IR that Triton generates says: see `generated_code`.
+
+Triton's interpreter generates nothing. There a kernel is known by the syntax of its functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+import enum
+import hashlib
+import inspect
+import os
+import re
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
-from .constants import plain_text
 from .environment import is_interpreting
-from .name_values import NamedCallee
-from .running_code import text_of_code
-from .source_hash import hash_source, source_hash, value_hash
-from .triton_objects import python_function, unwrap
+from .hooks import retry_parsing
+from .triton_objects import (
+    dtype_name,
+    is_jit,
+    is_triton_own,
+    jit_function,
+    module_name,
+    python_function,
+    qualified_name,
+)
 
-__all__ = ["KernelIdentity", "identify"]
+__all__ = [
+    "GENERATED",
+    "KernelIdentity",
+    "function_key",
+    "identify",
+    "is_decorated_alike",
+    "kernel_name",
+    "syntax_of",
+    "value_text",
+]
+
+GENERATED = "generated-module"
+"""Stands for a module whose name another process would not have; no module is called so."""
+
+_RANDOM = re.compile(r"tmp\w{5,}|(?=\w*\d)(?=\w*[a-z])[a-z0-9]{16,}|\w*\d{6,}", re.ASCII)
+"""Parts of module names made from a temporary folder, a digest or a number."""
 
 
 class KernelIdentity(NamedTuple):
     """What tells a kernel's code from any other's.
 
     Attributes:
-        source: the source hash; None where the kernel has none.
+        source: 32 hexadecimal digits: 24 for the code, 8 for what its decorator says of arguments;
+            None where the kernel has no key.
         unstored: why its timings mean nothing to another process, or None if they do.
-        may_change: whether the program can change what the source hash stands for.
-        callees: the jit functions that the kernel reaches.
     """
 
     source: str | None
     unstored: str | None
-    may_change: bool = False
-    callees: tuple[NamedCallee, ...] = ()
 
-    @property
-    def after_replacement(self) -> KernelIdentity | None:
-        """The identity once a jit function that the kernel calls was defined anew, or None.
+    def with_code(self, code: str) -> KernelIdentity:
+        """Return the identity of a kernel of which Triton generated other code than is recorded.
 
-        Triton goes on with the binaries and the key of the earlier function, and compiles the
-        later one: a timing means neither, unless their code is equal.
+        Args:
+            code: what it generated, as `generated_code` has it.
         """
-        for callee in self.callees:
-            if not _is_equal_code(callee.callee, callee.successor):
-                reason = f"{callee} was defined anew after the kernel was launched"
-                return KernelIdentity(None, reason)
-        return None
+        assert self.source is not None
+        salted = _digest(self.source, code)
+        return self._replace(source=salted[:24] + self.source[24:])
 
 
 def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelIdentity:
@@ -54,38 +85,157 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
         config_values: each config's meta-parameters.
     """
     try:
-        source, may_change, callees = hash_source(kernel)
-        for value in _values_with_code(config_values):
-            value_hash(value)
+        function = jit_function(kernel)
+        source = _digest(function_key(function))[:24] + _digest(*_decoration(function))[:8]
+        for values in config_values:
+            for value in filter(is_jit, values.values()):
+                function_key(value)
         settings = [] if is_interpreting() else unreadable_settings()
-    except (UnreadableKernelError, OSError) as error:
-        return KernelIdentity(None, str(error))
-    except Exception as error:  # plain Triton would launch the kernel all the same
-        return KernelIdentity(None, f"its identity raises {type(error).__name__}: {error}")
+    except Exception as error:  # plain Triton would say at the launch what is wrong with it
+        return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
     reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
-    return KernelIdentity(source, reason, may_change, callees)
+    return KernelIdentity(source, reason)
 
 
-def _is_equal_code(function: Any, successor: Any) -> bool:
-    """Return whether a jit function is the same as before, or its text and its globals are."""
-    if successor is function:
-        return True
-    if type(successor) is not type(function):
+def is_decorated_alike(source: str, other: str) -> bool:
+    """Return whether two kernels' decorators treat arguments alike, so that IR may be compared."""
+    return source[24:] == other[24:]
+
+
+def function_key(function: Any) -> str:
+    """Return the key of a jit function and of all that it calls.
+
+    Raises:
+        UnreadableKernelError: it is none that Triton or its interpreter runs.
+        Exception: Triton cannot read it.
+    """
+    function = jit_function(function)
+    if _interprets(function):
+        return _digest(*_interpreted(function, set()))
+    retry_parsing()
+    key = getattr(function, "cache_key", None)
+    if not isinstance(key, str):
+        raise UnreadableKernelError(f"{function!r} is no function of Triton's")
+    return key
+
+
+def _decoration(function: Any) -> Iterator[str]:
+    """Write what a decorator says of the arguments, which is not in the function's text."""
+    yield f"{type(function).__module__}.{type(function).__qualname__}"
+    options = {**vars(function), **getattr(function, "kwargs", {})}
+    names = list(inspect.signature(python_function(function)).parameters)
+    for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
+        listed = (names[one] if type(one) is int else str(one) for one in options.get(option) or ())
+        yield f"{option} {sorted(listed)}"
+    for option in ("noinline", "debug"):
+        yield f"{option} {bool(options.get(option))}"
+
+
+def kernel_name(kernel: Any) -> str:
+    """Return where a kernel is defined: its module and qualified name.
+
+    The module of a script is what it would be imported as. A module whose name belongs to one
+    process is called `GENERATED`: its kernels are told apart by their code.
+    """
+    function = python_function(kernel)
+    module = module_name(function)
+    return f"{GENERATED if _is_of_one_process(module) else module}.{function.__qualname__}"
+
+
+def _is_of_one_process(module: str) -> bool:
+    """Return whether a module's name holds what another process would not call it.
+
+    Such a name is a digest of a path, a process's number or a temporary folder. A name by which
+    Python finds the module's file means the same everywhere.
+    """
+    parts = module.split(".")
+    if not (str(os.getpid()) in module or any(map(_RANDOM.fullmatch, parts))):
         return False
+    file = getattr(sys.modules.get(module), "__file__", None)
     try:
-        # Of an interpreted function, the hash is of what the file holds by now.
-        codes = [python_function(kernel).__code__ for kernel in (function, successor)]
-        texts = {text_of_code(code.replace(co_firstlineno=1)) for code in codes}
-        return len(texts) == 1 and source_hash(function) == source_hash(successor)
-    except Exception:  # what cannot be read counts as other code
-        return False
+        spec = PathFinder.find_spec(parts[0])
+    except (ImportError, ValueError):
+        return True
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    if file is None or not any(place and file.startswith(place) for place in places):
+        return True
+    return Path(file).is_relative_to(tempfile.gettempdir())
 
 
-def _values_with_code(config_values: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
-    """Return the values that are not plain, each once."""
-    return {
-        id(value): value
-        for config in config_values
-        for value in config.values()
-        if plain_text(unwrap(value)[0]) is None
-    }.values()
+def value_text(value: Any) -> str | None:
+    """Return a text that means the same value in every process; None if there is none.
+
+    Args:
+        value: a compile-time constant: a plain value, a dtype, a function that kernels can call, a
+            member of an enumeration, or a tuple of those.
+    """
+    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
+        return value_text(value.value)
+    if value is None or type(value) in (bool, int, float, str):
+        return f"={value!r}"
+    if type(value).__name__ == "dtype":
+        return dtype_name(value)
+    if isinstance(value, enum.Enum):
+        of_value = value_text(value.value)
+        return of_value and f"{qualified_name(type(value))}.{value.name}{of_value}"
+    if isinstance(value, tuple):
+        texts = list(map(value_text, value))
+        kind = "" if type(value) is tuple else qualified_name(type(value))
+        return None if None in texts else f"{kind}({', '.join(filter(None, texts))})"
+    if is_triton_own(value):
+        return qualified_name(value)
+    if not is_jit(value):
+        return None
+    try:
+        return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
+    except Exception:  # the launch reports what is wrong with it
+        return None
+
+
+def _interprets(function: Any) -> bool:
+    return type(function).__name__ == "InterpretedFunction"
+
+
+def _interpreted(function: Any, seen: set[int]) -> Iterator[str]:
+    """Write the syntax of a function that the interpreter runs, and of what it refers to."""
+    python = python_function(function)
+    if id(python) in seen:
+        return
+    seen.add(id(python))
+    yield syntax_of(python)
+    closure = inspect.getclosurevars(python)
+    attributes = set(python.__code__.co_names)
+    for name, value in sorted({**closure.globals, **closure.nonlocals}.items()):
+        members = {name: value}
+        if inspect.ismodule(value) and value.__name__.partition(".")[0] not in ("triton", "torch"):
+            members = {
+                f"{name}.{item}": vars(value)[item] for item in attributes & vars(value).keys()
+            }
+        for path, member in sorted(members.items()):
+            if is_jit(member) and not is_triton_own(member):
+                yield path
+                yield from _interpreted(member, seen)
+            elif not (inspect.ismodule(member) or callable(member)):
+                yield f"{path}={getattr(member, 'value', member)!r}"
+
+
+def syntax_of(function: Any) -> str:
+    """Return a Python function's text without comments, formatting, docstring and decorators.
+
+    Raises:
+        OSError: the text is not available.
+    """
+    text = textwrap.dedent(inspect.getsource(function))
+    try:
+        (tree,) = ast.parse(text).body
+    except (SyntaxError, ValueError):  # a lambda inside of an expression
+        return text
+    if isinstance(tree, ast.FunctionDef):
+        tree.decorator_list = []
+        if ast.get_docstring(tree) is not None:
+            tree.body = tree.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -1,190 +1,293 @@
-"""Turn a launch's arguments into its scenario: as a raw key, which is fast, or as a `Scenario`."""
+"""Turn a launch's arguments into its scenario: as a raw key, which is fast, or as a `Scenario`.
+
+A scenario is the bucketed values of the key arguments and all else that a launch brings to the
+compiler: the kind of each other argument, constants that no config sets, and options. Alignment,
+divisibility and equality to 1 are left out: a bucket is a promise of the kernel's author.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import reprlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..errors import KeyArgumentError, UnreadableKernelError
+from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
-from .source_hash import kernel_name, value_hash
-from .triton_objects import (
-    dtype_name,
-    is_jit,
-    is_triton_own,
-    qualified_name,
-    without_interpreter,
-)
+from .config_names import LAUNCH_OPTIONS
+from .environment import backend_for, current_target, is_interpreting
+from .identity import value_text
+from .triton_objects import dtype_name, is_jit, jit_function, python_function
 
-__all__ = ["ScenarioKey", "function_text"]
+__all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
 
 RawKey = tuple[Any, ...]
 
 _ABSENT: Any = object()
 
-_WITHOUT_CODE = frozenset({int, float, bool, str, type(None)})
-"""The types of most arguments beside tensors, which need no closer look at each launch."""
+_NOT_OPTIONS = frozenset({"grid", "warmup"})
+
+_PROCESS = uuid.uuid4().hex[:12]
+"""Stands for this process where a value has no text that means the same in another."""
+
+
+class LaunchScenario(NamedTuple):
+    """The scenario of a launch.
+
+    Attributes:
+        scenario: the scenario.
+        unstored: why it means nothing to another process, or None if it does.
+    """
+
+    scenario: Scenario
+    unstored: str | None
 
 
 class ScenarioKey:
     """Key arguments and buckets of one kernel, applied to its launches.
 
     Args:
-        arg_names: the kernel's parameters, in order.
+        kernel: the kernel: a jit function, or heuristics around one.
         keys: the key arguments.
         buckets: the buckets of some of them.
+        tuned: the names that configs set.
+        has_hooks: whether configs have hooks, which may change the blocks of descriptors.
     """
 
     def __init__(
-        self, arg_names: Sequence[str], keys: Sequence[str], buckets: Mapping[str, Bucket]
+        self,
+        kernel: Any,
+        keys: Sequence[str],
+        buckets: Mapping[str, Bucket],
+        tuned: Collection[str] = (),
+        *,
+        has_hooks: bool = False,
     ) -> None:
         """Plan how keys are computed; the arguments are described at the class."""
         self.keys = tuple(keys)
-        self._names = frozenset(arg_names)
+        self._has_hooks = has_hooks
+        self._heuristics = _heuristics_of(kernel)
+        computed = {name for values, _ in self._heuristics for name in values}
+        parameters = _parameters(jit_function(kernel))
+        self._names = frozenset(parameters)
+        self._defaults = {
+            name: parameter.default
+            for name, parameter in parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        left_out = {*tuned, *computed}
+        self._constants = [
+            name
+            for name, parameter in parameters.items()
+            if parameter.is_constexpr and name not in left_out and name not in self.keys
+        ]
+        self._others = [
+            name
+            for name, parameter in parameters.items()
+            if not parameter.is_constexpr and name not in left_out
+        ]
+        self._order = tuple(parameters)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
             name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
             for name in self.keys
         }
-        self._plan = [
-            (name, list(arg_names).index(name), self._bucket_of[name]) for name in self.keys
-        ]
 
     def raw(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RawKey:
         """Return a hashable key of a launch's scenario, for this process only.
-
-        Two launches of one scenario may have two keys if one of them passes an argument by name.
 
         Args:
             device: the device's index.
             args: the launch's positional arguments.
             kwargs: its keyword arguments.
         """
-        positional = len(args)
+        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
         raw: list[Any] = [device]
-        for name, index, bucket in self._plan:
-            value = args[index] if index < positional else kwargs.get(name, _ABSENT)
+        for name, bucket in self._bucket_of.items():
+            value = named.get(name, _ABSENT)
             # The type too, since 1, 1.0 and True are equal.
             raw.append(value.__class__)
             raw.append(value if bucket is None else bucket(value))
-        raw += [_raw_type(arg) for arg in args]
-        if kwargs:
-            types = ((name, _raw_type(arg)) for name, arg in kwargs.items())
-            raw += [(name, type_) for name, type_ in types if type_ is not None]
+        defaults = self._defaults
+        raw += [self._form(named.get(name, defaults.get(name))) for name in self._others]
+        raw += [_raw_constant(named.get(name, defaults.get(name))) for name in self._constants]
+        if len(kwargs) > 0:
+            raw += [
+                (name, _raw_constant(value))
+                for name, value in kwargs.items()
+                if name not in self._names and name not in _NOT_OPTIONS
+            ]
+        if self._heuristics:
+            raw += [_raw_constant(value) for value in self._computed(named).values()]
         return tuple(raw)
 
-    def scenario(self, named: Mapping[str, Any]) -> Scenario:
-        """Return the scenario of a launch.
-
-        Args:
-            named: the launch's arguments by name, without those left to their defaults.
+    def launch_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LaunchScenario:
+        """Return the scenario of a launch, and why it cannot be stored.
 
         Raises:
             KeyArgumentError: a key argument has a value that records have no form for.
         """
-        args = {
+        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        values = {
             name: _scalar(name, self._representative(name, named[name]))
             for name in self.keys
             if name in named
         }
-        types = {name: _type_name(arg) for name, arg in named.items() if name in self._names}
-        return Scenario(args=args, dtypes={name: text for name, text in types.items() if text})
+        bound = {**self._defaults, **named}
+        texts: dict[str, str | None] = {}
+        for name in self._others:
+            kind = self._kind(bound.get(name))
+            if kind != _usual_kind(values, name):
+                texts[name] = kind
+        constants = {name: bound.get(name) for name in self._constants} | self._computed(named)
+        texts.update({name: value_text(value) for name, value in constants.items()})
+        options = _options_of(named, self._names)
+        texts.update({name: value_text(value) for name, value in options.items()})
+        refused = sorted(options.keys() - LAUNCH_OPTIONS)
+        unnamed = sorted(name for name, text in texts.items() if text is None)
+        for name in unnamed:
+            texts[name] = f"{type(named.get(name)).__qualname__} {_PROCESS} {id(named.get(name))}"
+        scenario = Scenario(
+            args=values, dtypes={name: _shorten(text) for name, text in texts.items() if text}
+        )
+        return LaunchScenario(scenario, _why_unstored(unnamed, refused, named))
+
+    def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
+        """Return the scenario of a launch, as `launch_scenario` does."""
+        return self.launch_scenario(args, kwargs).scenario
 
     def _representative(self, name: str, value: Any) -> Any:
         bucket = self._bucket_of[name]
         return value if bucket is None else bucket(value)
 
+    def _computed(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what heuristics compute from the arguments alone, without any config's values."""
+        computed: dict[str, Any] = {}
+        for values, _ in self._heuristics:
+            for name, heuristic in values.items():
+                try:
+                    computed[name] = heuristic({**named, **computed})
+                except Exception:  # it reads a config's value, which is not known here
+                    continue
+        return computed
 
-def _raw_type(arg: Any) -> Any:
-    """Return what a launch's code depends on of any argument: a tensor's dtype, or a function."""
-    dtype = getattr(arg, "dtype", None)
-    if dtype is not None:
-        return dtype
-    if arg.__class__ in _WITHOUT_CODE:
-        return None
-    if _is_code(arg):
-        return arg
-    if isinstance(arg, tuple):
-        return _raw_tuple(arg)
-    return _descriptor_dtype(arg)
+    def _form(self, value: Any) -> Any:
+        """Return what tells the kinds of two arguments apart, faster than `_kind`."""
+        kind = value.__class__
+        if kind is int:
+            return None if -(1 << 31) <= value < 1 << 31 else value.bit_length() > 63 or 64
+        if kind is float or kind is bool or value is None:
+            return kind
+        dtype = getattr(value, "dtype", None)
+        return self._kind(value) if dtype is None or not hasattr(value, "data_ptr") else dtype
 
-
-def _raw_tuple(items: tuple[Any, ...]) -> Any:
-    """Return what code depends on of a tuple's items, and all of the values beside functions."""
-    types = tuple(map(_raw_type, items))
-    if _holds_functions(items):
-        values = zip(items, types, strict=True)
-        return tuple((item.__class__, item) if type_ is None else type_ for item, type_ in values)
-    return None if types.count(None) == len(types) else types
-
-
-def _type_name(arg: Any) -> str | None:
-    if hasattr(arg, "dtype"):
-        return dtype_name(arg.dtype)
-    if _is_code(arg):
-        return function_text(arg)
-    if isinstance(arg, tuple):
-        return _tuple_text(arg)
-    dtype = _descriptor_dtype(arg)
-    return None if dtype is None else dtype_name(dtype)
-
-
-def _tuple_text(items: tuple[Any, ...]) -> str | None:
-    """Return a text for the items that code depends on, or None if there are none."""
-    # Such tuples have this text in the records of earlier versions.
-    if _holds_functions(items) and not _is_unhashed(items):
-        return function_text(items)
-    names = [_type_name(item) for item in items]
-    if names.count(None) == len(names):
-        return None
-    text = f"({', '.join(name or '_' for name in names)})"
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    return f"tuple {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    def _kind(self, value: Any) -> str | None:
+        """Return the kind of an argument as Triton types it; a tensor's is that of its elements."""
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None and hasattr(value, "data_ptr"):
+            return dtype_name(dtype)
+        if value is None or is_jit(value) or type(value).__name__ in ("constexpr", "dtype"):
+            return value_text(value)
+        if isinstance(value, tuple):
+            kinds = [self._kind(item) or f"={item!r}" for item in value]
+            return f"{type(value).__name__}({', '.join(kinds)})"
+        base = getattr(value, "base", None)
+        if (
+            self._has_hooks and base is not None and hasattr(base, "dtype")
+        ):  # a hook sets the block from the config
+            return f"descriptor of {dtype_name(base.dtype)}"
+        return _type_of(value)
 
 
-def _is_unhashed(arg: Any) -> bool:
-    """Return whether a hash of values has no place for an argument, or for an item of it."""
-    if isinstance(arg, tuple):
-        return any(map(_is_unhashed, arg))
-    return hasattr(arg, "dtype") or _descriptor_dtype(arg) is not None
+def _heuristics_of(kernel: Any) -> list[tuple[Mapping[str, Any], Any]]:
+    """Return the heuristics around a jit function, in the order in which a launch asks them."""
+    found = []
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel.fn):
+        if isinstance(getattr(kernel, "values", None), Mapping):
+            found.append((kernel.values, kernel))
+        kernel = kernel.fn
+    return found
 
 
-def _is_code(arg: Any) -> bool:
-    """Return whether an argument is a function that a kernel can call: a jit one, or Triton's."""
-    return is_jit(arg) or (arg.__class__ is FunctionType and is_triton_own(arg))
+def _parameters(function: Any) -> dict[str, Any]:
+    """Return Triton's `KernelParam`s of a jit function, by name."""
+    from triton.runtime.jit import KernelParam
+
+    signature = inspect.signature(python_function(function)).parameters
+    return {
+        name: KernelParam(index, parameter, False, False)
+        for index, (name, parameter) in enumerate(signature.items())
+    }
 
 
-def _holds_functions(arg: Any) -> bool:
-    return isinstance(arg, tuple) and any(_is_code(item) or _holds_functions(item) for item in arg)
+def _type_of(value: Any) -> str | None:
+    """Return Triton's type of an argument that is no tensor; None if it has none."""
+    from triton.runtime.jit import mangle_type
 
-
-def _descriptor_dtype(arg: Any) -> Any:
-    """Return the dtype of the tensor that a descriptor describes, or None."""
-    return getattr(getattr(arg, "base", None), "dtype", None)
-
-
-def function_text(value: Any) -> str:
-    """Return a text for a function, or another value that holds code: its name and its hash."""
-    value = without_interpreter(value)
-    if is_jit(value):
-        name = kernel_name(value)
-    elif is_triton_own(value):
-        name = qualified_name(value)
-    else:
-        name = type(value).__name__
     try:
-        return f"{name[:400]} {value_hash(value)}"
-    except (UnreadableKernelError, OSError):
-        return f"{name[:400]} unreadable {_PROCESS}"
+        type_ = mangle_type(value)
+    except Exception:
+        return None
+    return value_text(value) if type_ == "constexpr" else str(type_)
 
 
-_PROCESS = uuid.uuid4().hex
-"""Stands for this process where a value has no text that means the same in another."""
+def _usual_kind(values: Mapping[str, Any], name: str) -> str | None:
+    """Return the kind that goes without saying: an `i32`, or that of the key's own value."""
+    value = values.get(name)
+    if name not in values or type(value) is int:
+        return "i32"
+    return _type_of(value) if type(value) in (bool, float) else value_text(value)
+
+
+def _raw_constant(value: Any) -> Any:
+    """Return a constant with its type, so that 1, 1.0 and True are three keys."""
+    try:
+        hash(value)
+    except TypeError:
+        return value.__class__, repr(value)
+    if isinstance(value, float):
+        return value.__class__, repr(value)  # 0.0 and -0.0 are two constants, and nan is one
+    if isinstance(value, tuple):
+        return value.__class__, *map(_raw_constant, value)
+    return value.__class__, value
+
+
+def _options_of(named: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
+    """Return a launch's options that differ from the compiler's defaults."""
+    options = {
+        name: value
+        for name, value in named.items()
+        if name not in parameters and name not in _NOT_OPTIONS
+    }
+    if not options or is_interpreting():
+        return options
+    defaults = vars(backend_for(current_target()).parse_options({}))
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in defaults or (type(value), value) != (type(defaults[name]), defaults[name])
+    }
+
+
+def _why_unstored(
+    unnamed: Sequence[str], refused: Sequence[str], named: Mapping[str, Any]
+) -> str | None:
+    if unnamed:
+        kinds = ", ".join(f"{name} ({type(named.get(name)).__qualname__})" for name in unnamed)
+        return f"the launch is given {kinds}, whose code has no name in another process"
+    if refused:
+        return f"the launch sets {', '.join(refused)}, whose effect is not in the value"
+    return None
+
+
+def _shorten(text: str) -> str:
+    """Return a text that fits into a record and tells long ones apart, too."""
+    printable = text if text.isprintable() else ascii(text)
+    if len(printable) <= MOST_CHARACTERS:
+        return printable
+    return f"{printable[:400]} {hashlib.sha256(printable.encode()).hexdigest()[:32]}"
 
 
 def _scalar(name: str, value: Any) -> Scalar:

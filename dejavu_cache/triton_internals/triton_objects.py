@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "defining_module",
     "dtype_name",
     "find_jit_function",
-    "is_in_language",
     "is_jit",
     "is_triton_own",
     "jit_function",
     "module_name",
     "python_function",
     "qualified_name",
-    "unwrap",
-    "without_interpreter",
 ]
 
 
@@ -87,45 +82,14 @@ def _has_class_of_triton(value: Any) -> bool:
 
 
 def is_triton_own(value: Any) -> bool:
-    """Return whether a value is a function or class of Triton's, identified by its version."""
-    # The interpreter's wrapper hides the module.
-    function = python_function(value) if is_jit(value) else value
-    module = getattr(function, "__module__", None) or ""
-    if not callable(value) or module.partition(".")[0] != "triton":
+    """Return whether a value is what a name in Triton's package stands for: its version tells."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not (isinstance(module, str) and isinstance(name, str) and callable(value)):
         return False
-    is_defined = isinstance(function, (type, types.BuiltinFunctionType)) or (
-        isinstance(function, types.FunctionType)
-        and defining_module(function).partition(".")[0] == "triton"
-    )
-    # Triton's tools hold kernels that are read like anybody's.
-    return is_defined and (is_in_language(module) or not is_jit(value))
-
-
-def is_in_language(module: str) -> bool:
-    """Return whether a module of Triton's is part of the language that kernels are written in."""
-    return module == "triton" or module.startswith(("triton.language", "triton.experimental"))
-
-
-def unwrap(value: Any) -> tuple[Any, bool]:
-    """Return a constant without its `tl.constexpr`, and whether it had one."""
-    wrapped = False
-    while type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        value, wrapped = value.value, True
-    return without_interpreter(value), wrapped
-
-
-def without_interpreter(value: Any) -> Any:
-    """Return a function of Triton's without what the interpreter of Triton 3.4 leaves around it."""
-    while getattr(value, "__module__", None) == "triton.runtime.interpreter" and "member" in (
-        getattr(value, "__kwdefaults__", None) or ()
-    ):
-        value = value.__kwdefaults__["member"]
-    return value
-
-
-def defining_module(function: Any) -> str:
-    """Return the module whose code a function is; `functools.wraps` sets another's name on it."""
-    return str(function.__globals__.get("__name__", ""))
+    found: Any = sys.modules.get(module) if module.partition(".")[0] == "triton" else None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def dtype_name(dtype: Any) -> str:

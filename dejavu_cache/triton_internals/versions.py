@@ -1,4 +1,4 @@
-"""Differences between Triton 3.4 and 3.9, as far as this package depends on them.
+"""Differences between Triton 3.6 and 3.9, as far as this package depends on them.
 
 `JITFunction.run` of all these versions does the same steps in the same order. A launch by anything
 else (another version, a patched or interpreted function) is not covered, and is left to Triton.
@@ -15,15 +15,16 @@ import triton
 
 from ..errors import UnsupportedTritonError
 
-try:
-    from triton import knobs
-except ImportError:  # what Triton 3.4 brought
+if (_VERSION := tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))) < (3, 6):
     raise UnsupportedTritonError(
-        f"dejavu-cache needs Triton 3.4 or later, and {triton.__version__} is installed: "
-        "pip install 'triton>=3.4,<3.10', with the torch that goes with it"
-    ) from None
+        f"dejavu-cache needs Triton 3.6 or later, and {triton.__version__} is installed: "
+        "pip install 'triton>=3.6,<3.10', with the torch that goes with it"
+    )
+from triton import knobs
 from triton.backends.compiler import BaseBackend
+from triton.runtime import _async_compile as async_compile
 from triton.runtime import jit
+from triton.runtime.cache import triton_key
 
 __all__ = [
     "COVERED",
@@ -33,7 +34,7 @@ __all__ = [
     "SPECIALIZE",
     "WATCHED_KNOBS",
     "active_hook",
-    "async_compile_module",
+    "async_compile",
     "autotuning_listener",
     "c_launcher",
     "expand_descriptor",
@@ -51,9 +52,7 @@ __all__ = [
     "watched_values",
 ]
 
-_VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))
-
-COVERED = (3, 4) <= _VERSION <= (3, 9)
+COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known."""
 
 GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
@@ -62,50 +61,23 @@ GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
 GLUON_IS_TESTED = (3, 6) <= _VERSION <= (3, 9)
 """Whether the Hopper kernel was run on a GPU with this Triton."""
 
-HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
-"""Class of launch hooks from Triton 3.5 on, whose instances are often empty and never None."""
+HOOK_CHAIN: Any = knobs.HookChain
+"""Class of launch hooks, whose instances are often empty and never None."""
 
-_LAUNCHER_TAKES_A_TUPLE = _VERSION >= (3, 7)
-_LAUNCHER_TAKES_PROFILE_SCRATCH = _VERSION >= (3, 5)
-
-SPECIALIZE = (
-    "__specialize(__backend, {value}, {flags})"
-    if _VERSION >= (3, 6)
-    else "__specialize({value}, {flags})"
-)
+SPECIALIZE = "__specialize(__backend, {value}, {flags})"
 """Expression for an argument's specialisation, in terms of what `specializer` returns."""
-if _VERSION == (3, 4):  # which compares the text, and so tells 1 from True inside a tuple
-    SPECIALIZE = f"str({SPECIALIZE})"
 
 _KNOBS_SINCE = {
-    (3, 4): "__knobs.runtime.debug",
-    (3, 6): "__knobs.compilation.instrumentation_mode",
-    (3, 7): "__knobs.runtime.add_stages_inspection_hook",
-    (3, 9): "__knobs.compilation.fpsan_homomorphic_casts",
+    "__knobs.runtime.debug": (3, 6),
+    "__knobs.compilation.instrumentation_mode": (3, 6),
+    "__knobs.runtime.add_stages_inspection_hook": (3, 7),
+    "__knobs.compilation.fpsan_homomorphic_casts": (3, 9),
 }
-WATCHED_KNOBS = tuple(knob for since, knob in _KNOBS_SINCE.items() if since <= _VERSION)
+WATCHED_KNOBS = tuple(knob for knob, since in _KNOBS_SINCE.items() if since <= _VERSION)
 """Expressions for the knobs that `JITFunction.run` chooses a kernel by."""
 
 watched_values = attrgetter(*(knob.removeprefix("__knobs.") for knob in WATCHED_KNOBS))
 """Function of `triton.knobs` that returns their values."""
-
-
-def triton_key() -> str:
-    """Return Triton's digest of its own files, which is part of each binary's key."""
-    if _VERSION >= (3, 5):
-        from triton.runtime.cache import triton_key as digest_of_files
-    else:
-        from triton.compiler.compiler import triton_key as digest_of_files
-    return str(digest_of_files())
-
-
-def async_compile_module() -> Any | None:
-    """Return Triton's module for asynchronous compilation, or None before 3.5."""
-    if _VERSION < (3, 5):
-        return None
-    from triton.runtime import _async_compile
-
-    return _async_compile
 
 
 def specializer(fn: Any) -> dict[str, Any]:
@@ -136,21 +108,15 @@ def specialize_values(
     binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
     bound, specialization, options = binder(**{**dict.fromkeys(fn.arg_names), **arguments})
     indices = {name: fn.arg_names.index(name) for name in arguments}
-    if _VERSION >= (3, 5):
-        _, signature, _, attrs = fn._pack_args(backend, {}, bound, specialization, options)
-        return {name: (signature[name], attrs.get((index,))) for name, index in indices.items()}
-    types_and_keys = {name: specialization[index] for name, index in indices.items()}
-    return {
-        name: (type_, backend.parse_attr(key) if isinstance(key, str) else None)
-        for name, (type_, key) in types_and_keys.items()
-    }
+    _, signature, _, attrs = fn._pack_args(backend, {}, bound, specialization, options)
+    return {name: (signature[name], attrs.get((index,))) for name, index in indices.items()}
 
 
 def only_alignment_counts(fn: Any) -> bool:
     """Return whether a tensor's specialisation is its dtype and its alignment on 16 bytes."""
     backend = specializer(fn)["__backend"]
-    method = "get_tensor_specialization" if _VERSION >= (3, 6) else "get_arg_specialization"
-    return getattr(type(backend), method) is getattr(BaseBackend, method)
+    kind: Any = type(backend)
+    return bool(kind.get_tensor_specialization is BaseBackend.get_tensor_specialization)
 
 
 def kernel_follows_hooks() -> bool:
@@ -198,7 +164,7 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
     launch = _behind_descriptors(run)["launcher"] if expanded else run.launch
     function, packed = kernel.function, kernel.packed_metadata
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    if _LAUNCHER_TAKES_A_TUPLE:
+    if _VERSION >= (3, 7):
         annotations, signature = run.arg_annotations, run.kernel_signature
 
         def call(
@@ -209,7 +175,7 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
                 None, None, annotations, signature, (*args,),
             )  # fmt: skip
 
-    elif _LAUNCHER_TAKES_PROFILE_SCRATCH:
+    else:
 
         def call(
             x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
@@ -217,16 +183,6 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
             launch(
                 x, y, z, stream, function, cooperative, pdl, None, None, packed, metadata,
                 enter, leave, *args,
-            )  # fmt: skip
-
-    else:
-
-        def call(
-            x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
-        ) -> None:
-            launch(
-                x, y, z, stream, function, cooperative, pdl, None, packed, metadata, enter,
-                leave, *args,
             )  # fmt: skip
 
     return call

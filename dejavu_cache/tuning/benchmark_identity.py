@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UnreadableKernelError
-from ..triton_internals.constants import plain_text
-from ..triton_internals.syntax_files import function_syntax
+from ..triton_internals.identity import syntax_of, value_text
 from ..triton_internals.triton_objects import module_name
 
 __all__ = ["benchmark_name"]
@@ -49,7 +48,7 @@ _seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionar
 
 def _tokens(value: Any, outer: tuple[int, ...]) -> Iterator[str]:
     """Write a value by its own code and what it is bound to, but not the globals that it reads."""
-    text = plain_text(value)
+    text = value_text(value)
     if text is not None:
         yield text
         return
@@ -58,7 +57,7 @@ def _tokens(value: Any, outer: tuple[int, ...]) -> Iterator[str]:
         return
     yield f"{type(value).__qualname__} {{"
     if inspect.isfunction(value):
-        yield function_syntax(value).normalized
+        yield syntax_of(value)
     elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         yield f"{getattr(value, '__module__', '')}.{value.__name__}"
     elif type(value).__module__ != "builtins" and callable(value) and not _binds(value):

@@ -73,9 +73,9 @@ def compile_ahead(
     """Compile configs in the background by Triton's own asynchronous compilation.
 
     Those that take longest begin early: else one of them would run alone at the end. The passes,
-    LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has no
-    asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
-    their first launch. Compilations that have not started when the context ends are cancelled.
+    LLVM and ptxas release the interpreter's lock, so threads suffice. Where there is no
+    asynchronous compilation (under the interpreter, or within another one), candidates are compiled
+    by their first launch. Compilations that have not started when the context ends are cancelled.
 
     Args:
         autotuner: one whose `nargs` are the launch's.

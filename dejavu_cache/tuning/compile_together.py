@@ -23,9 +23,8 @@ _begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begu
 def compile_together(launches: Iterable[Callable[[], object]]) -> None:
     """Call functions whose launches compile their kernels, several at a time, and run nothing.
 
-    Launches count that ask `begins_compilation`. Nothing happens where Triton cannot compile in the
-    background (before 3.5, and under the interpreter). What fails here is left to the launches that
-    follow, which raise it.
+    Launches count that ask `begins_compilation`. Nothing happens under the interpreter. What fails
+    here is left to the launches that follow, which raise it.
 
     Args:
         launches: each makes some launches.

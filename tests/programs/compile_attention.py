@@ -35,8 +35,6 @@ TARGETS = {
     "gfx90a": GPUTarget("hip", "gfx90a", 64),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-if triton.__version__.startswith("3.4."):  # its wheel lacks AMD's linker
-    TARGETS = {name: target for name, target in TARGETS.items() if target.backend == "cuda"}
 SHARED = {
     "cuda:80": 166912,
     "cuda:90": 232448,

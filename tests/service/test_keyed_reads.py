@@ -251,21 +251,9 @@ def test_a_request_whose_client_has_gone_waits_no_longer() -> None:
     anyio.run(check)
 
 
-@pytest.mark.parametrize("is_earlier", [False, True])
-def test_a_client_lists_scenarios_also_of_an_earlier_server(
-    client: httpx.Client, is_earlier: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     post(client, record(2), record(1))
     asking = ProtocolClient("http://localhost", http_client=client)
-    if is_earlier:
-        get = ProtocolClient._get
-        monkeypatch.setattr(
-            ProtocolClient,
-            "_get",
-            lambda self, path, *etag, **more: get(
-                self, path.replace("/scenarios", "/no-such-path"), *etag, **more
-            ),
-        )
     listed = asking.scenario_texts(context())
     assert listed is not None
     assert listed[1] == [scenario(1).text, scenario(2).text]

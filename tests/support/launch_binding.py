@@ -47,31 +47,7 @@ def bind_launch(
     binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
     arguments, specialization, _ = binder(*args, **options)
     parsed = backend.parse_options({"debug": False, **options})
-    if hasattr(fn, "_pack_args"):
-        _, signature, constants, attrs = fn._pack_args(
-            backend, options, arguments, specialization, {}
-        )
-        return _source_and_metadata(fn, signature, constants, attrs, backend, target, parsed)
-    # Triton 3.4
-    types = [pair[0] for pair in specialization]
-    specialized = [pair[1] for pair in specialization]
-    find, get = jit.find_paths_if, jit.get_iterable_path
-    values = list(arguments.values())
-    constants = {
-        path: get(values, path) for path in find(types, lambda _, item: item == "constexpr")
-    }
-    attrs = {
-        path: backend.parse_attr(get(specialized, path))
-        for path in find(specialized, lambda _, item: isinstance(item, str))
-    }
-    return _source_and_metadata(
-        fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs, backend, target, parsed
-    )
-
-
-def _source_and_metadata(
-    fn: Any, signature: Any, constants: Any, attrs: Any, backend: Any, target: Any, parsed: Any
-) -> tuple[Any, Any]:
+    _, signature, constants, attrs = fn._pack_args(backend, options, arguments, specialization, {})
     source = source_class(fn)(fn, signature, constants, attrs)
     metadata = {
         **dataclasses.asdict(parsed),

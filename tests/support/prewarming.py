@@ -19,8 +19,6 @@ __all__ = ["DEVICES", "HERE", "committed_records", "prewarm", "restamp"]
 
 HERE = PROGRAMS / "prewarm"
 DEVICES: tuple[str, ...] = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
-if triton.__version__ < "3.5":  # it brings no linker for AMD's GPUs
-    DEVICES = DEVICES[:2]
 
 
 @cache

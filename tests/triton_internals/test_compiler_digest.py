@@ -110,7 +110,7 @@ def test_install_computes_nothing_where_no_kernel_of_ours_is_compiled(
     )
 
 
-@pytest.mark.parametrize("has_modes", [True, False], ids=["asynchronous", "as before 3.5"])
+@pytest.mark.parametrize("has_modes", [True, False], ids=["asynchronous", "one by one"])
 def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
     fork_python(
         f"""{LAUNCH}

@@ -92,25 +92,6 @@ def test_the_texts_in_records_stay() -> None:
     assert dtypes((SINGLE, 1, describe(HALF))) == {"x": "(float32, _, float16)"}
 
 
-def by_interpreter(function: Any) -> Any:
-    """Return what the interpreter of Triton 3.4 leaves in the place of a function of Triton's."""
-
-    def call(*args: Any, member: Any = function, **kwargs: Any) -> Any:
-        return member(*args, **kwargs)
-
-    call.__module__, call.__qualname__ = (
-        "triton.runtime.interpreter",
-        "_patch_attr.<locals>.<lambda>",
-    )
-    return call
-
-
-@pytest.mark.parametrize("around", [lambda function: function, by_interpreter])
-def test_configs_that_differ_in_tritons_function_are_two(around: Any) -> None:
-    configs = [triton.Config({"ACT": around(function)}) for function in (tl.exp, tl.sin)]
+def test_configs_that_differ_in_tritons_function_are_two() -> None:
+    configs = [triton.Config({"ACT": function}) for function in (tl.exp, tl.sin)]
     assert len(DeclaredConfigs("kernel", configs)) == 2
-
-
-def test_a_function_is_the_same_after_the_interpreter_has_run() -> None:
-    configs = [triton.Config({"ACT": function}) for function in (tl.exp, by_interpreter(tl.exp))]
-    assert len(DeclaredConfigs("kernel", configs)) == 1

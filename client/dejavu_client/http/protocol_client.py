@@ -195,8 +195,6 @@ class ProtocolClient:
     def scenario_texts(self, context: Context, etag: str = "") -> tuple[str, list[str]] | None:
         """Return the entity tag and the texts of a context's scenarios; None if it is current."""
         answer = self._get(f"/contexts/{context.digest}/scenarios", etag)
-        if answer.status == 404:  # an earlier server: it lists scenarios with their records alone
-            answer = self.fetch_bulk(context, etag)
         if answer.status == 304:
             return None
         return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body, self.url)

@@ -91,10 +91,7 @@ class Spool:
 
     def set_aside(self) -> list[SetAside]:
         """Return what is not sent again, the oldest first."""
-        damaged = self.folder.glob("*.json.damaged-*")  # as earlier versions named them
-        return [SetAside(path, "it is damaged") for path in sorted(damaged)] + [
-            SetAside(file.path, _read_reason(file.path)) for file in _files(self._aside)
-        ]
+        return [SetAside(file.path, _read_reason(file.path)) for file in _files(self._aside)]
 
     def add(self, record_set: RecordSet) -> Path | None:
         """Write a record set to disk, as `write` does."""

@@ -25,7 +25,6 @@ Action = Literal[
     "dismiss miss",
     "delete",
     "import",
-    "export",  # by earlier versions
     "create token",
     "revoke token",
     "quarantine",

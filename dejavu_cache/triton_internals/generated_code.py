@@ -1,0 +1,237 @@
+"""Tell code by the IR that Triton generates from it, which is the same for the same code.
+
+Triton's own key of a function changes with a comment, a moved line or the name of a local. The IR
+keeps of these only locations and the names of values and functions, which are taken away here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..model.record import RecordedLaunch
+from ..model.scenario import Config
+from ..system.notices import logger
+from .compilation import Compilation, encode_launch, launch_of, recreate_compilation
+from .config_names import describe
+from .environment import backend_for, current_target, is_interpreting
+from .loaded_kernels import compile_config
+from .triton_objects import dtype_name, jit_function
+from .versions import is_covered
+
+__all__ = [
+    "code_of_binary",
+    "code_of_compilation",
+    "code_of_text",
+    "find_other_code",
+    "generates_equal_code",
+    "tuned_launches",
+]
+
+MOST_GENERATED = 4
+"""Largest number of recorded launches whose code is generated to compare one record."""
+
+_STRING = r'"[^"]*"'  # MLIR writes a quotation mark inside a string as \\22
+_SYMBOL = rf"@(?:{_STRING}|[A-Za-z0-9_$.-]+)"
+_INSIDE = rf'(?:[^()"]|{_STRING})*'
+_LOCATION = rf"\s*\bloc\((?:{_INSIDE}|\((?:{_INSIDE}|\({_INSIDE}\))*\))*\)"
+_TOKEN = re.compile(
+    rf"{_STRING}|(?P<location>{_LOCATION})|(?P<function>\btt\.func\b)"
+    rf"|(?P<symbol>{_SYMBOL})|(?P<value>%[A-Za-z0-9_$.-]+)"
+)
+_DEFINITION = re.compile(rf"\btt\.func (?:\w+ )?({_SYMBOL})")
+
+
+def code_of_text(text: str) -> str:
+    """Return 32 hexadecimal digits that are equal for two texts of one module in Triton's IR.
+
+    The functions that the module defines, and the values of each, are numbered in the order in
+    which they occur, so that what refers to what still counts.
+
+    Args:
+        text: MLIR, as `str` of Triton's module gives it.
+    """
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#loc"))
+    defined = set(_DEFINITION.findall(lines))
+    functions: dict[str, str] = {}
+    values: dict[str, str] = {}
+
+    def neutral(match: re.Match[str]) -> str:
+        token, kind = match[0], match.lastgroup
+        if kind == "location":
+            return ""
+        if kind == "function":  # names of values are the function's own
+            values.clear()
+        elif kind == "value":
+            return values.setdefault(token, f"%{len(values)}")
+        elif kind == "symbol" and token in defined:
+            return functions.setdefault(token, f"@{len(functions)}")
+        return token
+
+    return hashlib.sha256(_TOKEN.sub(neutral, lines).encode()).hexdigest()[:32]
+
+
+def code_of_binary(kernel: Any) -> str | None:
+    """Return the code that a compiled kernel was generated from; None if its IR was not kept.
+
+    Args:
+        kernel: Triton's `CompiledKernel`.
+    """
+    text = getattr(kernel, "asm", {}).get("source")
+    return code_of_text(text) if isinstance(text, str) else None
+
+
+def code_of_compilation(compilation: Compilation) -> str | None:
+    """Return the code that Triton would generate; None if it generates none. Nothing is compiled.
+
+    Args:
+        compilation: what `recreate_compilation` returns.
+    """
+    try:
+        return code_of_text(_generate(compilation))
+    except Exception as error:  # the kernel's author may have written anything
+        logger.debug("%s cannot be generated: %r", compilation.source.name, error)
+        return None
+
+
+def tuned_launches(
+    autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[RecordedLaunch, ...]:
+    """Record the launch of a config that was just measured, with the code that was generated.
+
+    Args:
+        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
+        config: the `triton.Config`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The launch; nothing where it cannot be recorded.
+    """
+    if is_interpreting():
+        return ()
+    has_heuristics = hasattr(autotuner.fn, "values")
+    try:
+        compiled = compile_config(autotuner, config, args, kwargs)
+        launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
+        if launch is None:
+            return ()
+        named = {**autotuner.nargs, **kwargs}
+        noted = {
+            "config": describe(config).digest,
+            "code": code_of_binary(compiled),
+            "inputs": _digest_of_inputs(named) if has_heuristics else None,
+        }
+    except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
+        return ()
+    return (launch.model_copy(update=noted),)
+
+
+def generates_equal_code(
+    kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: Any
+) -> bool:
+    """Return whether Triton generates today what it did for one of some recorded launches.
+
+    Args:
+        kernel: the kernel: a jit function, or heuristics around one.
+        launches: the launches of a record.
+        name: the record's config.
+        config: the `triton.Config` that the kernel declares by this name.
+    """
+    function, target = jit_function(kernel), current_target()
+    for launch in [one for one in launches if one.code and one.config == name.digest][
+        :MOST_GENERATED
+    ]:
+        with suppress(ValueError):  # the kernel has other parameters by now
+            compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
+            if code_of_compilation(compilation) == launch.code:
+                return True
+    return False
+
+
+def find_other_code(
+    autotuner: Any,
+    launches: Sequence[RecordedLaunch],
+    config: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str | None:
+    """Compile a recorded config for a launch; return its code if that is not what was recorded.
+
+    None says that it is, or that nothing can be said: the launch is aligned differently, its IR was
+    not kept, or to compile it ahead would call hooks.
+
+    Args:
+        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
+        launches: the launches of the record.
+        config: the `triton.Config`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+    """
+    function, name = jit_function(autotuner), describe(config).digest
+    noted = [launch for launch in launches if launch.code and launch.config == name]
+    if not noted or config.pre_hook or not is_covered(function) or function.pre_run_hooks:
+        return None
+    computed = _computed_names(autotuner.fn)
+    try:
+        compiled = compile_config(autotuner, config, args, kwargs)
+        code = code_of_binary(compiled)
+        now = encode_launch(compiled.src, compiled.metadata, config.all_kwargs())
+    except Exception:  # the launch itself reports it
+        return None
+    inputs = _digest_of_inputs({**autotuner.nargs, **kwargs}) if computed else None
+    for launch in noted:
+        if _specialization(launch, computed) != _specialization(now, computed):
+            continue
+        if launch.constants == now.constants:
+            return None if launch.code == code else code
+        if launch.inputs == inputs:  # heuristics compute something else from the same
+            return code
+    return None
+
+
+def _specialization(launch: RecordedLaunch, without: set[str]) -> tuple[Any, ...]:
+    """Return what a launch was compiled for, without the constants of some names."""
+    constants = {name: value for name, value in launch.constants.items() if name not in without}
+    return launch.signature, launch.attrs, constants
+
+
+def _computed_names(kernel: Any) -> set[str]:
+    """Return the parameters that heuristics compute."""
+    names: set[str] = set()
+    while hasattr(kernel, "values"):
+        names.update(kernel.values)
+        kernel = kernel.fn
+    return names
+
+
+def _digest_of_inputs(named: Mapping[str, Any]) -> str:
+    """Return a digest of what heuristics mostly read of a launch's arguments."""
+
+    def visible(value: Any) -> str:
+        if hasattr(value, "dtype") and hasattr(value, "data_ptr"):
+            shape = tuple(getattr(value, "shape", ()))
+            strides = value.stride() if callable(getattr(value, "stride", None)) else ()
+            return f"{dtype_name(value.dtype)} {shape} {tuple(strides)}"
+        return f"{type(value).__qualname__} {value!r}"
+
+    texts = [f"{name}: {visible(value)}" for name, value in sorted(named.items()) if name != "grid"]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+def _generate(compilation: Compilation) -> str:
+    """Return the IR that `triton.compile` begins with."""
+    from triton._C.libtriton import ir
+
+    source, target = compilation.source, compilation.target
+    backend = backend_for(target)
+    options = backend.parse_options(dict(compilation.options, **source.parse_options()))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    return str(module)
