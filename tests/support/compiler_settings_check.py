@@ -118,7 +118,7 @@ def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
 
     from dejavu_cache import cached_autotune, open_store  # noqa: F401
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         prepare_process(folder, target)
         os.chdir(folder)  # dumps go here

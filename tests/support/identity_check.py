@@ -138,7 +138,7 @@ def import_anew(path: Path, text: str) -> Any:
 
 
 def _check_batch(edits: list[tuple[str, Edit]], target: str) -> Outcome:
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         prepare_process(folder, target)
         outcome = Outcome()

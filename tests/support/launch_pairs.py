@@ -196,6 +196,7 @@ class Pairs:
         wrong: those of them whose code differs, with both launches: they must be none.
         noticed: those of them that the launch after no longer reused.
         needless: those that were tuned though no key differs and the code is the same.
+        unstored: first launches that left no record, which have no second one.
     """
 
     pairs: int = 0
@@ -204,6 +205,7 @@ class Pairs:
     wrong: list[str] = field(default_factory=list)
     noticed: list[str] = field(default_factory=list)
     needless: list[str] = field(default_factory=list)
+    unstored: list[str] = field(default_factory=list)
 
     def add(self, other: Pairs) -> None:
         """Add what became of other pairs."""
@@ -307,7 +309,7 @@ def check_launches(seeds: Iterable[int], target: str, pool: ProcessPoolExecutor)
 
 def _check_batch(seeds: list[int], target: str) -> Pairs:
     outcome = Pairs()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         prepare_process(Path(name), target)
         for seed in seeds:
             folder = Path(name) / str(seed)
@@ -330,6 +332,9 @@ def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: st
     else:
         outcome.pairs += SECONDS
         outcome.refused += SECONDS
+        return
+    if not (folder / "store").exists():
+        outcome.unstored.append(f"{about}: {first.arguments} {kernel.heuristic}")
         return
     for number in range(SECONDS):
         second = kernel.second(first, chance)
