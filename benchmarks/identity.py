@@ -1,6 +1,6 @@
-"""Launch edited kernels, and kernels under all compiler settings, with the records of the plain ones.
+"""Launch kernels that were edited, or launched otherwise, with the records of the ones before.
 
-No GPU is needed: launches are real, up to the driver, and what Triton compiles for them is compared.
+No GPU is needed: launches are real up to the driver, and what Triton compiles for them is compared.
 `make identity` writes `benchmarks/results/identity.json`.
 """
 

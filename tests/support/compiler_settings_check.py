@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -12,9 +11,9 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from support.identity_check import launch, prepare_process
+from support.identity_check import copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CORPUS
 
 __all__ = ["SettingsOutcome", "check_settings"]
@@ -123,12 +122,12 @@ def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
         prepare_process(folder, target)
         os.chdir(folder)  # dumps go here
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        plain = _launch_apart(Case({}), folder / "plain", folder / "store")
+        plain = in_fork(_launch_with, Case({}), folder / "plain", folder / "store")
         outcome = SettingsOutcome()
         for number, case in enumerate(cases):
             store = folder / str(number) / "store"
-            shutil.copytree(folder / "store", store)
-            _note(outcome, case, plain, _launch_apart(case, store.parent, store), target)
+            copy_store(folder / "store", store)
+            _note(outcome, case, plain, in_fork(_launch_with, case, store.parent, store), target)
             shutil.rmtree(store.parent, ignore_errors=True)
         return outcome
 
@@ -155,27 +154,8 @@ def _note(
         outcome.wrong.append(f"{about} for {target}")
 
 
-def _launch_apart(case: Case, folder: Path, store: Path) -> Any:
-    """Return what a launch in a forked process benchmarked, and its code; None for an error."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reading)
-            answer = json.dumps(_launch_with(case, folder, store))
-            with os.fdopen(writing, "w") as pipe:
-                pipe.write(answer)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    # A setting that ends the process, or that this Triton refuses, is refused to its user too.
-    return json.loads(answer) if answer else None
-
-
 def _launch_with(case: Case, folder: Path, store: Path) -> tuple[int, str]:
+    """Return what a launch benchmarked, and its code; an error is refused to a user too."""
     from triton import knobs
 
     os.environ.update(case.variables)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import linecache
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
@@ -26,8 +27,10 @@ __all__ = [
     "Launch",
     "Outcome",
     "check_edits",
+    "copy_store",
     "edits_of",
     "import_anew",
+    "in_fork",
     "launch",
     "prepare_process",
     "quiet_processes",
@@ -137,6 +140,32 @@ def import_anew(path: Path, text: str) -> Any:
     return module
 
 
+def copy_store(store: Path, copy: Path) -> None:
+    """Copy a store of files that other threads may still write to."""
+    shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp-*", ".locks"))
+
+
+def in_fork(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a forked process; return what JSON makes of its result, None for none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.dup2(2, 1)
+            answer = json.dumps(call(*arguments))
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(answer) if answer else None
+
+
 def _check_batch(edits: list[tuple[str, Edit]], target: str) -> Outcome:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -159,7 +188,7 @@ def _check_edit(
     outcome: Outcome, folder: Path, name: str, edit: Edit, store: Path, code: str, target: str
 ) -> None:
     outcome.edits[edit.kind] += 1
-    shutil.copytree(store, folder / "store")
+    copy_store(store, folder / "store")
     kernel = CORPUS[name]._replace(source=edit.text)
     try:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.compiling_gpu import code_of, without_timing
-from support.identity_check import import_anew, prepare_process
+from support.identity_check import copy_store, import_anew, prepare_process
 
 __all__ = ["Pairs", "check_launches"]
 
@@ -106,7 +106,8 @@ SLOTS = (
     Slot("C: tl.constexpr", "v = v * C",
          ("1", "2", "2.0", "True", "3", "-1", "0", "tl.constexpr(2)")),
     Slot("MODE: tl.constexpr", "if MODE == 'a':\n        v = v + 1\n    elif MODE == 1:\n"
-         "        v = v - 7\n    elif MODE is None:\n        v = v * 5", ("'a'", "'b'", "''", "None", "1", "True", "False", "'A'")),
+         "        v = v - 7\n    elif MODE is None:\n        v = v * 5",
+         ("'a'", "'b'", "''", "None", "1", "True", "False", "'A'")),
     Slot("D: tl.constexpr", "v = v.to(D).to(tl.float32) * 1.5",
          ("tl.float16", "tl.bfloat16", "tl.float32", "tl.float64", "tl.int32")),
     Slot("T: tl.constexpr", "v = v * T[0] + T[1]",
@@ -340,7 +341,7 @@ def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: st
         second = kernel.second(first, chance)
         outcome.pairs += 1
         copy = folder / f"store {number}"
-        shutil.copytree(folder / "store", copy)
+        copy_store(folder / "store", copy)
         try:
             after = _Launch(folder / str(number), kernel, second, copy)
         except Exception:
