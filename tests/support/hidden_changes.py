@@ -1,4 +1,4 @@
-"""Changes of a kernel's code by what lies beside its text, each of which changes what is compiled."""
+"""Changes of a kernel's code by what lies beside its text, each of which changes its code."""
 
 from __future__ import annotations
 
