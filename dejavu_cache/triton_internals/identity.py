@@ -1,4 +1,4 @@
-"""Identify a kernel by where it is defined and by Triton's own key of its code.
+"""Identify a kernel by where it is defined and by what Triton's own key of its code holds.
 
 Under an equal key Triton runs the same binary. The key changes with a comment as well; whether the
 code is the same all the same, the IR that Triton generates says: see `generated_code`.
@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
 from .environment import is_interpreting
 from .hooks import retry_parsing
@@ -87,13 +87,14 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
     try:
         function = jit_function(kernel)
         source = _digest(function_key(function))[:24] + _digest(*_decoration(function))[:8]
-        for values in config_values:
-            for value in filter(is_jit, values.values()):
-                function_key(value)
+        unnamed = sorted(
+            {name for one in config_values for name, value in one.items() if not value_text(value)}
+        )
         settings = [] if is_interpreting() else unreadable_settings()
     except Exception as error:  # plain Triton would say at the launch what is wrong with it
         return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
-    reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
+    without_text = ", ".join([*settings, *(f"a config's {name}" for name in unnamed)])
+    reason = f"{without_text} has no text that stands for it" if without_text else None
     return KernelIdentity(source, reason)
 
 
@@ -105,18 +106,58 @@ def is_decorated_alike(source: str, other: str) -> bool:
 def function_key(function: Any) -> str:
     """Return the key of a jit function and of all that it calls.
 
+    It holds what Triton's `cache_key` holds, without line numbers, and does not depend on which
+    kernel a process reads first, as that does before Triton 3.9.
+
     Raises:
-        UnreadableKernelError: it is none that Triton or its interpreter runs.
-        Exception: Triton cannot read it.
+        Exception: Triton cannot read the function.
     """
     function = jit_function(function)
     if _interprets(function):
         return _digest(*_interpreted(function, set()))
+    return _digest(*_compiled(function, set()))
+
+
+def _compiled(function: Any, seen: set[int]) -> Iterator[str]:
+    """Write what Triton's key is made of, for a function and those that it calls, each once."""
+    if id(function.fn) in seen:
+        return
+    seen.add(id(function.fn))
+    source, read = function.src, _read.get(function.fn)
+    if read is None or read[0] != source:  # a program may replace the text
+        read = _read[function.fn] = source, *_references(function)
+    yield from (read[1], str(bool(getattr(function, "noinline", False))))
+    for callee in read[2]:
+        yield from _compiled(callee, seen)
+
+
+_read: WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...]]] = WeakKeyDictionary()
+"""Each Python function's text, with the digest of that and its globals, and what it calls."""
+
+
+def _references(function: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the digest of a function's text and the globals that it reads, and what it calls."""
+    from triton.runtime.jit import DependenciesFinder
+
     retry_parsing()
-    key = getattr(function, "cache_key", None)
-    if not isinstance(key, str):
-        raise UnreadableKernelError(f"{function!r} is no function of Triton's")
-    return key
+    values: list[str] = []
+    callees: list[Any] = []
+
+    class Finder(DependenciesFinder):  # type: ignore[misc]
+        """Finds what a function refers to, without Triton's keys of what it calls."""
+
+        def _update_hash(self, func: Any) -> None:
+            callees.append(func)
+
+        def record_reference(self, val: Any, var_dict: Any = None, name: Any = None) -> None:
+            super().record_reference(val, var_dict, name)
+            if (val is not None and not callable(val)) or type(val).__name__ == "constexpr":
+                values.append(value_text(val) or type(val).__qualname__)
+
+    nonlocals = inspect.getclosurevars(function.fn).nonlocals
+    finder = Finder(function._fn_name, function.__globals__, nonlocals, function.src)
+    finder.visit(function.parse())
+    return _digest(finder.ret, *values), tuple(callees)
 
 
 def _decoration(function: Any) -> Iterator[str]:
@@ -215,8 +256,8 @@ def _interpreted(function: Any, seen: set[int]) -> Iterator[str]:
             if is_jit(member) and not is_triton_own(member):
                 yield path
                 yield from _interpreted(member, seen)
-            elif not (inspect.ismodule(member) or callable(member)):
-                yield f"{path}={getattr(member, 'value', member)!r}"
+            elif not inspect.ismodule(member):
+                yield f"{path}{value_text(member) or type(member).__qualname__}"
 
 
 def syntax_of(function: Any) -> str:

@@ -1,8 +1,9 @@
-"""What a launch's code depends on is in its scenario, and in the key that stands for it."""
+"""What a launch brings to the compiler is in its scenario, and in the key that stands for it."""
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,11 +11,21 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from dejavu_cache import Pow2
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.triton_internals.scenario_key import ScenarioKey
 
 SINGLE, HALF = torch.zeros(16), torch.zeros(16, dtype=torch.float16)
-KEY = ScenarioKey(["x"], [], {})
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Color(enum.IntEnum):
+    RED = 1
+    GREEN = 2
 
 
 @triton.jit
@@ -27,69 +38,139 @@ def triple(x):
     return x * 3
 
 
-def describe(tensor: torch.Tensor) -> Any:
-    return TensorDescriptor.from_tensor(tensor, [16])
+@triton.jit
+def kernel(x, n, C: tl.constexpr, BLOCK: tl.constexpr, s=1.0):
+    tl.store(x + n, s + C + BLOCK)
 
 
-def dtypes(value: Any) -> dict[str, str]:
-    return KEY.scenario({"x": value}).dtypes
+def key_of(**options: Any) -> ScenarioKey:
+    return ScenarioKey(kernel, ["n"], {}, {"BLOCK", "num_warps"}, **options)
 
 
-def raw(value: Any) -> tuple[Any, ...]:
+KEY = key_of()
+
+
+def describe(tensor: torch.Tensor, block: int = 16) -> Any:
+    return TensorDescriptor.from_tensor(tensor, [block])
+
+
+def launch(**changed: Any) -> dict[str, Any]:
+    """Return arguments of a launch that sets all but the block, which configs set."""
+    return {"x": SINGLE, "n": 3, "C": 1, **changed}
+
+
+def dtypes(**changed: Any) -> dict[str, str]:
+    return KEY.scenario((), launch(**changed)).dtypes
+
+
+def raw(**changed: Any) -> tuple[Any, ...]:
     """Return the key of a launch, which has to be the same by position and hashable."""
-    key = KEY.raw(0, (value,), {})
+    arguments = launch(**changed)
+    key = KEY.raw(0, (), arguments)
     hash(key)
-    assert KEY.raw(0, (), {"x": value})[1:] in ((), (("x", key[1]),))
+    by_position = [arguments.pop(name) for name in ("x", "n", "C")]
+    assert KEY.raw(0, by_position, arguments) == key
     return key
+
+
+ARGUMENTS = [
+    (SINGLE, HALF),
+    ((SINGLE,), (HALF,)),
+    ((1, (SINGLE, 2)), (1, (HALF, 2))),
+    ((SINGLE, HALF), (HALF, SINGLE)),
+    ((SINGLE, 1), (1, SINGLE)),
+    ((1, 2), (1, 2, 3)),
+    ((1, 2), Pair(1, 2)),
+    (describe(SINGLE), describe(HALF)),
+    (describe(SINGLE), describe(SINGLE, 8)),
+    ((describe(SINGLE),), (describe(HALF),)),
+    ((SINGLE,) * 400, (*(SINGLE,) * 399, HALF)),
+    (1, 1.0),
+    (1, True),
+    (1, None),
+    (1.0, True),
+    (1, 1 << 40),
+    (1 << 40, 1 << 63),
+    ((1, 1), (1, 1 << 40)),
+]
+CONSTANTS = [
+    (1, 2),
+    (1, True),
+    (1, 1.0),
+    (0.0, -0.0),
+    ("a", "b"),
+    (1, None),
+    (tl.float16, tl.float32),
+    (Color.RED, Color.GREEN),
+    (Color.RED, 1),
+    (tl.exp, tl.sin),
+    (tl.sum, tl.max),
+    (double, triple),
+    ((double, 1), (double, 2)),
+    ((double, 1), (double, True)),
+    ((1, 2), Pair(1, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [("x", *pair) for pair in ARGUMENTS]
+    + [("C", *pair) for pair in CONSTANTS]
+    + [("s", 1.0, 1), ("s", None, 1)]
+    + [("maxnreg", 24, 32), ("debug", True, False), ("enable_fp_fusion", None, False)],
+)
+def test_what_compiles_differently_is_another_scenario(name: str, one: Any, other: Any) -> None:
+    assert dtypes(**{name: one}) == dtypes(**{name: one})
+    assert dtypes(**{name: one}) != dtypes(**{name: other})
+    assert raw(**{name: one}) != raw(**{name: other})
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        (SINGLE, HALF),
-        ((SINGLE,), (HALF,)),
-        ((1, (SINGLE, 2)), (1, (HALF, 2))),
-        ((SINGLE, HALF), (HALF, SINGLE)),
-        ((SINGLE, 1), (1, SINGLE)),
-        (describe(SINGLE), describe(HALF)),
-        ((describe(SINGLE),), (describe(HALF),)),
-        (tl.exp, tl.sin),
-        ((tl.exp, 1), (tl.sin, 1)),
-        ((tl.sum,), (tl.max,)),
-        ((tl.exp, SINGLE), (tl.exp, HALF)),
-        ((tl.exp, SINGLE), (tl.sin, SINGLE)),
-        (double, triple),
-        ((double, 1), (triple, 1)),
-        ((double, 1), (double, 2)),
-        ((double, 1), (double, True)),
-        ((double, SINGLE), (triple, SINGLE)),
-        ((double, SINGLE), (double, HALF)),
-        ((SINGLE,) * 400, (*(SINGLE,) * 399, HALF)),
-    ],
+    [(1, 16), (7, 1 << 30), (1.5, 0.1), (SINGLE, torch.ones(1)), ((SINGLE, 3), (torch.ones(1), 4))],
 )
-def test_what_compiles_differently_is_another_scenario(one: Any, other: Any) -> None:
-    assert dtypes(one) == dtypes(one)
-    assert dtypes(one) != dtypes(other)
-    assert raw(one) != raw(other)
+def test_alignment_divisibility_and_equality_to_1_stay_out(one: Any, other: Any) -> None:
+    assert dtypes(x=one) == dtypes(x=other)
+    assert raw(x=one) == raw(x=other)
 
 
-@pytest.mark.parametrize("value", [1, 1.5, None, "a", tl.float16, (), (1, 2), (1, (2.5, None))])
-def test_values_without_dtype_or_code_are_in_no_scenario(value: Any) -> None:
-    assert dtypes(value) == {}
-    assert raw(value) == raw(1)
+def test_a_default_is_what_it_stands_for() -> None:
+    assert dtypes() == dtypes(s=2.0)
+    assert raw() == raw(s=2.0)
 
 
-def test_new_tensors_of_a_tuple_have_the_old_ones_key() -> None:
-    assert raw((torch.ones(1), 3)) == raw((SINGLE, 4))
+def test_kinds_that_go_without_saying_are_left_out() -> None:
+    assert dtypes() == {"x": "float32", "C": "=1", "s": "fp32"}
+    assert dtypes(x=1, s=2) == {"C": "=1"}
+    assert str(KEY.scenario((), launch())) == "(n=3; C=1, s: fp32, x: float32)"
 
 
-def test_the_texts_in_records_stay() -> None:
-    assert dtypes(SINGLE) == {"x": "float32"}
-    assert dtypes(tl.sum)["x"].startswith("triton.language.standard.sum ")
-    (text,) = dtypes((double, 1)).values()
-    assert text.startswith("tuple ")
-    assert len(text) == 38
-    assert dtypes((SINGLE, 1, describe(HALF))) == {"x": "(float32, _, float16)"}
+def test_a_block_that_a_hook_sets_is_no_part_of_the_scenario() -> None:
+    key = key_of(has_hooks=True)
+    scenarios = {key.scenario((), launch(x=describe(SINGLE, block))) for block in (8, 16)}
+    assert len(scenarios) == 1
+
+
+@pytest.mark.parametrize("value", [object(), Pair, describe, (1, object())])
+def test_a_constant_without_a_name_is_not_stored(value: Any) -> None:
+    scenario, unstored = KEY.launch_scenario((), launch(C=value))
+    assert "C (" in str(unstored)
+    assert KEY.launch_scenario((), launch(C=value)).scenario == scenario
+    assert raw(C=value) == raw(C=value)
+
+
+def test_an_option_that_names_a_file_is_not_stored() -> None:
+    assert "ir_override" in str(KEY.launch_scenario((), launch(ir_override="a.ttgir")).unstored)
+
+
+def test_heuristics_that_need_no_config_are_part_of_the_scenario() -> None:
+    heuristics = {"C": lambda args: args["n"] > 5, "s": lambda args: args["BLOCK"] * 2}
+    key = ScenarioKey(triton.heuristics(heuristics)(kernel), ["n"], {"n": Pow2()}, {"BLOCK"})
+    few, many = (key.scenario((), {"x": SINGLE, "n": n}) for n in (5, 7))
+    assert (few.args, many.args) == ({"n": 4}, {"n": 4})
+    assert (few.dtypes["C"], many.dtypes["C"]) == ("=False", "=True")
+    assert "s" not in few.dtypes
+    assert key.raw(0, (SINGLE, 5), {}) != key.raw(0, (SINGLE, 7), {})
 
 
 def test_configs_that_differ_in_tritons_function_are_two() -> None:

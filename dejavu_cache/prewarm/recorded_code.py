@@ -1,0 +1,112 @@
+"""State that records were measured with the code that is installed here.
+
+Records of another key that do not say what was generated, such as those of a development version,
+cannot be compared with today's code. Whoever knows that the code is the same can say so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import PrewarmError
+from ..model.record import Record, RecordedLaunch
+from ..model.scenario import Context, Kernel, Scenario
+from ..runtime.launch_recorder import LAUNCH_METHOD
+from ..stores import Store
+from ..triton_internals.compilation import recreate_compilation, target_of
+from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import code_of_compilation
+from ..triton_internals.hooks import set_target
+from ..triton_internals.identity import value_text
+from ..triton_internals.launch_encoding import decode_value
+from .kernel_discovery import DiscoveredKernel, DiscoveredKernels
+from .toolchain import installed_triton
+
+__all__ = ["state_code"]
+
+
+def state_code(modules: list[str], store: Store) -> Counter[str]:
+    """Put the records of modules' kernels under the keys of the installed code.
+
+    Args:
+        modules: names of modules with kernels; with a package, all modules in it.
+        store: where the records are, and where they are written under their new keys. Those under
+            the old keys are deleted.
+
+    Returns:
+        The number of records by kernel.
+
+    Raises:
+        PrewarmError: a module cannot be imported, or no kernel has records of this Triton.
+    """
+    stated: Counter[str] = Counter()
+    for kernel in DiscoveredKernels.of(modules).by_name.values():
+        for context in list(store.contexts(kernel.name)):
+            if context.environment.triton != installed_triton():
+                continue
+            set_target(target_of(context.environment.device))  # what configs there are may depend
+            current = _current_context(kernel, context)
+            records = [_state(kernel, context, record) for record in store.records(context)]
+            store.put_now(current, records)
+            for tree, _ in list(store.trees(kernel.name)):
+                if tree.context == context:
+                    store.put_tree(tree.model_copy(update={"context": current}))
+            if current != context:
+                store.delete_tree(context)
+                store.delete(context)
+            stated[kernel.name] += len(records)
+    if not stated:
+        raise PrewarmError(
+            f"{store.url} has no records of Triton {installed_triton()} of the kernels in "
+            f"{', '.join(modules)}: look with `dejavu-cache ls`"
+        )
+    return stated
+
+
+def _current_context(kernel: DiscoveredKernel, context: Context) -> Context:
+    is_launch = context.problem.method == LAUNCH_METHOD or not kernel.autotuners
+    source = kernel.source if is_launch else kernel.autotuners[0].source
+    return Context(
+        kernel=Kernel(name=kernel.name, source=source),
+        environment=context.environment,
+        problem=context.problem,
+    )
+
+
+def _state(kernel: DiscoveredKernel, context: Context, record: Record) -> Record:
+    """Return a record with what its launches bring to the compiler, and the winner's code."""
+    launches = record.launches or ()
+    if record.winner is not None and launches:
+        target = target_of(context.environment.device)
+        declared = kernel.configs(target.backend)
+        config = declared.get(record.winner.config)
+        if config is not None:
+            launches = tuple(_with_code(kernel.function, one, config, target) for one in launches)
+    kinds = [dict(_kinds(kernel.function, launch, record.scenario)) for launch in launches]
+    dtypes = {**record.scenario.dtypes, **(kinds[0] if kinds else {})}
+    scenario = Scenario(args=record.scenario.args, dtypes=dtypes)
+    return record.model_copy(update={"scenario": scenario, "launches": launches or None})
+
+
+def _with_code(function: Any, launch: RecordedLaunch, config: Any, target: Any) -> RecordedLaunch:
+    compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
+    noted = {"code": code_of_compilation(compilation), "config": describe(config).digest}
+    return launch.model_copy(update=noted)
+
+
+def _kinds(function: Any, launch: RecordedLaunch, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """Yield the kinds of arguments that a scenario says besides keys and tensors."""
+    if not scenario.args and not scenario.dtypes:  # a launch without a scenario
+        return
+    for parameter in function.params:
+        name, kind = parameter.name, launch.signature.get(parameter.name)
+        if kind is None or name in scenario.args or name in scenario.dtypes:
+            continue
+        if kind == "constexpr":
+            value = decode_value(launch.constants.get(name))
+            if parameter.is_constexpr or value != 1 or type(value) is not int:  # 1 is any i32
+                yield name, value_text(value) or ""
+        elif kind != "i32" and not kind.startswith("*"):
+            yield name, kind
