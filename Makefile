@@ -78,8 +78,13 @@ bench: $(VENV)/.installed  ## what can be measured without a GPU, into benchmark
 	$(BIN)/python benchmarks/lookup.py
 	$(BIN)/python benchmarks/service.py
 
-identity: $(VENV)/.installed  ## compile thousands of edited kernels: equal identity must mean equal code
-	TRITON_DISABLE_LINE_INFO=1 TRITON_ALWAYS_COMPILE=1 $(BIN)/python benchmarks/identity.py --rounds 5 --out benchmarks/results/identity.json
+identity: $(VENV)/.installed  ## launch edited kernels on a pretended GPU with each Triton: a record may answer only equal code
+	for version in $(TRITON); do \
+	  $(PYTHON) -m venv $(VENV)-identity-$$version && \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-identity-$$version/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth && \
+	  $(VENV)-identity-$$version/bin/python -m pip install --quiet --no-deps triton==$$version && \
+	  $(VENV)-identity-$$version/bin/python benchmarks/identity.py --rounds 4 --times --out benchmarks/results || exit 1; \
+	done
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
 	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 tests/stores/test_store_model.py tests/service/test_store_model.py

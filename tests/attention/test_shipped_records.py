@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
@@ -27,7 +28,6 @@ from dejavu_cache.prewarm.messages import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
-from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = json.loads((ROOT / "tools" / "shipped_records.json").read_text(encoding="utf-8"))

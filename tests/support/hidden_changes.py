@@ -74,7 +74,7 @@ def _constexpr(expression: str, source: str = "", **marks: str) -> Change:
 _PATCHED = """
 @core.builtin
 def patched(self, other, _semantic=None):
-    return _semantic.mul(self, other, True) if @@ > 2 else _semantic.sub(self, other, True)
+    return _semantic.add(self, self, True) if @@ > 2 else _semantic.sub(self, self, True)
 """
 _SETTINGS = """
 settings = types.ModuleType("tile_settings")
@@ -228,7 +228,7 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
         "class Inner:\n        SIZE = 3\n    return SIZE", "SIZE = @@"
     ),
     "a patched method of Triton's tensors": _function(
-        _PATCHED + "tl.tensor.__add__ = patched\n\n@triton.jit\ndef act(v):\n    return v + 7.0\n"
+        _PATCHED + "tl.tensor.__mul__ = patched\n\n@triton.jit\ndef act(v):\n    return v * 7.0\n"
     ),
     "a patched function of Triton's": _function(
         _PATCHED + "core.sub = patched\ntl.sub = patched\n\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import products
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -33,7 +34,6 @@ from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
-from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 from dejavu_cache.triton_internals.triton_objects import jit_function
 
 DEVICES = [
