@@ -216,7 +216,7 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
             return 3
         """ + textwrap.indent(_ACTED, " " * 8)),
     "a file that a constexpr function reads": _constexpr(
-        "return int(FILE.read_text())", "FILE.write_text('@@')"
+        "return int(next(open(NAME)))", "FILE.write_text('@@')\nNAME = str(FILE)"
     ),
     "a variable that a constexpr function reads": _constexpr(
         "return int(os.environ['TILE_SIZE'])", "os.environ['TILE_SIZE'] = '@@'"

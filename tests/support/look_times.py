@@ -1,4 +1,4 @@
-"""Time what the cache adds to a kernel's first launch and to each further one, compilation aside."""
+"""Time what the cache adds to a kernel's first launch and to further ones, compilation aside."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ from support.hidden_changes import CHANGES
 from support.identity_corpus import CORPUS
 from support.processes import ROOT, environment, run_python
 
-SAMPLE = ("--sample", "60", "--settings", "12", "--pairs", "100", "--jobs", "1")
+SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
 """A fixed sample; `make identity` takes thousands, of every target."""
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    """What was found for the fixed sample, in processes in which Triton compiles."""
+    """Return what was found for the fixed sample, in processes in which Triton compiles."""
     env = environment(TRITON_INTERPRET="")
     result = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "identity.py"), *SAMPLE, "--targets", "cuda:90"],
