@@ -83,7 +83,7 @@ identity: $(VENV)/.installed  ## launch edited kernels on a pretended GPU with e
 	  $(PYTHON) -m venv $(VENV)-identity-$$version && \
 	  echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-identity-$$version/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth && \
 	  $(VENV)-identity-$$version/bin/python -m pip install --quiet --no-deps triton==$$version && \
-	  $(VENV)-identity-$$version/bin/python benchmarks/identity.py --rounds 4 --times --out benchmarks/results || exit 1; \
+	  $(VENV)-identity-$$version/bin/python benchmarks/identity.py --rounds 4 --attention 30 --times --out benchmarks/results || exit 1; \
 	done
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each

@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.compiler_settings_check import check_settings  # noqa: E402
 from support.compiling_gpu import TARGETS  # noqa: E402
+from support.edited_attention import check_attention  # noqa: E402
 from support.hidden_changes import check_changes  # noqa: E402
 from support.identity_check import check_edits, edits_of, quiet_processes  # noqa: E402
 from support.identity_corpus import CORPUS  # noqa: E402
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="edits with this many seeds")
     parser.add_argument("--settings", type=int, help="how many settings; default: all")
     parser.add_argument("--pairs", type=int, default=2000, help="pairs of launches")
+    parser.add_argument("--attention", type=int, default=0, help="edits of attention kernels")
     parser.add_argument("--times", action="store_true", help="time first looks and hits, too")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
@@ -48,12 +51,17 @@ def main() -> None:
     result: dict[str, Any] = {"triton": triton.__version__}
     for target in options.targets:
         result[target] = summary(options, target)
+    if options.attention:
+        third = options.attention // 3
+        result["attention"] = check_attention(
+            third, options.attention - third, options.seed, options.jobs
+        )
     text = json.dumps(result, indent=1)
     print(text)
     if options.out:
         path = options.out / f"identity-{triton.__version__}.json"
         path.write_text(text + "\n", encoding="utf-8")
-    sys.exit(any(found["wrong"] for found in _findings(result)))
+    sys.exit(any(_wrong(result)))
 
 
 def summary(options: argparse.Namespace, target: str) -> dict[str, Any]:
@@ -103,13 +111,11 @@ def hidden_changes(target: str) -> dict[str, Any]:
     return found
 
 
-def _findings(result: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        found[part]
-        for found in result.values()
-        if isinstance(found, dict)
-        for part in ("edits", "changes", "launches", "settings")
-    ]
+def _wrong(found: Any) -> Iterator[str]:
+    """Yield the records that were taken wrongly."""
+    if isinstance(found, dict):
+        for name, value in found.items():
+            yield from value if name == "wrong" else _wrong(value)
 
 
 if __name__ == "__main__":

@@ -141,8 +141,9 @@ def import_anew(path: Path, text: str) -> Any:
 
 
 def copy_store(store: Path, copy: Path) -> None:
-    """Copy a store of files that other threads may still write to."""
-    shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp-*", ".locks"))
+    """Copy a store of files, if there is one, to which other threads may still write."""
+    if store.exists():
+        shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp-*", ".locks"))
 
 
 def in_fork(call: Callable[..., Any], *arguments: Any) -> Any:
