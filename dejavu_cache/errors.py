@@ -22,8 +22,10 @@ DejavuError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from typing import Any
 
 __all__ = [
     "BundleError",
@@ -45,6 +47,8 @@ __all__ = [
     "UnknownDeviceError",
     "UnreadableKernelError",
     "UnsupportedTritonError",
+    "did_you_mean",
+    "problem_text",
 ]
 
 
@@ -173,3 +177,29 @@ class MergeConflictError(StoreError):
     """Two different measurements of one config met under `on_conflict="fail"`."""
 
     exit_code = ExitCode.NEGATIVE
+
+
+def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or else all.
+
+    Args:
+        name: what was written.
+        known: what may be written.
+        prefix: the beginning of all these names, which says nothing about how near they are.
+    """
+    from difflib import get_close_matches  # here, since only mistakes need it
+
+    by_lower_case = {choice.removeprefix(prefix).lower(): choice for choice in known}
+    wanted = str(name).strip().removeprefix(prefix).lower()
+    nearest = get_close_matches(wanted, by_lower_case, n=1)
+    if nearest:
+        return f"did you mean {by_lower_case[nearest[0]]!r}?"
+    return f"choose from {', '.join(by_lower_case.values()) or 'nothing, for there is none'}"
+
+
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """Return what one of the problems of a `pydantic.ValidationError` says to a person."""
+    message = str(problem["msg"])
+    if problem["type"] in ("enum", "literal_error"):
+        return did_you_mean(problem["input"], filter(None, re.findall(r"'([^']*)'", message)))
+    return message.removeprefix("Value error, ")

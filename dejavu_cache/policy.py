@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -23,11 +23,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .model.buckets import Bucket, expand_bucket
+from .errors import SettingsError, did_you_mean, problem_text
+from .model.buckets import Bucket, parse_bucket
 from .settings import Mode, policy_file
 from .system.notices import logger, warn_once
 
-__all__ = ["Policy", "Rule", "current_policy"]
+__all__ = ["Policy", "Rule", "config_with", "current_policy"]
 
 
 class Rule(BaseModel):
@@ -49,20 +50,29 @@ class Rule(BaseModel):
 
     @field_validator("buckets", mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _parse_buckets(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: expand_bucket(spec) for name, spec in value.items()}
+        parsed = {}
+        for name, spec in value.items():
+            try:
+                parsed[name] = parse_bucket(spec)
+            except SettingsError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return parsed
 
     def default_among(self, configs: Sequence[Any]) -> Any | None:
         """Return the first declared config with the default's values, or None."""
-        for config in configs if self.default else ():
-            values = config.all_kwargs()
-            if all(
-                name in values and values[name] == value for name, value in self.default.items()
-            ):
-                return config
-        return None
+        return config_with(self.default, configs) if self.default else None
+
+
+def config_with(wanted: Mapping[str, Any], configs: Iterable[Any]) -> Any | None:
+    """Return the first `triton.Config` that has some values among its own, or None."""
+    for config in configs:
+        values = config.all_kwargs()
+        if all(name in values and values[name] == value for name, value in wanted.items()):
+            return config
+    return None
 
 
 class Policy:
@@ -123,7 +133,7 @@ def _parse_rule(entry: Any) -> tuple[Rule | None, list[str]]:
         return None, [f"{entry!r} is no table; it is left out"]
     fields = {name: value for name, value in entry.items() if name in Rule.model_fields}
     mistakes = [
-        f"{name!r} is unknown; known are {', '.join(Rule.model_fields)}"
+        f"{name!r} is unknown: {did_you_mean(name, Rule.model_fields)}"
         for name in entry
         if name not in fields
     ]
@@ -132,7 +142,7 @@ def _parse_rule(entry: Any) -> tuple[Rule | None, list[str]]:
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             position = ".".join(map(str, problem["loc"]))
-            mistakes.append(f"{position}: {problem['msg']}; the rule is left out")
+            mistakes.append(f"{position}: {problem_text(problem)}; the rule is left out")
         return None, mistakes
 
 

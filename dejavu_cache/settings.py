@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -12,15 +13,25 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .errors import SettingsError
+from .errors import SettingsError, did_you_mean, problem_text
+from .system.notices import warn_once
 from .system.user_folder import user_folder
 
-__all__ = ["NAMESPACE", "Mode", "Settings", "current_settings", "policy_file"]
+__all__ = [
+    "NAMESPACE",
+    "NAMESPACE_RULE",
+    "Mode",
+    "Settings",
+    "current_settings",
+    "policy_file",
+    "unknown_variables",
+]
 
 PREFIX = "DEJAVU_CACHE_"
 
 NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of a server's namespaces."""
+NAMESPACE_RULE = "a namespace has up to 64 letters, digits, '.', '_' and '-', such as team-1"
 
 
 class Mode(str, Enum):
@@ -49,7 +60,7 @@ class Settings(BaseModel):
     """URLs of stores in lookup order, separated by commas; empty: the user's cache folder."""
     mode: Mode = Mode.TUNE
     """Action of a launch whose scenario has no record."""
-    namespace: str = Field(default="main", pattern=NAMESPACE)
+    namespace: str = "main"
     """Namespace on a server, unless the server's URL names one."""
     token: str = Field(default="", repr=False)
     """Token for a server."""
@@ -102,6 +113,13 @@ class Settings(BaseModel):
             else value
         )
 
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, value: str) -> str:
+        if not re.fullmatch(NAMESPACE, value):
+            raise ValueError(NAMESPACE_RULE)
+        return value
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables `DEJAVU_CACHE_*`; an empty one counts as unset.
@@ -118,7 +136,7 @@ class Settings(BaseModel):
             return cls.model_validate({name: text for name, text in texts.items() if text})
         except ValidationError as error:
             problems = "; ".join(
-                f"{PREFIX}{str(part['loc'][0]).upper()}={part['input']!r}: {part['msg']}"
+                f"{PREFIX}{str(part['loc'][0]).upper()}={part['input']!r}: {problem_text(part)}"
                 for part in error.errors()
             )
             raise SettingsError(problems) from None
@@ -132,7 +150,25 @@ class Settings(BaseModel):
 @cache
 def current_settings() -> Settings:
     """Return this process's settings, read at the first call."""
+    for name, remedy in unknown_variables(os.environ).items():
+        warn_once(f"variable {name}", f"{name} is set, and no such setting exists: {remedy}")
     return Settings.from_environment()
+
+
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP|SCTP)|$)")
+"""Variables that Kubernetes makes for a Service that is called `dejavu-cache`."""
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like a setting and are none, with what may have been meant."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    return {
+        name: did_you_mean(name, known, PREFIX)
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and name not in known
+        and not _SERVICE_LINK.match(name[len(PREFIX) :])
+    }
 
 
 def policy_file() -> Path | None:

@@ -66,14 +66,18 @@ def test_what_is_wrong_is_left_out_and_said(policy: Path, caplog: pytest.LogCapt
     policy.write_text(
         'kernels = 1\n[[kernel]]\nmatch = "*"\nmode = "reuse"\nbucket = 1\n'
         '[[kernel]]\nmatch = "*"\nmode = "sometimes"\n'
+        '[[kernel]]\nmatch = "*"\nmode = "reus"\n'
+        '[[kernel]]\nmatch = "*"\nbuckets = { n = 16 }\n'
     )
     kernel = make()
     launch(kernel, 100)
     assert kernel.best_config is CONFIGS[0], "the first rule applies, the second is left out"
     for said in (
         "'kernels' is no part",
-        "'bucket' is unknown; known are match, install",
-        "mode: Input should be 'tune'",
+        "'bucket' is unknown: did you mean 'buckets'?",
+        "mode: choose from tune, reuse, strict, off; the rule is left out",
+        "mode: did you mean 'reuse'?; the rule is left out",
+        "buckets: n: 16 is no bucket: give one such as",
     ):
         assert said in caplog.text
 

@@ -7,6 +7,7 @@ A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_serializer
@@ -285,6 +286,12 @@ class Record(FrozenModel):
         if own is not None and own.at <= since:
             return self
         return self.without_adopted()
+
+    def adopted(self, at: datetime) -> Record:
+        """Return the record as it is kept under another key of equal code from a moment on."""
+        assert self.winner is not None
+        winner = self.winner.model_copy(update={"adopted_at": at, "at": at})
+        return self.model_copy(update={"winner": winner})
 
     def without_adopted(self) -> Record:
         """Return the record without measurements taken over from another key."""

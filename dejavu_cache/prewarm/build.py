@@ -244,6 +244,8 @@ def _copy_records(plan: BuildPlan, source: Store, target: FileStore) -> None:
     devices = {context.environment.device for context in plan.contexts}
     for context in plan.contexts:
         target.put(context, source.records(context))
+    for adopted in plan.adopted:
+        target.put(adopted.context, adopted.records)
     for kernel in {context.kernel.name for context in plan.contexts}:
         for tree, _ in source.trees(kernel):
             if tree.context.environment.device in devices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..model.record import RecordedLaunch
+from ..model.record import RecordedLaunch, RecordSet
 from ..model.scenario import Config, Context, Device, FrozenModel
 from ..stores.manifest import PrewarmedKernel
 
@@ -81,6 +81,7 @@ class BuildPlan(FrozenModel):
     Attributes:
         jobs: the binaries to compile.
         contexts: the contexts whose records are copied.
+        adopted: records of equal code under other keys, which are written under the present one.
         devices: the devices that the folder is for.
         codegen: the code generator by the device's name.
         kernels: the kernels in the folder.
@@ -94,6 +95,7 @@ class BuildPlan(FrozenModel):
 
     jobs: tuple[CompileJob, ...]
     contexts: tuple[Context, ...]
+    adopted: tuple[RecordSet, ...] = ()
     devices: tuple[Device, ...]
     codegen: dict[str, str]
     kernels: tuple[PrewarmedKernel, ...]

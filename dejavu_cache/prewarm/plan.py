@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import PrewarmError
+from ..model.record import RecordSet
 from ..model.scenario import Context, Device
 from ..runtime.launch_recorder import LAUNCH_METHOD
-from ..stores import Store
+from ..stores import MemoryStore, Store, TieredStore, tiers_of
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.hooks import set_target
@@ -16,6 +17,7 @@ from ..triton_internals.host_modules import platform_key
 from .compile_jobs import KernelJobs, KernelRecords, distinct_launches
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, python_files
 from .messages import BuildPlan, CompileJob, PrewarmSpec
+from .recorded_code import equal_records
 from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
 
 __all__ = ["plan"]
@@ -38,6 +40,8 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
+    adopted = [one for kernel in kernels.by_name.values() for one in equal_records(kernel, store)]
+    store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
     contexts = {
         name: _current_contexts(kernel, store, notes) for name, kernel in kernels.by_name.items()
     }
@@ -52,6 +56,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
     return BuildPlan(
         jobs=jobs,
         contexts=tuple(selection.context for selection in selected),
+        adopted=tuple(adopted),
         devices=tuple(devices),
         codegen={device.name: builder_toolchain(device).codegen for device in devices},
         kernels=tuple(
@@ -68,6 +73,14 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.by_name]),
     )
+
+
+def _memory_of(sets: Iterable[RecordSet]) -> MemoryStore:
+    """Return a store of record sets."""
+    store = MemoryStore()
+    for records in sets:
+        store.put(records.context, records.records)
+    return store
 
 
 def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:

@@ -1,30 +1,72 @@
-"""State that records were measured with the code that is installed here.
+"""Records of the code that is installed here, which were made under another key of Triton's.
 
-Records of another key that do not say what was generated, such as those of a development version,
-cannot be compared with today's code. Whoever knows that the code is the same can say so.
+Where records say what Triton generated, today's code is compared with that. Where they do not,
+whoever knows that the code is the same can state it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import PrewarmError
-from ..model.record import Record, RecordedLaunch
-from ..model.scenario import Context, Kernel, Scenario
+from ..model.record import Record, RecordedLaunch, RecordSet
+from ..model.scenario import Config, Context, Kernel, Scenario, now
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
 from ..triton_internals.compilation import recreate_compilation, target_of
 from ..triton_internals.config_names import describe
-from ..triton_internals.generated_code import code_of_compilation
+from ..triton_internals.generated_code import code_of_compilation, generates_equal_code
 from ..triton_internals.hooks import set_target
-from ..triton_internals.identity import value_text
+from ..triton_internals.identity import is_decorated_alike, value_text
 from ..triton_internals.launch_encoding import decode_value
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels
 from .toolchain import installed_triton
 
-__all__ = ["state_code"]
+__all__ = ["equal_records", "state_code"]
+
+
+def equal_records(kernel: DiscoveredKernel, store: Store) -> Iterator[RecordSet]:
+    """Yield a kernel's records of equal code under other keys, as records of the present key.
+
+    Args:
+        kernel: the kernel as it is installed here.
+        store: where its records are.
+    """
+    every = list(store.contexts(kernel.name))
+    for context in every:
+        if context.kernel.source in kernel.sources or not _is_comparable(kernel, context):
+            continue
+        target = target_of(context.environment.device)
+        set_target(target)
+        current, declared = _current_context(kernel, context), kernel.configs(target.backend)
+        known = set(store.scenario_texts(current)) if current in every else set()
+        records = [
+            record.adopted(now())
+            for record in store.records(context)
+            if record.scenario.text not in known and _is_equal(kernel, record, declared)
+        ]
+        if records:
+            yield RecordSet(context=current, records=tuple(records))
+
+
+def _is_comparable(kernel: DiscoveredKernel, context: Context) -> bool:
+    """Return whether a context's code can be generated here."""
+    return (
+        bool(kernel.autotuners)
+        and context.problem.method != LAUNCH_METHOD
+        and context.environment.triton == installed_triton()
+        and is_decorated_alike(context.kernel.source, kernel.source)
+    )
+
+
+def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config, Any]) -> bool:
+    winner = record.winner
+    if winner is None or not record.is_finished or winner.config not in declared:
+        return False
+    config = declared[winner.config]
+    return generates_equal_code(kernel.function, record.launches or (), winner.config, config)
 
 
 def state_code(modules: list[str], store: Store) -> Counter[str]:

@@ -62,8 +62,9 @@ def cached_autotune(
               `DEJAVU_CACHE_URL`.
             - `mode` (Mode | str): what a launch may do on a miss: `tune`, `reuse`, `strict` or
               `off`.
-            - `default` (triton.Config | Callable): the declared config that a miss falls back on,
-              or a function from the arguments by name to one; else the first config.
+            - `default` (triton.Config | Mapping | Callable): the declared config that a miss falls
+              back on, some of its values (`{"BLOCK": 64}` is the first config with them), or a
+              function from the arguments by name to one of these; else the first config.
             - `max_distance` (float): the largest distance to a recorded scenario whose winner may
               stand in, in powers of two summed over the key arguments, 0 or more.
             - `method` (str): how configs are timed: `events-cold` (the default), `events-warm`,
@@ -76,18 +77,18 @@ def cached_autotune(
               choice; `none` does not.
             - `check` (CheckOptions | bool): how results are compared with the default config's
               before a config may win; False compares nothing.
-            - `prune_per` (str): `launch` (the default) prunes for each launch that differs in an
-              argument's value or type, or in a tensor's layout; `scenario` prunes once for all
-              launches of a scenario.
+            - `prune_per` (str): within a bucket, `launch` (the default) prunes for each launch that
+              differs in what the functions read of its arguments; `scenario` prunes once.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.
 
     Raises:
         SettingsError: when a kernel is decorated: it lacks `@triton.jit`, an option does not exist,
-            a parameter has a value that it cannot have, a bucket names no key argument or is
-            misspelled, the default is not among the configs, or `method` is given beside
-            `do_bench`.
+            there are no configs, a config sets what is neither an argument nor an option of a
+            compiler, the key names what is no argument, a parameter has a value that it cannot
+            have, a bucket names no key argument or is misspelled, the default is not among the
+            configs, or `method` is given beside `do_bench`.
 
     Example:
         >>> @cached_autotune(configs=[...], key=["M"], buckets={"M": Pow2()})  # doctest: +SKIP

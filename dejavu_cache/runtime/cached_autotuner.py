@@ -115,8 +115,9 @@ class CachedAutotuner(ChoosingAutotuner):
         """Hot path of the launches, where it applies."""
         if self._interpreted or not is_covered(self.fn):
             return None
-        exact = self._launch_pruning is not None
-        return HotPath(self, self._scenario_key.keys, self._buckets, self._run, exact=exact)
+        return HotPath(
+            self, self._scenario_key.keys, self._buckets, self._run, pruning=self._launch_pruning
+        )
 
     @cached_property
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:

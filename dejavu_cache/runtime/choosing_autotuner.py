@@ -36,7 +36,7 @@ class KeyedLaunch(NamedTuple):
     Attributes:
         key: equal for launches of one scenario that pruning leaves the same configs.
         device: the device's index.
-        configs: what pruning leaves; None where it is asked once per scenario.
+        configs: what pruning leaves; None where it is asked once per key, as by Triton.
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
     """
@@ -168,21 +168,22 @@ class ChoosingAutotuner(DeclaredAutotuner):
         if self._launch_pruning is None:
             return scenario, device, None
         pruned = self._launch_pruning.configs_for(device, args, kwargs)
-        return (*scenario, pruned.key), device, pruned.configs
+        return (*scenario, pruned), device, pruned.configs
 
-    def _request_of(self, launch: KeyedLaunch) -> Request:
-        return self._request(launch.device, launch.args, launch.kwargs, launch.configs)
+    def _request_of(self, launch: KeyedLaunch, context: Context | None = None) -> Request:
+        return self._request(launch.device, launch.args, launch.kwargs, launch.configs, context)
 
     def _look_up_choice(self, launch: KeyedLaunch, choices: Choices) -> ChosenConfig:
         """Choose a launch's config by a record, a tune or a fallback, and keep it in `choices`."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
-        revision = self._resolver.revision(self._context(launch.device))
+        context = self._context(launch.device)
+        revision = self._resolver.revision(context)
         if renewed := choices.renew_fallback(launch.key, revision):
             return renewed
         if self._notice_changed_code():  # so the kernel has another context, and no choices
-            choices = self._choices
-            revision = self._resolver.revision(self._context(launch.device))
-        request = self._request_of(launch)
+            choices, context = self._choices, self._context(launch.device)
+            revision = self._resolver.revision(context)
+        request = self._request_of(launch, context)
         request.refuse_conflicts()
         try:
             resolution = self._resolve_and_report(request, choices.fallback(launch.key))

@@ -6,15 +6,20 @@ neither kernel nor parameter.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import SettingsError
+from ..errors import SettingsError, did_you_mean
+from ..triton_internals.config_names import unknown_name
 from ..triton_internals.identity import kernel_name
+from ..triton_internals.upstream import Heuristics
 from ..tuning.config_space import ConfigSpace
+from .options import unknown_argument
 
-__all__ = ["check_declaration"]
+__all__ = ["check_declaration", "no_configs"]
 
+_EXAMPLE = 'triton.Config({"BLOCK": 64}, num_warps=4)'
 _PRUNING = ("early_config_prune", "perf_model", "top_k")
 
 
@@ -35,7 +40,10 @@ def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
         )
     kernel = kernel_name(fn)
     _check_configs(kernel, parameters["configs"])
-    _check_names(kernel, "key", parameters["key"])
+    read = _names_that_heuristics_read(fn)
+    if read is not None:
+        _check_config_names(kernel, parameters["configs"], [*fn.arg_names, *read])
+    _check_names(kernel, "key", parameters["key"], fn.arg_names)
     if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
         for name in ("reset_to_zero", "restore_value"):
             if parameters[name] is not None:
@@ -47,22 +55,61 @@ def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
 
 
 def _check_configs(kernel: str, configs: Any) -> None:
-    if configs is None or isinstance(configs, ConfigSpace):  # Triton has a config for None
+    if isinstance(configs, ConfigSpace):
         return
-    example = 'triton.Config({"BLOCK": 64}, num_warps=4)'
-    if not (hasattr(configs, "__len__") and hasattr(configs, "__getitem__")):
-        raise SettingsError(f"{kernel}: configs={configs!r}: give a list such as [{example}]")
+    is_list = hasattr(configs, "__len__") and hasattr(configs, "__getitem__")
+    if configs is None or (is_list and not len(configs)):
+        raise SettingsError(f"{kernel}: {no_configs(configs)}")
+    if not is_list or isinstance(configs, (str, Mapping)):
+        raise SettingsError(f"{kernel}: configs={configs!r}: give a list such as [{_EXAMPLE}]")
     for place, config in enumerate(configs):
-        if not hasattr(config, "all_kwargs"):
+        if isinstance(config, type) or not hasattr(config, "all_kwargs"):
             raise SettingsError(
-                f"{kernel}: configs[{place}] is {config!r}: give a triton.Config such as {example}"
+                f"{kernel}: configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
+            )
+        if not isinstance(config.kwargs, Mapping):
+            raise SettingsError(
+                f"{kernel}: configs[{place}] is triton.Config({config.kwargs!r}): give its values "
+                f"by name, such as {_EXAMPLE}"
             )
 
 
-def _check_names(
-    kernel: str, parameter: str, names: Any, arg_names: Sequence[str] | None = None
-) -> None:
-    """Check that a parameter is a collection of names, if `arg_names` are given of these."""
+def no_configs(configs: Any) -> str:
+    """Say that a kernel is declared without configs, for which Triton has one of its own."""
+    return f"configs={configs!r} leaves nothing to choose from: give a list such as [{_EXAMPLE}]"
+
+
+def _names_that_heuristics_read(fn: Any) -> list[str] | None:
+    """Return the names that heuristics below the autotuner may look up in a config.
+
+    None: not all of a config reaches Triton's `run`, which raises for unknown names, since an
+    object of the author's own between the decorators may keep some for itself.
+    """
+    names: list[str] = []
+    while not inspect.isfunction(fn):
+        run = vars(fn).get("run", type(fn))
+        packages = {part.__module__.partition(".")[0] for part in (type(fn), run)}
+        if not packages <= {"triton", "dejavu_cache"}:
+            return None
+        for heuristic in fn.values.values() if isinstance(fn, Heuristics) else ():
+            constants = getattr(getattr(heuristic, "__code__", None), "co_consts", ())
+            names += [constant for constant in constants if isinstance(constant, str)]
+        fn = fn.fn
+    return names
+
+
+def _check_config_names(kernel: str, configs: Any, arg_names: Sequence[str]) -> None:
+    if isinstance(configs, ConfigSpace):
+        named = {"its config_space": configs.names}
+    else:
+        named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
+    for where, names in named.items():
+        if mistake := unknown_name(names, arg_names):
+            raise SettingsError(f"{kernel}: {where} sets {mistake}")
+
+
+def _check_names(kernel: str, parameter: str, names: Any, arg_names: Sequence[str]) -> None:
+    """Check that a parameter is a collection of names of arguments."""
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         name = names if isinstance(names, str) else "n"
         raise SettingsError(f'{kernel}: {parameter}={names!r}: give a list such as ["{name}"]')
@@ -71,11 +118,8 @@ def _check_names(
             raise SettingsError(
                 f"{kernel}: {parameter} holds {name!r}: give the names of arguments, as strings"
             )
-        if arg_names is not None and name not in arg_names:
-            raise SettingsError(
-                f"{kernel}: {parameter} names {name!r}, which is no argument: choose from "
-                f"{', '.join(arg_names)}"
-            )
+    if mistake := unknown_argument(parameter, names, arg_names):
+        raise SettingsError(f"{kernel}: {mistake}")
 
 
 def _check_pruning(kernel: str, pruning: Any) -> None:
@@ -89,5 +133,9 @@ def _check_pruning(kernel: str, pruning: Any) -> None:
     for name in pruning:
         if name not in _PRUNING:
             raise SettingsError(
-                f"{kernel}: prune_configs_by has {name!r}: choose from {', '.join(_PRUNING)}"
+                f"{kernel}: prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
+            )
+        if name != "top_k" and not (pruning[name] is None or callable(pruning[name])):
+            raise SettingsError(
+                f"{kernel}: prune_configs_by[{name!r}]={pruning[name]!r}: give a function"
             )

@@ -13,11 +13,12 @@ from ..errors import SettingsError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
-from ..policy import current_policy
+from ..policy import config_with, current_policy
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.compiler_settings import unreadable_settings
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
@@ -33,6 +34,7 @@ from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
 from .changing_autotuner import ChangingAutotuner
+from .declaration_checks import no_configs
 from .options import (
     CacheOptions,
     check_compared_arguments,
@@ -88,6 +90,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         self._options = validate_options(self._name, options or {})
         self._policy = current_policy().rule_for(self._name)
         self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
+        if not configs:  # `cached_autotune` refuses them, and Triton has a config of its own
+            warn_once(f"configs {self._name}", f"{self._name}: {no_configs(configs)}")
         check_key(self._name, key, arg_names, self._buckets)
         check_method(self._name, self._options, self._do_bench)
         check_compared_arguments(self._name, self._options, arg_names)
@@ -97,6 +101,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         default = self._options.get("default")
         if default is not None:
             validate_default(self._name, default, self.configs)
+        if isinstance(default, Mapping) and not isinstance(self.configs, ConfigSpace):
+            default = config_with(default, self.configs)
         self._default = self._policy.default_among(self.configs) if default is None else default
         self._interpreted = is_interpreting()
         self._device: Callable[[], int] = (
@@ -226,8 +232,11 @@ class DeclaredAutotuner(ChangingAutotuner):
         if self.method and self._unnamed_method:
             reason = reason or f"its benchmark function: {self._unnamed_method}"
         if reason:
-            warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
+            self._say_unstored(reason)
         return reason
+
+    def _say_unstored(self, reason: str) -> None:
+        warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
 
     @property
     def buckets(self) -> Mapping[str, Bucket]:
@@ -241,9 +250,9 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     @cached_property
     def _launch_pruning(self) -> Pruning | None:
-        """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
-        per_launch = self.prunes and self._options.get("prune_per") != "scenario"
-        return Pruning(self) if per_launch else None
+        """Pruning that may differ within a bucket; None if a key's first launch answers for all."""
+        per_launch = self._has_buckets and self._options.get("prune_per") != "scenario"
+        return Pruning(self) if self.prunes and per_launch else None
 
     @cached_property
     def _has_buckets(self) -> bool:
@@ -306,8 +315,17 @@ class DeclaredAutotuner(ChangingAutotuner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         configs: Sequence[Any] | None = None,
+        context: Context | None = None,
     ) -> Request:
-        """Return the request of a launch; `configs` are what pruning leaves, if it was asked."""
+        """Return the request of a launch.
+
+        Args:
+            device: the device's index.
+            args: the launch's positional arguments.
+            kwargs: its keyword arguments.
+            configs: what pruning leaves, if it was asked.
+            context: the context of the kernel's records there, if it was made.
+        """
         # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
         autotuner = copy.copy(self)
         autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -316,9 +334,14 @@ class DeclaredAutotuner(ChangingAutotuner):
             configs = autotuner.prune_configs(dict(kwargs))
         declared = DeclaredConfigs(self._name, configs)
         scenario, unstored = self._scenario_key.launch_scenario(args, kwargs)
+        context = context or self._context(device)
+        if settings := unreadable_settings(context.environment.variables):
+            unstored = f"{', '.join(settings)} has no text that stands for it"
+        if unstored and not self._not_stored:
+            self._say_unstored(unstored)
         return Request(
             autotuner=autotuner,
-            context=self._context(device),
+            context=context,
             scenario=scenario,
             declared=declared,
             default=self._default_config(named, declared),
@@ -364,6 +387,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         if not declared:
             raise ValueError(f"{self._name}: pruning leaves no config for this launch")
         default = self._default(named) if callable(self._default) else self._default
+        if isinstance(default, Mapping):
+            default = self._config_with(default)
         if default is None:
             default = self.configs[0]
         elif not hasattr(default, "all_kwargs"):
@@ -382,6 +407,17 @@ class DeclaredAutotuner(ChangingAutotuner):
                 f"({first}) is used instead",
             )
         return declared[first]
+
+    def _config_with(self, values: Mapping[str, Any]) -> Any | None:
+        """Return the first declared config with a default's values; warn if this GPU has none."""
+        config = config_with(values, self.configs)
+        if config is None:
+            warn_once(
+                f"default {self._name}",
+                f"{self._name}: no declared config has its default's values {dict(values)}: the "
+                "first one is used instead",
+            )
+        return config
 
 
 def _can_be_named(kernel: str, parameters: Iterable[str]) -> bool:

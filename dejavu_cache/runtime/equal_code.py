@@ -49,7 +49,7 @@ def adopt_equal_code(request: Request, store: TolerantStore) -> Found | None:
         found = store.get(context, request.scenario)
         if found is None or not _is_equal(request, found.record):
             continue
-        adopted = _adopted(found.record)
+        adopted = found.record.adopted(now())
         store.put(request.context, adopted)
         name = request.context.kernel.name
         logger.info("%s%s: recorded of equal code before an edit", name, request.scenario)
@@ -100,11 +100,3 @@ def _is_equal(request: Request, record: Record) -> bool:
 def _may_compile() -> bool:
     """Return whether the launch may compile before it runs: not while a request waits for it."""
     return may_benchmark() and not (is_interpreting() or is_capturing_graph())
-
-
-def _adopted(record: Record) -> Record:
-    """Return a record whose winner says that only its own code was compared."""
-    assert record.winner is not None
-    moment = now()
-    winner = record.winner.model_copy(update={"adopted_at": moment, "at": moment})
-    return record.model_copy(update={"winner": winner})

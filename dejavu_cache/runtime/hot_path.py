@@ -15,6 +15,7 @@ from typing import Any
 
 from ..model.buckets import Bucket
 from ..system.notices import logger
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (
@@ -24,6 +25,7 @@ from ..triton_internals.versions import (
     kernel_follows_hooks,
 )
 from .choices import ChosenConfig
+from .pruning import Pruning
 
 __all__ = ["HotPath"]
 
@@ -42,7 +44,7 @@ _ReadyLaunch = tuple[Any, dict[str, Any], dict[str, Any], float, str, Any, Calla
 """
 
 _MOST_LAUNCHES = 1 << 16
-"""Launches that are kept; if exact values count, each new value of a seed adds one."""
+"""Launches that are kept; where a number is a key without a bucket, each new one adds one."""
 
 
 class HotPath:
@@ -54,8 +56,7 @@ class HotPath:
         buckets: the buckets of some of them.
         launch_by_triton: launches `(args, kwargs)` through `JITFunction.run`, and returns the
             compiled kernel and the config that it chose.
-        exact: whether a launch counts by the exact values of all its arguments, since the kernel
-            prunes.
+        pruning: what leaves launches of one key different configs, or None.
     """
 
     def __init__(
@@ -65,15 +66,16 @@ class HotPath:
         buckets: Mapping[str, Bucket],
         launch_by_triton: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
         *,
-        exact: bool = False,
+        pruning: Pruning | None = None,
     ) -> None:
         """Set up an empty cache; the arguments are described at the class."""
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
         self._launch_by_triton = launch_by_triton
-        self._keys, self._buckets, self._exact = keys, buckets, exact
+        self._keys, self._buckets, self._pruning = keys, buckets, pruning
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
-        self._devices: dict[int, tuple[Binder, dict[Any, _ReadyLaunch]]] = {}
+        # Ready launches by their key; where the kernel prunes, those by what it is left.
+        self._devices: dict[int, tuple[Binder, dict[Any, Any]]] = {}
         self._generation = 0
 
     def forget(self) -> None:
@@ -93,6 +95,7 @@ class HotPath:
         launch_and_keep = self._launch_and_keep
         active_driver, all_knobs, monotonic, never = driver, knobs, time.monotonic, math.inf
         hook_chain = HOOK_CHAIN
+        find_pruned = None if self._pruning is None else self._pruning.find
 
         def launch(grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
@@ -100,6 +103,8 @@ class HotPath:
                 device = active.get_current_device()
                 binder, ready = devices[device]
                 bound, key = binder(*args, **kwargs)
+                if find_pruned is not None:
+                    ready = ready[find_pruned(device, args, kwargs)]
                 config, content, tuned, until, name, kernel, call = ready[key]
                 is_ready = config.__dict__ == content
             except Exception:  # unknown key, or an error that Triton's own path will report
@@ -151,6 +156,9 @@ class HotPath:
 
     def _launch_and_keep(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch through `JITFunction.run`, and keep the kernel for the next launch."""
+        # The program has changed what is declared, or pruning answers as for a launch before.
+        if self._autotuner._hot_path is not self or self._learns(grid, args, kwargs):
+            return self._autotuner._launch(grid, args, kwargs)
         generation = self._generation
         kernel, chosen = self._launch_by_triton(args, {"grid": grid, "warmup": False, **kwargs})
         # A hook may change an argument (a descriptor's block), so Triton must bind it each time.
@@ -168,6 +176,28 @@ class HotPath:
                 logger.debug("%s is launched through Triton: %r", self._fn.__name__, error)
         return kernel
 
+    def _learns(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Ask pruning about a launch that it does not know; return whether it knows it now."""
+        if self._pruning is None or not self._devices:
+            return False
+        device = driver.active.get_current_device()
+        try:
+            self._pruning.find(device, args, kwargs)
+        except LookupError:
+            pass
+        except Exception:  # it is asked at each launch
+            return False
+        else:
+            return False
+        try:
+            self._pruning.configs_for(device, args, {"grid": grid, "warmup": False, **kwargs})
+            self._pruning.find(device, args, kwargs)
+        except Exception as error:  # it is raised again, unless the launch needs no pruning
+            if is_from_signal_handler(error):
+                raise
+            return False
+        return True
+
     def _keep(
         self,
         chosen: ChosenConfig,
@@ -181,12 +211,13 @@ class HotPath:
         if ready_launch is None:
             return
         if device not in self._devices:
-            binder = binder_for(self._fn, self._tuned, self._keys, self._buckets, exact=self._exact)
+            binder = binder_for(self._fn, self._tuned, self._keys, self._buckets)
             self._devices[device] = binder, {}
         binder, ready = self._devices[device]
-        if len(ready) >= _MOST_LAUNCHES:
-            ready.clear()
-        ready[binder(*args, **kwargs)[1]] = ready_launch
+        if self._pruning is not None:
+            pruned = self._pruning.find(device, args, kwargs)
+            ready = _with_room(ready).setdefault(pruned, {})
+        _with_room(ready)[binder(*args, **kwargs)[1]] = ready_launch
         if generation != self._generation:  # another thread has learned of a change meanwhile
             self.forget()
 
@@ -203,6 +234,13 @@ class HotPath:
         if name is None or tuned.keys() != self._tuned:
             return None
         return config, content, tuned, chosen.until, name, kernel, c_launcher(kernel)
+
+
+def _with_room(entries: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dictionary, emptied if it is full."""
+    if len(entries) >= _MOST_LAUNCHES:
+        entries.clear()
+    return entries
 
 
 def _name_in_cache(kernel: Any, kernels: dict[str, Any]) -> str | None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, cast, get_args
 
-from pydantic import ValidationError
-
-from ..errors import SettingsError
+from ..errors import SettingsError, did_you_mean
 from ..model.buckets import Bucket, BucketSpec, parse_bucket
-from ..policy import Rule
+from ..policy import Rule, config_with
 from ..settings import Mode, current_settings
-from ..stores import Store
+from ..stores import Store, check_url
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
+from ..triton_internals.upstream import autotune
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.config_space import ConfigSpace
 from ..tuning.result_check import CheckOptions
@@ -37,9 +36,12 @@ __all__ = [
     "check_options",
     "check_policy_default",
     "policy_buckets",
+    "unknown_argument",
     "validate_default",
     "validate_options",
 ]
+
+_TRITON_PARAMETERS = tuple(inspect.signature(autotune).parameters)
 
 ModeName = Literal["tune", "reuse", "strict", "off"]
 """A `Mode` by its value."""
@@ -48,13 +50,15 @@ Consensus = Literal["none", "ranks"]
 """Whether the ranks of a torch.distributed job choose configs independently or all the same."""
 
 PrunePer = Literal["launch", "scenario"]
-"""Whether pruning is asked for each launch that differs, or once for a scenario."""
+"""Whether pruning is asked for each launch that differs to it within a bucket, or once."""
 
 StoreLike = Union[Store, str, "os.PathLike[str]"]
 """A store, its URL, or the folder of a file store."""
 
-DefaultConfig = Union["TritonConfig", Callable[[Mapping[str, Any]], "TritonConfig"]]
-"""A declared config, or a function from a launch's arguments by name to one."""
+DefaultConfig = Union[
+    "TritonConfig", Mapping[str, Any], Callable[[Mapping[str, Any]], "TritonConfig"]
+]
+"""A declared config, some of its values, or a function from a launch's arguments to one."""
 
 
 class CacheOptions(TypedDict, total=False):
@@ -88,7 +92,8 @@ def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
     """
     for name in options:
         if name not in CacheOptions.__annotations__:
-            raise SettingsError(f"{kernel}: {_unknown_option_text(name)}")
+            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
+            raise SettingsError(f"{kernel}: cached_autotune has no option {name!r}: {remedy}")
     parsed = {name: value for name, value in options.items() if value is not None}
     for name, value in parsed.items():
         if name in _PARSERS:
@@ -106,21 +111,27 @@ def check_key(
 ) -> None:
     """Check that buckets are of key arguments; warn about a key that names no argument.
 
+    `check_declaration` refuses such a key. A kernel that `install()` adopts comes here with it.
+
     Raises:
         SettingsError: a bucket is of an argument that is not in the key.
     """
     for name in buckets:
         if name not in key:
-            raise SettingsError(
-                f"{kernel}: buckets name {name!r}, which is not in key: add it to key, "
-                f"which holds {', '.join(key) or 'nothing'}"
-            )
-    unknown = [name for name in key if name not in arg_names]
-    if unknown:  # Triton 3.9 raises for them, and older versions ignore them
-        warn_once(
-            f"key {kernel}",
-            f"{kernel}: key names {unknown}, which are no arguments: they are ignored",
-        )
+            holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
+            remedy = holds if name in arg_names else did_you_mean(name, key)
+            raise SettingsError(f"{kernel}: buckets name {name!r}, which is not in key: {remedy}")
+    if mistake := unknown_argument("key", key, arg_names):  # older versions than 3.9 ignore it
+        warn_once(f"key {kernel}", f"{kernel}: {mistake} (it is ignored)")
+
+
+def unknown_argument(parameter: str, names: Iterable[str], arg_names: Sequence[str]) -> str | None:
+    """Say which of the names that are given to a parameter is no argument of the kernel."""
+    for name in names:
+        if name not in arg_names:
+            remedy = did_you_mean(name, arg_names)
+            return f"{parameter} names {name!r}, which is no argument: {remedy}"
+    return None
 
 
 def check_method(kernel: str, options: CacheOptions, do_bench: Callable[..., Any] | None) -> None:
@@ -147,12 +158,8 @@ def check_compared_arguments(kernel: str, options: CacheOptions, arg_names: Sequ
         return
     tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
     for option, names in (("tolerance", tolerances), ("ignore", check.ignore)):
-        for name in names:
-            if name not in arg_names:
-                raise SettingsError(
-                    f"{kernel}: check: {option} names {name!r}, which is no argument: "
-                    f"choose from {', '.join(arg_names)}"
-                )
+        if mistake := unknown_argument(option, names, arg_names):
+            raise SettingsError(f"{kernel}: check: {mistake}")
 
 
 def check_options(options: CacheOptions) -> CheckOptions | None:
@@ -183,19 +190,23 @@ def check_policy_default(kernel: str, rule: Rule, configs: Sequence[Any]) -> Non
 
 
 def validate_default(kernel: str, default: DefaultConfig, configs: Sequence[Any]) -> None:
-    """Check that a default is one of the declared configs, or a function.
+    """Check that a default is one of the declared configs or some of its values, or a function.
 
     A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
 
     Raises:
         SettingsError: the default is something else.
     """
-    if callable(default):
+    if isinstance(default, Mapping):
+        if mistake := _mistake_in_values(default, configs):
+            raise SettingsError(f"{kernel}: default={default!r}: {mistake}")
         return
-    if not hasattr(default, "all_kwargs"):
+    if callable(default) and not isinstance(default, type):
+        return
+    if isinstance(default, type) or not hasattr(default, "all_kwargs"):
         raise SettingsError(
-            f"{kernel}: default={default!r}: give a triton.Config, or a function from the launch's "
-            "arguments by name to one"
+            f"{kernel}: default={default!r}: give a triton.Config, its values by name, or a "
+            "function from the launch's arguments by name to one"
         )
     if isinstance(configs, ConfigSpace):
         return
@@ -206,14 +217,21 @@ def validate_default(kernel: str, default: DefaultConfig, configs: Sequence[Any]
         )
 
 
-def _unknown_option_text(name: str) -> str:
-    similar = difflib.get_close_matches(name, CacheOptions.__annotations__, n=1)
-    if similar:
-        return f"cached_autotune has no option {name!r}: did you mean {similar[0]!r}?"
-    return (
-        f"cached_autotune has no option {name!r}: it takes those of triton.autotune, and "
-        f"{', '.join(CacheOptions.__annotations__)}"
-    )
+def _mistake_in_values(default: Mapping[str, Any], configs: Sequence[Any]) -> str | None:
+    """Say why values select none of the configs; a space's values are not searched."""
+    if not default:
+        return 'name at least one value, such as {"num_warps": 4}'
+    if isinstance(configs, ConfigSpace):
+        known, is_declared = sorted(configs.names), True
+    else:
+        known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
+        is_declared = config_with(default, configs) is not None
+    for name in default:
+        if name not in known:
+            return f"no config sets {name!r}: {did_you_mean(name, known)}"
+    if is_declared:
+        return None
+    return f"none of the {len(configs)} declared configs has these values: name those of one"
 
 
 def _parse_buckets(kernel: str, buckets: Any) -> dict[str, Bucket]:
@@ -226,18 +244,16 @@ def _parse_buckets(kernel: str, buckets: Any) -> dict[str, Bucket]:
     for name, spec in buckets.items():
         try:
             parsed[name] = parse_bucket(spec)
-        except ValidationError as error:
-            reasons = "; ".join(str(problem["msg"]) for problem in error.errors())
-            raise SettingsError(
-                f"{kernel}: buckets[{name!r}]={spec!r}: {reasons}; give a bucket such as "
-                'Pow2(max=4096), "pow2" or {"kind": "edges", "edges": [1, 16, 256]}'
-            ) from None
+        except SettingsError as error:
+            raise SettingsError(f"{kernel}: buckets[{name!r}]: {error}") from None
     return parsed
 
 
 def _parse_store(store: Any) -> Any:
     if not isinstance(store, (Store, str, os.PathLike)):
         raise TypeError("give a Store, a URL or a folder")
+    if isinstance(store, str):
+        check_url(store)
     return store
 
 
@@ -245,13 +261,13 @@ def _parse_mode(mode: Any) -> Mode:
     try:
         return Mode(mode.lower() if isinstance(mode, str) else mode)
     except ValueError:
-        raise ValueError(f"choose one of {', '.join(choice.value for choice in Mode)}") from None
+        raise ValueError(did_you_mean(mode, [choice.value for choice in Mode])) from None
 
 
 def _parse_choice(choices: Sequence[str]) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         if value not in choices:
-            raise ValueError(f"choose one of {', '.join(choices)}")
+            raise ValueError(did_you_mean(value, choices))
         return value
 
     return parse
@@ -268,12 +284,16 @@ def _parse_check(value: Any) -> Any:
 def _refuse_malformed_check(check: CheckOptions) -> None:
     if isinstance(check.ignore, str):
         raise TypeError(f'ignore is a string: give a list such as ["{check.ignore}"]')
+    if not isinstance(check.ignore, Iterable):
+        raise TypeError(f"ignore={check.ignore!r}: give a list of arguments, or leave it out")
+    if not isinstance(check.repeatable, bool):
+        raise TypeError(f"repeatable={check.repeatable!r}: give True or False")
     tolerance = check.tolerance
     shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
     if not all(share is None or (_is_real(share) and share >= 0) for share in shares):
         raise ValueError("give a tolerance of 0 or more, or one for each of some arguments")
     if not (check.reference is None or callable(check.reference)):
-        raise TypeError("reference is no function of the arguments by name")
+        raise TypeError("give a reference that is a function of the arguments by name")
 
 
 def _parse_distance(value: Any) -> Any:

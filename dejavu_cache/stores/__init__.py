@@ -7,7 +7,7 @@ from .file import FileStore
 from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore, tiers_of, wait_longer
-from .urls import make_absolute, open_store, prewarmed_folders, shipped_stores
+from .urls import check_url, make_absolute, open_store, prewarmed_folders, shipped_stores
 
 __all__ = [
     "FileStore",
@@ -17,6 +17,7 @@ __all__ = [
     "MemoryStore",
     "Store",
     "TieredStore",
+    "check_url",
     "make_absolute",
     "open_store",
     "prewarmed_folders",

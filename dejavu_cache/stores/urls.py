@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ..errors import SettingsError
+from ..errors import SettingsError, did_you_mean
 from ..system.notices import warn_once
 from .base import Store
 from .file import FileStore
@@ -20,7 +20,7 @@ from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore
 
-__all__ = ["make_absolute", "open_store", "prewarmed_folders", "shipped_stores"]
+__all__ = ["check_url", "make_absolute", "open_store", "prewarmed_folders", "shipped_stores"]
 
 SCHEMES = "dejavu_cache.stores"
 """Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
@@ -42,12 +42,29 @@ def open_store(url: str) -> Store:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
-    stores = [_open_tier(part.strip()) for part in url.split(",") if part.strip()]
-    if not stores:
+    stores = [_open_tier(part) for part in _tiers(url)]
+    return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def check_url(url: str) -> None:
+    """Check that a store can be opened by a URL, as far as its text tells; nothing is opened.
+
+    Raises:
+        SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
+    """
+    for part in _tiers(url):
+        _known_scheme(part)
+
+
+def _tiers(url: str) -> list[str]:
+    if not isinstance(url, str):
+        raise SettingsError(f"{url!r} is no URL: give a text, such as file:///folder")
+    parts = [part.strip() for part in url.split(",") if part.strip()]
+    if not parts:
         raise SettingsError(
             "no store is named: give a folder, file:///folder, memory:// or https://server"
         )
-    return stores[0] if len(stores) == 1 else TieredStore(stores)
+    return parts
 
 
 def make_absolute(url: str) -> str:
@@ -73,18 +90,23 @@ def prewarmed_folders(url: str) -> list[Path]:
 
 
 def _open_tier(url: str) -> Store:
+    scheme = _known_scheme(url)
+    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
+    return opener(url)
+
+
+def _known_scheme(url: str) -> str:
     _refuse_what_looks_like_a_url(url)
     try:
         scheme = urlsplit(url).scheme if "://" in url else "file"
     except ValueError as error:
         raise SettingsError(f"{url!r} is no URL: {error}") from None
-    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
-    if opener is None:
+    if scheme not in _BUILT_IN and scheme not in _known_schemes():
         raise SettingsError(
-            f"no store knows the scheme {scheme!r} of {url!r}; "
-            f"known are {', '.join(_known_schemes())}"
+            f"no store knows the scheme {scheme!r} of {url!r}: "
+            f"{did_you_mean(scheme, _known_schemes())}"
         )
-    return opener(url)
+    return scheme
 
 
 def _refuse_what_looks_like_a_url(url: str) -> None:
@@ -98,9 +120,10 @@ def _refuse_what_looks_like_a_url(url: str) -> None:
         if "%00" in url:
             raise SettingsError(f"{url!r}: no path has null characters")
         return
-    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", url):
+    if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):|(https?|file)//", url):
         raise SettingsError(
-            f"{url!r}: write {scheme[0]}//… for a URL, or ./{url} for a folder of that name"
+            f"{url!r}: write {scheme[1] or scheme[2]}://… for a URL, "
+            f"or ./{url} for a folder of that name"
         )
     if "?read_only=" in url:
         raise SettingsError(f"{url!r}: a path takes no options: write file:///folder?read_only=1")
@@ -188,11 +211,10 @@ def _open_frozen(url: str) -> FrozenStore:
     return FrozenStore(_path_in(parts.path))
 
 
-def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:
-    for point in entry_points(group=SCHEMES, name=scheme):
-        opener: Callable[[str], Store] = point.load()
-        return opener
-    return None
+def _from_entry_point(scheme: str) -> Callable[[str], Store]:
+    (point, *_) = entry_points(group=SCHEMES, name=scheme)
+    opener: Callable[[str], Store] = point.load()
+    return opener
 
 
 def _known_schemes() -> list[str]:

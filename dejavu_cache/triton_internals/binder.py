@@ -18,7 +18,6 @@ from triton import knobs
 
 from ..model.buckets import Bucket, Edges, Exact, Multiple, Pow2
 from .versions import SPECIALIZE, WATCHED_KNOBS, only_alignment_counts, specializer
-from .visible_value import visible_value
 
 __all__ = ["SET_BY_CONFIG", "Binder", "binder_for"]
 
@@ -53,8 +52,6 @@ def binder_for(
     tuned: frozenset[str],
     keys: Sequence[str],
     buckets: Mapping[str, Bucket],
-    *,
-    exact: bool = False,
 ) -> Binder:
     """Generate the binder of a jit function for the current device.
 
@@ -72,7 +69,6 @@ def binder_for(
         tuned: the parameters that configs set.
         keys: the key arguments.
         buckets: the buckets of some of them.
-        exact: whether the key holds all that a pruning function can see of the arguments.
     """
     defaults = {
         parameter.name: parameter.default
@@ -81,18 +77,20 @@ def binder_for(
     }
     namespace = _names_for(fn, defaults, buckets)
     # A launch that leaves out a key argument has another scenario than one that gives its default.
-    optional_keys = [name for name in (defaults if exact else keys) if name in defaults]
-    untuned = [parameter for parameter in fn.params if parameter.name not in tuned]
+    optional_keys = [name for name in keys if name in defaults]
     parts = [
-        *(_argument_part(parameter, namespace) for parameter in untuned),
+        *(
+            _argument_part(parameter, namespace)
+            for parameter in fn.params
+            if parameter.name not in tuned
+        ),
         *(_bucket_part(name, buckets.get(name)) for name in keys),
         *(f"__given_{name}" for name in optional_keys),
-        *(_visible_part(parameter.name) for parameter in untuned if exact),
         *("str(__options) if __options else None", "__fn.debug", *WATCHED_KNOBS),
     ]
     exec(_binder_text(fn, tuned, optional_keys, parts), namespace)
     binder: Binder = namespace["bind"]
-    return _with_argument_count(binder) if exact else binder
+    return binder
 
 
 def _binder_text(
@@ -123,7 +121,6 @@ def _names_for(
         "__open": SET_BY_CONFIG,
         "__tensors": _plain_tensor_types(fn),
         "__constant": _constant_part,
-        "__visible": visible_value,
         "__bisect_right": bisect_right,
         **specializer(fn),
     }
@@ -133,29 +130,6 @@ def _names_for(
         if isinstance(bucket, Edges):
             namespace[f"__edges_{name}"] = bucket.edges
     return namespace
-
-
-def _with_argument_count(bind: Binder) -> Binder:
-    """Add the number of positional arguments to a key: a pruning function gets them separately."""
-
-    def bind_and_count(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        bound, key = bind(*args, **kwargs)
-        return bound, (len(args), key)
-
-    return bind_and_count
-
-
-def _visible_part(name: str) -> str:
-    """Write the expression for what a pruning function can see of an argument.
-
-    The argument's own part of the key tells integers and plain tensors from other types, and holds
-    a tensor's dtype and alignment.
-    """
-    return (
-        f"{name} if {name}.__class__ is int else "
-        f"({name}.__class__, {name}.shape, {name}.stride(), {name}.device) "
-        f"if {name}.__class__ in __tensors else __visible({name})"
-    )
 
 
 def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,9 +82,9 @@ def compiler_settings() -> dict[str, str]:
     return dict(sorted(settings.items()))
 
 
-def unreadable_settings() -> list[str]:
-    """Return the names of the settings in force that no text stands for."""
-    return [name for name, value in compiler_settings().items() if value == _UNREADABLE]
+def unreadable_settings(settings: Mapping[str, str]) -> list[str]:
+    """Return the names of the settings, as `compiler_settings` returns them, without a text."""
+    return [name for name, value in settings.items() if value == _UNREADABLE]
 
 
 def _groups() -> Iterator[tuple[str, Any]]:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import enum
 import reprlib
+import sys
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from functools import cache
 from typing import Any
 
+from ..errors import did_you_mean
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
 from .identity import value_text
 from .triton_objects import dtype_name
 
-__all__ = ["LAUNCH_OPTIONS", "TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
+__all__ = [
+    "LAUNCH_OPTIONS",
+    "TUNING_OPTIONS",
+    "DeclaredConfigs",
+    "can_be_recorded",
+    "describe",
+    "unknown_name",
+]
 
 TUNING_OPTIONS = frozenset(
     {
@@ -57,6 +68,41 @@ LAUNCH_OPTIONS = TUNING_OPTIONS | {
 
 _PROCESS = uuid.uuid4().hex
 """Stands for this process where a value has no text that means the same in another."""
+_OPTIONS_OF_OTHER_VERSIONS = frozenset(
+    {"clc", "cluster_dims", "enable_reflect_ftz", "fpsan_homomorphic_casts", "instrumentation_mode"}
+    | {"ir_override", "llvm_fn_attrs", "min_shared_mem", "sched4reg", "warp_size", "wgp_cu_mode"}
+)
+"""Options that only some of Triton 3.4 to 3.9 have: no misspelled names, if they are set."""
+
+
+def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
+    """Say which name of a config is neither a kernel's parameter nor an option of any compiler.
+
+    Triton raises for such a name at the first launch, whatever reads it before.
+    """
+    known = [*parameters]
+    for name in names:
+        if name not in known and name not in _compiler_options():
+            return (
+                f"{name!r}, which is neither an argument nor an option of a compiler: "
+                f"{did_you_mean(name, [*known, *TUNING_OPTIONS])}"
+            )
+    return None
+
+
+@cache
+def _compiler_options() -> frozenset[str]:
+    """Return the options of all backends of this Triton, and of its other versions."""
+    from triton.backends import backends
+
+    modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
+    options = [
+        value.__dataclass_fields__
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and is_dataclass(value)
+    ]
+    return TUNING_OPTIONS.union(_OPTIONS_OF_OTHER_VERSIONS, *options)
 
 
 def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[str]) -> bool:
@@ -67,13 +113,16 @@ def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[st
         configs: its `triton.Config`s.
         parameters: its parameters; everything else in a config is a compiler option.
     """
+    parameters = [*parameters]
     allowed = TUNING_OPTIONS.union(parameters)
     refused = {name for config in configs for name in config.all_kwargs() if name not in allowed}
     if refused:
+        reason = unknown_name(sorted(refused), parameters) or (
+            f"{', '.join(sorted(refused))}, whose effect is not part of a record's key"
+        )
         warn_once(
             f"options {kernel}",
-            f"{kernel}: its configs set {', '.join(sorted(refused))}, whose effect is not part of "
-            "a record's key: it is tuned by Triton, and nothing is recorded",
+            f"{kernel}: its configs set {reason}: it is tuned by Triton, and nothing is recorded",
         )
         return False
     for config in configs:

@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from .compiler_settings import unreadable_settings
-from .environment import is_interpreting
 from .hooks import retry_parsing
 from .triton_objects import (
     dtype_name,
@@ -90,11 +88,10 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
         unnamed = sorted(
             {name for one in config_values for name, value in one.items() if not value_text(value)}
         )
-        settings = [] if is_interpreting() else unreadable_settings()
     except Exception as error:  # plain Triton would say at the launch what is wrong with it
         return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
-    without_text = ", ".join([*settings, *(f"a config's {name}" for name in unnamed)])
-    reason = f"{without_text} has no text that stands for it" if without_text else None
+    named = ", ".join(unnamed)
+    reason = f"a config sets {named} to a value without a name" if unnamed else None
     return KernelIdentity(source, reason)
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import sys
+from collections import namedtuple
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +107,11 @@ def _to_tree(value: Any) -> Any:
         return {"dtype": str(value)}
     if type_name == "constexpr":
         return {"constexpr": _to_tree(value.value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {
+            "named": type_name,
+            "fields": [[n, _to_tree(v)] for n, v in value._asdict().items()],
+        }
     if type(value) is tuple or type_name == "tuple":
         return {"tuple": [_to_tree(item) for item in value]}
     if isinstance(value, list):
@@ -138,6 +144,9 @@ def _from_tree(tree: Any) -> Any:
             return tl.constexpr(_from_tree(value))
         case {"tuple": items}:
             return tuple(_from_tree(item) for item in items)
+        case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
+            names, values = zip(*fields, strict=True) if fields else ((), ())
+            return namedtuple(name, names)(*map(_from_tree, values))
         case {"jit": name}:
             return _imported_function(name)
         case {"layout": name, "fields": fields}:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
-from ..errors import SettingsError
+from ..errors import SettingsError, did_you_mean
 from ..system.fork_lock import cached_property
 from ..triton_internals.environment import current_target, is_interpreting
 
@@ -44,13 +44,15 @@ class ConfigSpace(Sequence[Any]):
         """Set up the space without building it; `config_space` describes the arguments."""
         self._choices = choices
         self._vendors = vendors
-        self._where = [
-            _by_name(condition, {*choices, *itertools.chain(*vendors.values())})
-            for condition in where
-        ]
+        self._where = [_by_name(condition, self.names) for condition in where]
         self._pre_hook = pre_hook
         self.search = search
         self.budget = budget
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all parameters on any vendor's GPUs; the space is not built for them."""
+        return {*self._choices, *itertools.chain(*self._vendors.values())}
 
     def for_vendor(self, vendor: str) -> list[Any]:
         """Return the configs on a vendor's GPUs.
@@ -152,6 +154,17 @@ def config_space(
     Example:
         >>> space = config_space({"BLOCK": [64, 128]}, where=lambda BLOCK: BLOCK > 64)
     """
+    for name, given in (("params", params), ("cuda", cuda or {}), ("hip", hip or {})):
+        if not isinstance(given, Mapping):
+            raise SettingsError(
+                f'config_space: {name}={given!r}: give values by name, as in {{"BLOCK": [64, 128]}}'
+            )
+    for name in params:
+        if name in OPTIONS:  # else the option's own value would replace it without a word
+            raise SettingsError(
+                f"config_space: {name} is among the meta-parameters: give it as an argument, "
+                f"{name}={params[name]!r}"
+            )
     choices = {
         **params,
         "num_warps": num_warps,
@@ -159,18 +172,24 @@ def config_space(
         "num_ctas": num_ctas,
         "maxnreg": maxnreg,
     }
-    if search not in ("exhaustive", "optuna"):
-        raise SettingsError(f"search={search!r}: choose exhaustive or optuna")
+    if search not in get_args(Strategy):
+        raise SettingsError(f"search={search!r}: {did_you_mean(search, get_args(Strategy))}")
     if search == "optuna" and budget is None:
         raise SettingsError(
             'search="optuna" needs a budget: how many configs of a scenario it may measure'
         )
-    if budget is not None and budget < 1:
-        raise SettingsError(f"budget={budget}: measure at least one config")
+    if budget is not None and not (_is_whole(budget) and budget >= 1):
+        raise SettingsError(f"budget={budget!r}: give a number of configs, 1 or more")
+    if not (pre_hook is None or callable(pre_hook)):
+        raise SettingsError(f"pre_hook={pre_hook!r}: give a function")
+    conditions = [where] if callable(where) or not isinstance(where, Iterable) else [*where]
+    for condition in conditions:
+        if not callable(condition):
+            raise SettingsError(f"where={condition!r}: give a function of the parameters by name")
     return ConfigSpace(
         _as_tuples(choices),
         {"cuda": _as_tuples(cuda or {}), "hip": _as_tuples(hip or {})},
-        [where] if callable(where) else list(where),
+        conditions,
         pre_hook,
         search,
         budget,
@@ -179,13 +198,26 @@ def config_space(
 
 def _as_tuples(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
     tuples = {
-        name: (values,) if isinstance(values, (str, int)) else tuple(values)
+        name: tuple(values) if _is_collection(values) else (values,)
         for name, values in choices.items()
     }
     for name, values in tuples.items():
+        if not isinstance(name, str):
+            raise SettingsError(f"config_space: {name!r} is no name of a parameter: give a string")
         if not values:
             raise SettingsError(f"{name} has no values to choose from")
+        for value in values if name in OPTIONS else ():
+            if not ((_is_whole(value) and value >= 0) or (value is None and name == "maxnreg")):
+                raise SettingsError(f"{name}={value!r}: give whole numbers, such as [4, 8]")
     return tuples
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_collection(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[str, Any]], bool]:
@@ -204,8 +236,7 @@ def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[st
     unknown = [name for name in wanted if name not in parameters]
     if unknown:
         raise SettingsError(
-            f"where looks at {', '.join(unknown)}; "
-            f"the parameters are {', '.join(sorted(parameters))}"
+            f"where looks at {', '.join(unknown)}: {did_you_mean(unknown[0], sorted(parameters))}"
         )
 
     def holds(values_by_name: Mapping[str, Any]) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import triton
-from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
@@ -28,6 +27,7 @@ from dejavu_cache.prewarm.messages import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
+from dejavu_cache.triton_internals.identity import identify, kernel_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = json.loads((ROOT / "tools" / "shipped_records.json").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def test_the_library_finds_them() -> None:
 def test_they_are_of_the_code_as_it_is(name: str) -> None:
     _, recorded_contexts = contexts(name)
     assert {context.kernel.source for context in recorded_contexts} == {
-        source_hash(kernel(name).fn)
+        identify(kernel(name).fn, ()).source
     }
     assert [context.problem for context in recorded_contexts] == [problem(kernel(name))] * len(
         recorded_contexts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,29 @@ def test_what_was_imported_before_is_named(
     finally:
         uninstall()
         del sys.modules["early"], sys.modules["holds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"configs": []}, "configs=[] leaves nothing to choose from: give a list such as"),
+        ({"configs": [triton.Config({"BLOK": 16})] * 2}, "'BLOK', which is neither an argument"),
+        pytest.param(
+            {"key": ["Odd"]},
+            "key names 'Odd', which is no argument: did you mean 'odd'?",
+            marks=pytest.mark.skipif(triton.__version__ >= "3.9", reason="Triton raises"),
+        ),
+    ],
+)
+def test_a_librarys_typo_is_a_warning_and_tritons_own_affair(
+    with_installation: None, caplog: pytest.LogCaptureFixture, options: Any, says: str
+) -> None:
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+    decorated = triton.autotune(**{"configs": configs, "key": [], **options})(triton.jit(ignores))
+    for _ in range(2):
+        with suppress(Exception):  # Triton's own, of a kernel whose BLOCK no config sets
+            decorated[(1,)](torch.ones(1), 3)
+    assert caplog.text.count(says) == 1
 
 
 def test_torchs_own_autotuners_stay_tritons(with_installation: None) -> None:

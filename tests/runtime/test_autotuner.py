@@ -134,7 +134,14 @@ def test_a_dead_tune_goes_on_where_it_stopped() -> None:
 def test_one_config_needs_no_benchmark() -> None:
     bench = Bench()
     launch(make(bench, configs=CONFIGS[:1]), 100)
-    launch(make(bench, configs=[], fn=triton.heuristics({"BLOCK": lambda args: 16})(add_one)), 100)
+    launch(
+        make(
+            bench,
+            configs=[triton.Config({})],
+            fn=triton.heuristics({"BLOCK": lambda args: 16})(add_one),
+        ),
+        100,
+    )
     assert bench.calls == 0
 
 

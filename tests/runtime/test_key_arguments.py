@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 from support.addition import Bench, make
-from support.kernels import launch
 
 from dejavu_cache import Edges, Multiple, Pow2
 from dejavu_cache.errors import KeyArgumentError, SettingsError
@@ -101,14 +100,9 @@ def test_a_bucket_of_no_key_is_refused_where_it_is_declared() -> None:
         make(buckets={"m": Pow2()})
 
 
-def test_a_key_of_no_argument_is_refused_or_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Triton 3.9 refuses it; before, it was ignored, and code that relies on that goes on."""
-    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
-        with pytest.raises(ValueError, match="typo"):
-            make(key=["n", "typo"])
-    else:
-        launch(make(key=["n", "typo"]), 100)
-        assert "typo" in caplog.text
+def test_a_key_of_no_argument_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(SettingsError, match="key names 'typo', which is no argument"):
+        make(key=["n", "typo"])
 
 
 def _spy(name: str, parameters: int) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import triton
 from support.addition import CONFIGS, add_one
+from triton.backends import backends
 
 from dejavu_cache import (
     CheckOptions,
@@ -20,6 +23,7 @@ from dejavu_cache import (
 )
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.request import Request, TuningBudget
+from dejavu_cache.triton_internals import config_names
 
 
 def decorate(**options: Any) -> Any:
@@ -29,38 +33,64 @@ def decorate(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, r"mode='fast': choose one of tune, reuse, strict, off"),
-        ({"mode": 3}, r"mode=3: choose one of tune"),
-        ({"method": "events"}, r"method='events': choose one of events-cold, "),
-        ({"consensus": "all"}, r"consensus='all': choose one of none, ranks"),
+        ({"mode": "fast"}, r"mode='fast': choose from tune, reuse, strict, off"),
+        ({"mode": "reus"}, r"mode='reus': did you mean 'reuse'\?"),
+        ({"mode": 3}, r"mode=3: choose from tune"),
+        ({"method": "event-cold"}, r"method='event-cold': did you mean 'events-cold'\?"),
+        ({"consensus": "all"}, r"consensus='all': choose from none, ranks"),
+        ({"prune_per": "scenarios"}, r"prune_per='scenarios': did you mean 'scenario'\?"),
         ({"max_distance": -1}, r"max_distance=-1: give a finite number of powers of two"),
         ({"max_distance": float("nan")}, r"max_distance=nan: give a finite number"),
         ({"tune_seconds": 0}, r"tune_seconds=0: give a finite number of seconds above 0"),
         ({"tune_seconds": "9"}, r"tune_seconds='9': give a finite number of seconds"),
         ({"tune_configs": 0}, r"tune_configs=0: give a number of configs, 1 or more"),
         ({"tune_configs": 1.5}, r"tune_configs=1.5: give a number of configs"),
+        ({"tune_configs": True}, r"tune_configs=True: give a number of configs"),
         ({"store": 7}, r"store=7: give a Store, a URL or a folder"),
-        ({"buckets": {"n": "powers"}}, r"buckets\['n'\]='powers': .*Pow2\(max=4096\)"),
-        ({"buckets": {"n": {"kind": "edges"}}}, r"buckets\['n'\]=.*Field required"),
-        ({"buckets": {"n": {"kind": "pow2", "max": 3}}}, r"max=3 is not a power of two"),
+        ({"store": "htps://host"}, r"scheme 'htps' of 'htps://host': did you mean 'https'\?"),
+        ({"store": "fil:///records"}, r"scheme 'fil' of .*: did you mean 'file'\?"),
+        ({"store": "https//host"}, r"'https//host': write https://"),
+        ({"store": ""}, r"no store is named: give a folder"),
+        (
+            {"buckets": {"n": 16}},
+            r"buckets\['n'\]: 16 is no bucket: give one such as Multiple\(16\)",
+        ),
+        ({"buckets": {"n": "powr2"}}, r"buckets\['n'\]: .*'powr2': did you mean 'pow2'\?"),
+        ({"buckets": {"n": {"kind": "edges"}}}, r"buckets\['n'\]: .*: give one list of finite num"),
+        (
+            {"buckets": {"n": {"kind": "pow2", "max": 3}}},
+            r"max=3 is not a power of two: give 2 or 4",
+        ),
+        ({"buckets": {"n": {"kind": "pow2", "mx": 4}}}, r"it has no 'mx': did you mean 'max'\?"),
         ({"buckets": "pow2"}, r"buckets='pow2': give a mapping"),
-        ({"buckets": {"m": "pow2"}}, r"buckets name 'm', which is not in key: add it to key"),
+        ({"buckets": {"BLOCK": "pow2"}}, r"buckets name 'BLOCK', which is not in key: add it to"),
+        ({"buckets": {"N": "pow2"}}, r"buckets name 'N', which is not in key: did you mean 'n'\?"),
+        ({"buckets": {"m": "pow2"}}, r"buckets name 'm', which is not in key: choose from n"),
         ({"check": CheckOptions(ignore=["zz"])}, r"check: ignore names 'zz', which is no argument"),
         (
             {"check": CheckOptions(tolerance={"zz": 0.1})},
             r"tolerance names 'zz', .*: choose from x",
         ),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
-        ({"default": {"BLOCK": 16}}, r"default=\{'BLOCK': 16\}: give a triton.Config, or a func"),
+        ({"default": {"BLOCK": 7}}, r"default=\{'BLOCK': 7\}: none of the 3 declared configs has"),
+        ({"default": {"BLOK": 16}}, r"no config sets 'BLOK': did you mean 'BLOCK'\?"),
+        ({"default": {}}, r"default=\{\}: name at least one value"),
+        ({"default": "first"}, r"default='first': give a triton.Config, its values by name, or"),
+        ({"default": triton.Config}, r"default=<class .*: give a triton.Config, its values"),
         ({"bucket": {}}, r"has no option 'bucket': did you mean 'buckets'\?"),
-        ({"zzz": 1}, r"has no option 'zzz': it takes those of triton.autotune, and buckets, store"),
+        (
+            {"restore_values": ["n"]},
+            r"has no option 'restore_values': did you mean 'restore_value'",
+        ),
+        ({"zzz": 1}, r"has no option 'zzz': choose from buckets, store, .*, configs, key"),
     ],
 )
 def test_a_bad_option_is_an_error_that_names_kernel_value_and_remedy(
     options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DejavuError, match=rf"add_one: .*{message}|add_one: {message}"):
+    with pytest.raises(DejavuError, match=rf"add_one: .*{message}|add_one: {message}") as refused:
         decorate(**options)
+    assert "\n" not in str(refused.value), "one sentence"
 
 
 def plain_function(x_ptr: Any, n: int) -> None:
@@ -78,16 +108,48 @@ CONFIG = triton.Config({"BLOCK": 16})
         ({"configs": [CONFIGS]}, r"configs\[0\] is \["),
         ({"configs": CONFIG}, r"configs=.*: give a list such as \[triton.Config\("),
         ({"configs": iter(CONFIGS)}, r"configs=.*: give a list such as"),
+        ({"configs": "64"}, r"configs='64': give a list such as"),
+        ({"configs": {"BLOCK": 64}}, r"configs=\{'BLOCK': 64\}: give a list such as"),
+        ({"configs": []}, r"configs=\[\] leaves nothing to choose from: give a list such as"),
+        ({"configs": None}, r"configs=None leaves nothing to choose from: give a list"),
+        ({"configs": [triton.Config]}, r"configs\[0\] is <class .*: give a triton.Config such"),
+        ({"configs": [triton.Config("BLOCK")]}, r"Config\('BLOCK'\): give its values by name"),
+        (
+            {"configs": [CONFIG, triton.Config({"BLOK": 64})]},
+            r"configs\[1\] sets 'BLOK', .*: did you mean 'BLOCK'\?",
+        ),
+        (
+            {"configs": [triton.Config({"BLOCK": 64, "num_warp": 8})]},
+            r"configs\[0\] sets 'num_warp', .*: did you mean 'num_warps'\?",
+        ),
+        (
+            {"configs": config_space({"BLOCK": [16]}, hip={"wave_per_eu": [2]})},
+            r"its config_space sets 'wave_per_eu', .*: did you mean 'waves_per_eu'\?",
+        ),
+        (
+            {"configs": config_space({"BLOCK": [16]}), "default": {"BLOK": 16}},
+            r"no config sets 'BLOK': did you mean 'BLOCK'\?",
+        ),
+        ({"key": ["N"]}, r"key names 'N', which is no argument: did you mean 'n'\?"),
+        ({"key": ["n", "stride"]}, r"key names 'stride', .*: choose from x_ptr, y_ptr, n, BLOCK"),
         ({"key": "n"}, r"key='n': give a list such as \[\"n\"\]"),
         ({"key": None}, r"key=None: give a list"),
         ({"key": [1]}, r"key holds 1: give the names of arguments"),
         ({"restore_value": ["zz"]}, r"restore_value names 'zz', which is no argument: choose from"),
+        ({"restore_value": ["y_pt"]}, r"restore_value names 'y_pt', .*: did you mean 'y_ptr'\?"),
         ({"reset_to_zero": "y_ptr"}, r"reset_to_zero='y_ptr': give a list such as \[\"y_ptr\"\]"),
-        ({"prune_configs_by": {"early": print}}, r"has 'early': choose from early_config_prune, "),
+        ({"prune_configs_by": {"early": print}}, r"has no 'early': choose from early_config_prun"),
+        ({"prune_configs_by": {"perf_mode": print}}, r"'perf_mode': did you mean 'perf_model'\?"),
+        ({"prune_configs_by": {"early_config_prune": 3}}, r"\['early_config_prune'\]=3: give a"),
         ({"prune_configs_by": print}, r"prune_configs_by=.*: give a dictionary"),
         ({"do_bench": 3}, r"do_bench=3: give a function"),
         ({"post_hook": "x"}, r"post_hook='x': give a function"),
         ({"check": CheckOptions(ignore="y_ptr")}, r"ignore is a string: give a list such as"),
+        ({"check": CheckOptions(ignore=3)}, r"ignore=3: give a list of arguments"),  # type: ignore[arg-type]
+        ({"check": CheckOptions(ignore=["y_pt"])}, r"ignore names 'y_pt', .*mean 'y_ptr'\?"),
+        ({"check": CheckOptions(repeatable="no")}, r"repeatable='no': give True or False"),  # type: ignore[arg-type]
+        ({"check": CheckOptions(reference=3)}, r"give a reference that is a function"),  # type: ignore[arg-type]
+        ({"check": CheckOptions}, r"check=<class .*: give True, False or CheckOptions"),
         ({"check": CheckOptions(tolerance="x")}, r"give a tolerance of 0 or more"),  # type: ignore[arg-type]
         ({"check": CheckOptions(tolerance={"y_ptr": -1})}, r"give a tolerance of 0 or more"),
     ],
@@ -95,8 +157,9 @@ CONFIG = triton.Config({"BLOCK": 16})
 def test_a_first_mistake_is_an_error_that_names_kernel_value_and_remedy(
     parameters: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=rf"addition.add_one: .*{message}"):
+    with pytest.raises(SettingsError, match=rf"addition.add_one: .*{message}") as refused:
         cached_autotune(**{"configs": CONFIGS, "key": ["n"], **parameters})(add_one)
+    assert "\n" not in str(refused.value), "one sentence"
 
 
 @pytest.mark.parametrize("undecorated", [plain_function, 3])
@@ -111,8 +174,72 @@ def test_a_default_that_returns_no_config_is_named() -> None:
         kernel.explain(torch.ones(1), torch.ones(1), 100)
 
 
-def test_triton_has_a_config_for_a_kernel_without_any() -> None:
-    assert len(cached_autotune([], ["n"])(add_one).configs) == 1
+@pytest.mark.parametrize(
+    "option", ["matrix_instr_nonkdim", "maxnreg", "num_consumer_groups", "sched4reg", "wgp_cu_mode"]
+)
+def test_an_option_of_another_backend_or_version_is_no_typo(option: str) -> None:
+    cached_autotune([triton.Config({"BLOCK": 64, option: 1})], ["n"])(add_one)
+
+
+def test_an_option_of_a_backend_that_only_this_triton_has_is_no_typo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass
+    class ForeignOptions:
+        grf_mode: str = "default"
+
+    config_names._compiler_options.cache_clear()
+    monkeypatch.setattr(backends["amd"].compiler, "__module__", __name__)
+    monkeypatch.setattr(sys.modules[__name__], "ForeignOptions", ForeignOptions, raising=False)
+    cached_autotune([triton.Config({"BLOCK": 64, "grf_mode": "large"})], ["n"])(add_one)
+    config_names._compiler_options.cache_clear()
+
+
+class KeepsSome:
+    """An object of the author's own above a kernel, which keeps some of a config for itself."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args: Any, split: int = 1, **kwargs: Any) -> Any:
+        return self.fn.run(*args, **kwargs)
+
+
+def test_a_name_that_does_not_reach_triton_is_no_typo() -> None:
+    configs = [triton.Config({"BLOCK": 64, "split": 2})]
+    cached_autotune(configs, ["n"])(KeepsSome(add_one))
+    with pytest.raises(SettingsError, match="'split', which is neither"):
+        cached_autotune(configs, ["n"])(add_one)
+
+
+def test_pruning_that_is_declared_as_none_is_accepted() -> None:
+    decorate(prune_configs_by={"early_config_prune": None, "perf_model": None, "top_k": None})
+
+
+def test_a_name_that_a_heuristic_reads_is_no_typo() -> None:
+    configs = [triton.Config({"ROWS": rows}) for rows in (1, 2)]
+    kernel = triton.heuristics({"BLOCK": lambda args: 16 * args["ROWS"]})(add_one)
+    cached_autotune(configs, ["n"])(kernel)
+    with pytest.raises(SettingsError, match=r"'ROW', which is neither .*: did you mean 'ROWS'"):
+        cached_autotune([triton.Config({"ROW": 1})], ["n"])(kernel)
+
+
+@pytest.mark.parametrize("configs", [CONFIGS, config_space({"BLOCK": [16, 32, 64]})])
+@pytest.mark.parametrize(
+    "default", [{"BLOCK": 64}, {"num_warps": 4, "BLOCK": 64}, lambda arguments: {"BLOCK": 64}]
+)
+def test_a_default_may_be_some_of_its_values(configs: Any, default: Any) -> None:
+    kernel = cached_autotune(configs, ["n"], default=default, mode="reuse")(add_one)
+    assert kernel.explain(torch.ones(1), torch.ones(1), 100).config is configs[2]
+
+
+def test_values_that_no_config_of_a_space_has_leave_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    space = config_space({"BLOCK": [16, 32]})
+    kernel = cached_autotune(space, ["n"], default={"BLOCK": 7}, mode="reuse")(add_one)
+    assert kernel.explain(torch.ones(1), torch.ones(1), 100).config is space[0]
+    assert "no declared config has its default's values {'BLOCK': 7}" in caplog.text
 
 
 def test_none_is_an_option_that_is_not_given() -> None:

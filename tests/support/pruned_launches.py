@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +23,7 @@ from dejavu_cache import Edges, Multiple, Pow2, cached_autotune
 from dejavu_cache.model.buckets import Bucket
 from support.pretended_gpu import LAUNCHED
 
-__all__ = ["launch_at_random"]
+__all__ = ["launch_after_changes", "launch_at_random", "launch_with_changes"]
 
 CONFIGS = [triton.Config({"B": block}, num_warps=4) for block in (16, 32, 64, 128)]
 MEMORY = torch.zeros(1 << 14, dtype=torch.uint8)
@@ -38,12 +40,23 @@ def seen(value: Any) -> Any:
 
 
 def left_by_rule(
-    configs: Sequence[Any], named: Mapping[str, Any], names: Sequence[str], **more: Any
+    configs: Sequence[Any], arguments: Mapping[str, Any], names: Sequence[str], branches: bool
 ) -> list[Any]:
-    """Return the configs that a digest of the named arguments chooses, at least one."""
-    arguments = {**named, **more}
-    text = repr([(name, seen(arguments[name])) for name in names if name in arguments])
-    bits = hashlib.sha256(text.encode()).digest()[0] % 15 + 1
+    """Return the configs that a digest of the named arguments chooses, at least one.
+
+    Args:
+        configs: the configs to choose from.
+        arguments: the launch's arguments by name.
+        names: the arguments that are read, in order.
+        branches: whether the digest of those that are read decides whether the next one is.
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        if name in arguments:
+            digest.update(repr((name, seen(arguments[name]))).encode())
+        if branches and digest.digest()[1] % 3 == 0:
+            break
+    bits = digest.digest()[0] % 15 + 1
     return [config for place, config in enumerate(configs) if bits >> place & 1]
 
 
@@ -71,14 +84,16 @@ def draw_arguments(rng: random.Random) -> dict[str, Any]:
 
 
 def make_kernel(rng: random.Random) -> tuple[Any, Any]:
-    """Return a kernel, and its rule as a function of a launch's arguments."""
+    """Return a kernel with a bucket, and its rule as a function of a launch's arguments."""
     names = rng.sample(["x", "y", "n", "m", "scale", "flag", "z"], rng.randint(1, 7))
+    reads_all, branches = rng.random() < 0.3, rng.random() < 0.5
 
     def prune(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
         # Arguments by position and by name come apart, and a rule may look at one of them alone.
-        return left_by_rule(configs, named, names, **(more if len(names) % 2 else {}))
+        arguments = ChainMap(more if len(names) % 2 else {}, named)  # type: ignore[arg-type]
+        return left_by_rule(configs, dict(arguments) if reads_all else arguments, names, branches)
 
-    key = rng.sample(["n", "m"], rng.randint(0, 2))
+    key = rng.sample(["n", "m"], rng.randint(1, 2))
     rules: list[Bucket] = [Pow2(), Multiple(64), Edges((1, 50))]
     bucket = rng.choice(rules)
     kernel = cached_autotune(
@@ -120,6 +135,68 @@ def launch_at_random(seed: int, count: int) -> dict[str, int]:
         block = LAUNCHED[-1].constant("B")
         counts["left out"] += block not in [config.kwargs["B"] for config in left]
     return counts
+
+
+def some_of_n(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
+    n = named["n"] if "n" in named else more["n"]
+    return [config for config in configs if n % config.kwargs["B"] == 0]
+
+
+PRUNINGS: dict[str, Any] = {
+    "early": {"early_config_prune": some_of_n},
+    "model": {"perf_model": lambda n, B, **more: B, "top_k": 2},
+}
+CHANGES: dict[str, Any] = {
+    "integer": lambda call, step: call(MEMORY[:64], None, 64, 2 * step + 3, 1.0, "a"),
+    "float": lambda call, step: call(MEMORY[:64], None, 64, 3, 0.5 * step, "a"),
+    "shape": lambda call, step: call(MEMORY[:16 * step], None, 64, 3, 1.0, "a"),
+    "by name": lambda call, step: call(MEMORY, None, n=64, m=2 * step + 3, scale=1.0, flag="a"),
+    "tensor by name": lambda call, step: call(
+        MEMORY, y=MEMORY[16 * step :], n=64, m=3, scale=1.0, flag="a"
+    ),
+}  # fmt: skip
+
+
+def launch_with_changes(count: int) -> dict[str, int]:
+    """Return how many launches that differ in what pruning does not read left the hot path."""
+    by_triton: list[Any] = []
+    JITFunction.run = note_calls(JITFunction.run, by_triton)
+    left_hot_path = {}
+    for bucket, pruning, change in itertools.product([None, Pow2()], PRUNINGS, CHANGES):
+        kernel = cached_autotune(
+            configs=CONFIGS,
+            key=["n"],
+            buckets={"n": bucket} if bucket else {},
+            prune_configs_by=PRUNINGS[pruning],
+            do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
+            check=False,
+        )(triton.jit(body))
+        CHANGES[change](kernel[(1,)], 1)
+        by_triton.clear()
+        for step in range(2, count):
+            CHANGES[change](kernel[(1,)], step)
+        left_hot_path[f"{bucket} {pruning} {change}"] = len(by_triton)
+    return left_hot_path
+
+
+def launch_after_changes() -> list[int]:
+    """Return the blocks that a kept launcher runs once a config more makes the kernel prune."""
+    kernel = cached_autotune(
+        configs=CONFIGS[:2],
+        key=["n"],
+        buckets={"n": Pow2()},
+        prune_configs_by={"perf_model": lambda n, B, **more: n % B * 1000 - B, "top_k": 2},
+        do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
+        check=False,
+    )(triton.jit(body))
+    launch = kernel[(1,)]
+    blocks = []
+    for configs in (CONFIGS[:2], CONFIGS[:3], CONFIGS):
+        kernel.configs = configs
+        for n in (64, 80, 96, 64, 80, 96):
+            launch(MEMORY, None, n, 3, 1.0, "a")
+            blocks.append(LAUNCHED[-1].constant("B"))
+    return blocks
 
 
 def note_calls(run: Any, calls: list[Any]) -> Any:

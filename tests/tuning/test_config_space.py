@@ -114,16 +114,28 @@ def test_it_goes_wherever_a_list_goes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"where": lambda WIDTH: True}, "where looks at WIDTH; the parameters are BLOCK"),
+        ({"where": lambda WIDTH: True}, "where looks at WIDTH: choose from BLOCK"),
         ({"num_warps": []}, "num_warps has no values"),
         ({"search": "optuna"}, "needs a budget"),
-        ({"search": "random"}, "choose exhaustive or optuna"),
-        ({"budget": 0}, "at least one"),
+        ({"search": "random"}, "search='random': choose from exhaustive, optuna"),
+        ({"search": "optun", "budget": 3}, "search='optun': did you mean 'optuna'"),
+        ({"budget": 0}, "budget=0: give a number of configs, 1 or more"),
+        ({"budget": "3"}, "budget='3': give a number"),
+        ({"where": lambda BLOK: True}, "where looks at BLOK: did you mean 'BLOCK'"),
+        ({"where": 3}, "where=3: give a function"),
+        ({"where": ["BLOCK > 3"]}, "where='BLOCK > 3': give a function"),
+        ({"num_warps": [-4]}, "num_warps=-4: give whole numbers"),
+        ({"num_warps": "4"}, "num_warps='4': give whole numbers"),
+        ({"cuda": ["maxnreg"]}, r"cuda=\['maxnreg'\]: give values by name"),
+        ({"pre_hook": 3}, "pre_hook=3: give a function"),
+        ({"params": ["BLOCK"]}, r"params=\['BLOCK'\]: give values by name"),
+        ({"params": {1: [16]}}, "1 is no name of a parameter"),
+        ({"params": {"num_warps": [8]}}, r"give it as an argument, num_warps=\[8\]"),
     ],
 )
 def test_mistakes_are_named_where_they_are_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        config_space({"BLOCK": [16]}, **options)
+        config_space(**{"params": {"BLOCK": [16]}, **options})
 
 
 def test_conditions_that_leave_nothing_are_said() -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario
-from dejavu_cache.settings import NAMESPACE
+from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
 from dejavu_cache.system.notices import warn_once
 
 from .answers import (
@@ -70,7 +70,9 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
     if parts.username or parts.password:
         raise SettingsError("a server's URL carries no user or password: set DEJAVU_CACHE_TOKEN")
     is_whole = not options and not parts.fragment and _names_server(parts)
-    if not is_whole or not re.fullmatch(NAMESPACE, namespace):
+    if is_whole and not re.fullmatch(NAMESPACE, namespace):
+        raise SettingsError(f"{url!r}: {namespace!r} is no namespace: {NAMESPACE_RULE}")
+    if not is_whole:
         raise SettingsError(
             f"{url!r}: a server's URL is https://host[:port][/path][?namespace=NAME]"
         )

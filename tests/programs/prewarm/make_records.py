@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import products
-from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -34,6 +33,7 @@ from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
+from dejavu_cache.triton_internals.identity import identify, kernel_name
 from dejavu_cache.triton_internals.triton_objects import jit_function
 
 DEVICES = [
@@ -70,7 +70,7 @@ def context(tuner: Any, device: Device, **problem: Any) -> Context:
     """As a process on that GPU would have it."""
     here = builder_toolchain(device)
     return Context(
-        kernel=Kernel(name=kernel_name(tuner), source=source_hash(tuner)),
+        kernel=Kernel(name=kernel_name(tuner), source=str(identify(tuner, ()).source)),
         environment=Environment(
             device=device, triton=here.triton, codegen=here.codegen, variables=here.variables
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import typer
 import dejavu_cache
 from dejavu_cache.errors import DejavuError, StoreError, UnsupportedTritonError
 from dejavu_cache.policy import Policy
-from dejavu_cache.settings import PREFIX, Settings, policy_file
+from dejavu_cache.settings import Settings, policy_file, unknown_variables
 from dejavu_cache.stores import FileStore, Store, tiers_of
 from dejavu_cache.stores.file_access import describe_failure
 from dejavu_cache.system.plurals import counted
@@ -113,12 +112,8 @@ def _check_device() -> Finding:
 
 
 def _check_settings(url: str) -> Iterator[Finding]:
-    names = {PREFIX + name.upper() for name in Settings.model_fields}
-    for name in sorted(os.environ):
-        # Kubernetes makes such variables for a Service that is called `dejavu-cache`.
-        link = re.match(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP|SCTP)|$)", name[len(PREFIX) :])
-        if name.startswith(PREFIX) and name not in names and not link:
-            yield Finding("wrong", name, f"no such setting; known are {', '.join(sorted(names))}")
+    for name, remedy in unknown_variables(os.environ).items():
+        yield Finding("wrong", name, f"no such setting: {remedy}")
     try:
         settings = Settings.from_environment()
         store = open_chosen_store(url)
