@@ -16,7 +16,7 @@ from ..system.notices import show_log, warn_once
 from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.compiler_digest import await_digest, begin_digest
-from ..triton_internals.environment import current_environment
+from ..triton_internals.environment import toolchain_on
 from ..triton_internals.scenario_key import RawKey
 from .choice_report import report_choice
 from .choices import Choices, ChosenConfig, NewChoice
@@ -100,7 +100,7 @@ class ChoosingAutotuner(DeclaredAutotuner):
         if not self._interpreted and len(self.configs) > 1:
             begin_digest()
         try:
-            current_environment(self._device())
+            toolchain_on(self._device())
         except Exception as error:  # no timing of an unknown device means anything elsewhere
             if is_from_signal_handler(error):
                 raise

@@ -28,6 +28,7 @@ __all__ = [
     "is_interpreting",
     "nominal_memory",
     "supported_float8",
+    "toolchain_on",
 ]
 
 INTERPRETER = "Triton interpreter"
@@ -97,7 +98,7 @@ def current_environment(device: int) -> Environment:
     Args:
         device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
     """
-    environment = _toolchain_on(device)
+    environment = toolchain_on(device)
     if device == INTERPRETER_INDEX:
         return environment
     # A program may set a knob at any time.
@@ -105,7 +106,12 @@ def current_environment(device: int) -> Environment:
 
 
 @cache
-def _toolchain_on(device: int) -> Environment:
+def toolchain_on(device: int) -> Environment:
+    """Return a device's environment without Triton's settings, which a program may change.
+
+    Raises:
+        Exception: the device is not known.
+    """
     import triton
 
     if device == INTERPRETER_INDEX:
