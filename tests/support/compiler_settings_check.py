@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from support.identity_check import copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CORPUS
@@ -100,7 +100,8 @@ def _cases() -> Iterator[Case]:
         kind = type(group)
         inherited = {*dir(knobs.base_knobs)}
         for name in sorted({*dir(kind), *vars(group)} - inherited):
-            descriptor = next((vars(one)[name] for one in kind.__mro__ if name in vars(one)), None)
+            found = (vars(one)[name] for one in kind.__mro__ if name in vars(one))
+            descriptor: Any = next(found, None)
             if name.startswith("_") or name == "always_compile" or callable(descriptor):
                 continue  # without the last, Triton would answer from its cache
             if hasattr(descriptor, "key"):
@@ -120,8 +121,6 @@ def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         prepare_process(folder, target)
-        os.chdir(folder)  # dumps go here
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         plain = in_fork(_launch_with, Case({}), folder / "plain", folder / "store")
         outcome = SettingsOutcome()
         for number, case in enumerate(cases):
@@ -158,10 +157,11 @@ def _launch_with(case: Case, folder: Path, store: Path) -> tuple[int, str]:
     """Return what a launch benchmarked, and its code; an error is refused to a user too."""
     from triton import knobs
 
+    os.chdir(folder.parent)  # dumps go here
     os.environ.update(case.variables)
     if case.knob:
         group, name, value = case.knob
         setattr(getattr(knobs, group), name, value)
-    sys.stdin = None  # type: ignore[assignment]  # a debugger that a setting starts ends at once
+    sys.stdin = None  # a debugger that a setting starts ends at once
     done = launch(folder / "kernels.py", CORPUS[KERNEL], store)
     return done.benchmarked, done.code

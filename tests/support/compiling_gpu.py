@@ -100,7 +100,7 @@ def without_timing(call: Any, quantiles: Any = None, **_: Any) -> list[float]:
 def code_of(compiled: Any) -> str:
     """Return a launched kernel's machine code as text, without places in files."""
     asm = compiled.asm
-    text = (asm["cubin"] if "ptx" in asm else asm["hsaco"]).decode()
+    text: str = (asm["cubin"] if "ptx" in asm else asm["hsaco"]).decode()
     body, _, options = text.partition("// ptxas")
     if "ptx" in asm:  # the rest is debugging information
         body = body.partition(".section")[0]

@@ -49,7 +49,7 @@ def check_attention(harmless: int, harmful: int, seed: int, jobs: int) -> dict[s
         before = _launch(folder, _Edited("none", {}), None)
         tasks = [(folder / str(number), edit) for number, edit in enumerate(edits)]
         with ThreadPoolExecutor(jobs) as pool:
-            launched = pool.map(lambda task: _launch(*task, folder / "store"), tasks)
+            launched = pool.map(lambda task: _launch(task[0], task[1], folder / "store"), tasks)
             for edit, after in zip(edits, launched, strict=True):
                 _compare(found, edit, before, after)
     return {"kernels": sorted(before), **found}

@@ -109,10 +109,8 @@ def check_edits(
 
 
 def quiet_processes(count: int) -> ProcessPoolExecutor:
-    """Return a pool whose processes each do one task, and print nothing."""
-    return ProcessPoolExecutor(
-        count, mp_context=get_context("spawn"), initializer=_be_quiet, max_tasks_per_child=1
-    )
+    """Return a pool of new processes that print no errors."""
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_be_quiet)
 
 
 def _be_quiet() -> None:

@@ -235,7 +235,7 @@ class Kernel:
     slots: list[Slot]
     heuristic: str
     key: tuple[str, ...]
-    buckets: dict[str, str]
+    buckets: dict[str, Any]
 
     @classmethod
     def draw(cls, chance: random.Random) -> Kernel:
