@@ -9,6 +9,7 @@ FUZZ_MINUTES ?= 30
 WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
 RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
+IDENTITY_TRITON ?= 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -90,8 +91,13 @@ bench: $(VENV)/.installed  ## what can be measured without a GPU, into benchmark
 	$(BIN)/python benchmarks/lookup.py
 	$(BIN)/python benchmarks/service.py
 
-identity: $(VENV)/.installed  ## compile thousands of edited kernels: equal identity must mean equal code
-	TRITON_DISABLE_LINE_INFO=1 TRITON_ALWAYS_COMPILE=1 $(BIN)/python benchmarks/identity.py --rounds 5 --out benchmarks/results/identity.json
+identity: $(VENV)/.installed  ## launch edited kernels on a pretended GPU with each Triton: a record may answer only equal code
+	for version in $(IDENTITY_TRITON); do \
+	  $(PYTHON) -m venv $(VENV)-identity-$$version && \
+	  echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > $$($(VENV)-identity-$$version/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rest.pth && \
+	  $(VENV)-identity-$$version/bin/python -m pip install --quiet --no-deps triton==$$version && \
+	  $(VENV)-identity-$$version/bin/python benchmarks/identity.py --rounds 3 --attention 30 --times --out benchmarks/results || exit 1; \
+	done
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
 	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 --hypothesis-profile search tests/stores/test_store_model.py tests/service/test_store_model.py

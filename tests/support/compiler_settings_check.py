@@ -1,30 +1,39 @@
-"""Compile kernels under each of Triton's settings, and compare the code with the settings' text."""
+"""Launch a kernel under each of Triton's settings, with the record of a launch under none."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dejavu_cache.triton_internals.compiler_settings import (
-    _NEUTRAL_VARIABLES,
-    _groups,
-    _knobs,
-    code_generation_variables,
-    compiler_settings,
-)
-from support.identity_check import TARGETS, load_corpus_kernel, machine_code
+from support.identity_check import copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CORPUS
 
 __all__ = ["SettingsOutcome", "check_settings"]
 
+KERNEL = "helpers"
 VALUES = ("1", "0", "7", "on", "")
 """Texts that each variable is set to; a knob is set to Python's own True and False."""
+
+_VARIABLES = """
+    ALLOW_LHS_TMEM_LAYOUT_CONVERSION AMDGCN_ENABLE_DUMP AMDGCN_USE_BUFFER_ATOMICS
+    AMDGCN_USE_BUFFER_OPS DISABLE_LLVM_OPT DISABLE_MMA_V3 DISABLE_MMA_V5 DISABLE_PTXAS_OPT
+    LLVM_ENABLE_TIMING LLVM_IR_ENABLE_DUMP LLVM_PASS_PLUGIN_PATH MLIR_DISABLE_MULTITHREADING
+    MLIR_DUMP_PATH MLIR_ENABLE_DIAGNOSTICS MLIR_ENABLE_DUMP MLIR_ENABLE_REMARK MLIR_ENABLE_TIMING
+    NVPTX_ENABLE_DUMP TRITON_DEBUG TRITON_DEFAULT_FP_FUSION TRITON_DISABLE_RESHAPE_ENCODING
+    TRITON_DUMP_MIR TRITON_ENABLE_ASAN TRITON_ENABLE_EXPERIMENTAL_CONSAN TRITON_ENABLE_LLVM_DEBUG
+    TRITON_ENABLE_PYTHON_STACKTRACE TRITON_HIP_USE_ASYNC_COPY TRITON_HIP_USE_IN_THREAD_TRANSPOSE
+    TRITON_INSTRUMENTATION_MODE TRITON_LLVM_DEBUG_ONLY TRITON_PREFER_TMEM_16x256_LAYOUT
+    TRITON_REPRODUCER_PATH
+"""
+"""Variables that Triton's compiler reads by itself, beside those of its knobs."""
 
 
 @dataclass
@@ -33,10 +42,11 @@ class SettingsOutcome:
 
     Attributes:
         cases: how many settings were tried.
-        equal: cases in which the text of the settings stayed as it was.
-        refused: cases of these under which Triton compiles nothing at all.
-        wrong: cases of these in which the code differs.
-        counted: settings that changed the text, and so make an environment of their own.
+        equal: cases in which the record was taken, and the code was the same.
+        refused: cases in which Triton compiles nothing at all.
+        wrong: cases in which the record was taken, and the code differs: they must be none.
+        counted: settings under which the kernel was tuned anew.
+        needless: those of them under which the code was the same.
     """
 
     cases: int = 0
@@ -44,97 +54,114 @@ class SettingsOutcome:
     refused: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
+
+    def add(self, other: SettingsOutcome) -> None:
+        """Add what became of other settings."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
-def check_settings(kernels: tuple[str, ...], sample: int | None, seed: int) -> SettingsOutcome:
-    """Compile under the knobs and variables of this Triton, each case in a forked process.
+class Case(NamedTuple):
+    """A setting: a variable's text, or a knob's value."""
+
+    variables: dict[str, str]
+    knob: tuple[str, str, bool] | None = None
+
+
+def check_settings(
+    target: str, pool: ProcessPoolExecutor, sample: int | None = None, seed: int = 0
+) -> SettingsOutcome:
+    """Launch under the knobs and variables of this Triton, each case in a forked process.
 
     Args:
-        kernels: names of the corpus.
+        target: what to compile for.
+        pool: of `quiet_processes`.
         sample: how many cases; None for all.
         seed: of the sample.
     """
+    cases = list(_cases())
+    cases = random.Random(seed).sample(cases, sample or len(cases))
     outcome = SettingsOutcome()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # dumps go here
-        functions = {
-            name: load_corpus_kernel(Path(folder) / f"{name}.py", CORPUS[name].source)
-            for name in kernels
-        }
-        plain = _compile_apart(functions, {}, None)
-        cases = list(_cases())
-        for name, variables, knob in random.Random(seed).sample(cases, sample or len(cases)):
-            result = _compile_apart(functions, variables, knob)
-            outcome.cases += 1
-            if result["settings"] != plain["settings"]:
-                outcome.counted.append(name)
-                continue
-            outcome.equal += 1
-            if any("Error" in code for code in result["codes"]):
-                outcome.refused.append(name)
-            elif result["codes"] != plain["codes"]:
-                outcome.wrong.append(f"{name}: {variables or knob}")
-    outcome.counted = sorted(set(outcome.counted))
+    for found in pool.map(_check_cases, (cases[::2], cases[1::2]), (target, target)):
+        outcome.add(found)
+    for one in (outcome.refused, outcome.wrong, outcome.counted, outcome.needless):
+        one[:] = sorted(set(one))
     return outcome
 
 
-def _cases() -> Iterator[tuple[str, dict[str, str], Any]]:
-    # Without TRITON_ALWAYS_COMPILE, Triton would answer from its cache.
-    variables = {*_NEUTRAL_VARIABLES, *code_generation_variables()}
-    for group_name, group in _groups():
-        for name, descriptor in _knobs(group):
-            if name == "always_compile":
-                continue
+def _cases() -> Iterator[Case]:
+    from triton import knobs
+
+    variables = set(_VARIABLES.split())
+    for group_name, group in sorted(vars(knobs).items()):
+        if not isinstance(group, knobs.base_knobs):
+            continue
+        kind = type(group)
+        inherited = {*dir(knobs.base_knobs)}
+        for name in sorted({*dir(kind), *vars(group)} - inherited):
+            found = (vars(one)[name] for one in kind.__mro__ if name in vars(one))
+            descriptor: Any = next(found, None)
+            if name.startswith("_") or name == "always_compile" or callable(descriptor):
+                continue  # without the last, Triton would answer from its cache
             if hasattr(descriptor, "key"):
                 variables.add(descriptor.key)
             for switched in (True, False):
-                yield f"{group_name}.{name}", {}, (group_name, name, switched)
-    for variable in sorted(variables):
+                yield Case({}, (group_name, name, switched))
+    for variable in sorted(variables - {"TRITON_ALWAYS_COMPILE"}):
         for value in VALUES:
-            yield variable, {variable: value}, None
+            yield Case({variable: value})
 
 
-def _compile_apart(
-    functions: dict[str, Any], variables: dict[str, str], knob: tuple[str, str, bool] | None
-) -> dict[str, Any]:
-    """Set a variable or a knob in a forked process, and compile there if the text is the same."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(reading)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(1, 2)
-            answer = json.dumps(_compile_with(functions, variables, knob))
-            os.write(writing, answer.encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        answer = pipe.read()
-    os.waitpid(child, 0)
-    # A setting that ends the process, or that this Triton refuses, is refused to its user too.
-    return json.loads(answer) if answer else {"settings": "the process ended", "codes": []}
+def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
+    import torch  # noqa: F401  # these once, before the forks
+
+    from dejavu_cache import cached_autotune, open_store  # noqa: F401
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        prepare_process(folder, target)
+        plain = in_fork(_launch_with, Case({}), folder / "plain", folder / "store")
+        outcome = SettingsOutcome()
+        for number, case in enumerate(cases):
+            store = folder / str(number) / "store"
+            copy_store(folder / "store", store)
+            _note(outcome, case, plain, in_fork(_launch_with, case, store.parent, store), target)
+            shutil.rmtree(store.parent, ignore_errors=True)
+        return outcome
 
 
-def _compile_with(
-    functions: dict[str, Any], variables: dict[str, str], knob: tuple[str, str, bool] | None
-) -> dict[str, Any]:
+def _note(
+    outcome: SettingsOutcome,
+    case: Case,
+    plain: tuple[int, str],
+    found: tuple[int, str] | None,
+    target: str,
+) -> None:
+    knob = case.knob and f"{case.knob[0]}.{case.knob[1]}={case.knob[2]}"
+    about = knob or " ".join(f"{name}={value}" for name, value in case.variables.items())
+    outcome.cases += 1
+    if found is None:
+        outcome.refused.append(about)
+    elif found[0]:
+        outcome.counted.append(about)
+        if found[1] == plain[1]:
+            outcome.needless.append(about)
+    elif found[1] == plain[1]:
+        outcome.equal += 1
+    else:
+        outcome.wrong.append(f"{about} for {target}")
+
+
+def _launch_with(case: Case, folder: Path, store: Path) -> tuple[int, str]:
+    """Return what a launch benchmarked, and its code; an error is refused to a user too."""
     from triton import knobs
 
-    before = json.dumps(compiler_settings())
-    os.environ.update(variables)
-    try:
-        if knob is not None:
-            setattr(getattr(knobs, knob[0]), knob[1], knob[2])
-        settings = json.dumps(compiler_settings())
-    except Exception as error:
-        return {"settings": f"refused: {error}", "codes": []}
-    if settings != before:
-        return {"settings": settings, "codes": []}
-    codes = [
-        machine_code(function, CORPUS[name], target)
-        for name, function in functions.items()
-        for target in TARGETS
-    ]
-    return {"settings": settings, "codes": codes}
+    os.chdir(folder.parent)  # dumps go here
+    os.environ.update(case.variables)
+    if case.knob:
+        group, name, value = case.knob
+        setattr(getattr(knobs, group), name, value)
+    sys.stdin = None  # a debugger that a setting starts ends at once
+    done = launch(folder / "kernels.py", CORPUS[KERNEL], store)
+    return done.benchmarked, done.code

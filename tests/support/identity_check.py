@@ -1,37 +1,43 @@
-"""Compare the identity of edited kernels with the code that Triton generates for them."""
+"""Launch edited kernels with the records of the unedited ones, and compare what Triton compiles."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
+import contextlib
+import io
+import json
 import linecache
-import re
+import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dejavu_cache.triton_internals.source_hash import source_hash
-
-from dejavu_cache.errors import UnreadableKernelError
+from support.compiling_gpu import code_of, pretend_gpu, without_timing
 from support.identity_corpus import CORPUS, CorpusKernel
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 from support.kernels import load_file
 
 __all__ = [
-    "TARGETS",
+    "Launch",
     "Outcome",
     "check_edits",
+    "copy_store",
     "edits_of",
-    "load_corpus_kernel",
-    "machine_code",
+    "import_anew",
+    "in_fork",
+    "launch",
+    "prepare_process",
+    "quiet_processes",
 ]
 
-TARGETS = (("cuda", 90, 32), ("hip", "gfx942", 64))
-"""Targets that every kernel with an equal identity is compiled for."""
+BATCH = 300
+"""Edits that one process launches, so that it starts rarely and keeps little of the others."""
 
 
 @dataclass
@@ -40,17 +46,40 @@ class Outcome:
 
     Attributes:
         edits: their number by kind; harmless ones begin so.
-        refused: edits after which the module cannot be imported.
-        compared: compilations of kernels with an equal identity that gave code.
-        wrong: edits that kept the identity and changed the code.
-        costly: harmless edits that changed the identity.
+        refused: edits after which the module cannot be imported, or the kernel not compiled.
+        reused: edits that the record answered.
+        wrong: reused ones whose code differs: they must be none.
+        noticed: reused ones whose code differs, which the second launch no longer reused.
+        costly: harmless edits that were tuned.
+        needless: other edits that were tuned, although the code is the same.
     """
 
     edits: Counter[str] = field(default_factory=Counter)
     refused: int = 0
-    compared: int = 0
+    reused: int = 0
     wrong: list[str] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
     costly: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Add what became of other edits."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+
+class Launch(NamedTuple):
+    """What a launch did.
+
+    Attributes:
+        benchmarked: the number of configs that it measured.
+        code: the machine code that ran.
+        kernel: the autotuner.
+    """
+
+    benchmarked: int
+    code: str
+    kernel: Any
 
 
 def edits_of(kernel: CorpusKernel, seed: int) -> Iterator[Edit]:
@@ -61,84 +90,137 @@ def edits_of(kernel: CorpusKernel, seed: int) -> Iterator[Edit]:
         yield edit._replace(kind=f"harmful: {edit.kind}")
 
 
-def check_edits(edits: Iterable[tuple[str, Edit]], targets: Any = TARGETS) -> Outcome:
-    """Compile what has an equal identity, and note where the code differs.
+def check_edits(
+    edits: Iterable[tuple[str, Edit]], target: str, pool: ProcessPoolExecutor
+) -> Outcome:
+    """Launch edited kernels with the records of the unedited ones, as new processes would.
 
     Args:
         edits: the corpus kernel's name, and an edit of it.
-        targets: what to compile for.
+        target: what to compile for.
+        pool: of `quiet_processes`.
     """
+    batches = list(edits)
+    parts = [batches[at : at + BATCH] for at in range(0, len(batches), BATCH)]
     outcome = Outcome()
-    known: dict[tuple[str, Any], str] = {}
-    original: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (name, edit) in enumerate(edits):
-            kernel = CORPUS[name]
-            if name not in original:
-                module = _load(Path(folder) / f"{name}.py", kernel.source)
-                original[name] = source_hash(module.k)
-                for target in targets:
-                    known[name, target] = machine_code(module.k, kernel, target)
-            outcome.edits[edit.kind] += 1
-            try:
-                module = _load(Path(folder) / str(number) / edit.file, edit.text)
-                identity = source_hash(module.k)
-            except UnreadableKernelError:
-                identity = "unreadable"
-            except Exception:  # an edit may well be nonsense
-                outcome.refused += 1
-                continue
-            if identity != original[name]:
-                if edit.kind.startswith("harmless"):
-                    outcome.costly.append(f"{name}: {edit.kind}")
-                continue
-            for target in targets:
-                code = machine_code(module.k, kernel, target)
-                outcome.compared += "Error" not in code
-                if code != known[name, target]:
-                    outcome.wrong.append(f"{name}: {edit.kind}: {target}\n{edit.text}")
+    for found in pool.map(_check_batch, parts, [target] * len(parts)):
+        outcome.add(found)
     return outcome
 
 
-def machine_code(function: Any, kernel: CorpusKernel, target: Any) -> str:
-    """Return a digest of the code that Triton generates, without places in files."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.compiler import compile as compile_kernel
-
-    source_type: Any = ASTSource
-    if type(function).__name__ == "GluonJITFunction":
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        source_type = GluonASTSource
-    signature = {
-        name: kernel.signature.get(name, "constexpr")
-        for name in inspect.signature(function.fn).parameters
-    }
-    constants = {(list(signature).index(name),): value for name, value in kernel.constants.items()}
-    try:
-        compiled = compile_kernel(
-            source_type(function, signature, constants), target=GPUTarget(*target)
-        )
-    except Exception as error:  # both must fail alike
-        return f"{type(error).__name__}"
-    text = compiled.asm["ptx" if target[0] == "cuda" else "amdgcn"]
-    if target[0] == "cuda":
-        text = text.partition(".section")[0]
-    text = re.sub(r"(?m)^\s*(\.loc|\.file|\.ident|//|;).*$", "", text)
-    text = re.sub(r"\n\s*\n", "\n", text)
-    return hashlib.sha256(text.encode()).hexdigest()
+def quiet_processes(count: int) -> ProcessPoolExecutor:
+    """Return a pool of new processes that print no errors."""
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_be_quiet)
 
 
-def load_corpus_kernel(path: Path, text: str) -> Any:
-    """Write a module's text to a file, import it, and return its kernel."""
-    return _load(path, text).k
+def _be_quiet() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _load(path: Path, text: str) -> Any:
+def prepare_process(folder: Path, target: str) -> None:
+    """Have this process compile for a target, and keep its caches in a folder."""
+    os.environ.update(
+        DEJAVU_CACHE_SHIPPED="0",
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        TRITON_ALWAYS_COMPILE="1",
+        TRITON_DISABLE_LINE_INFO="1",
+        XDG_CACHE_HOME=str(folder / "cache"),
+    )
+    pretend_gpu(target)
+
+
+def import_anew(path: Path, text: str) -> Any:
+    """Write a module's text to a file, and import it as a new process would."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     linecache.clearcache()
-    module = load_file(path, "kernels")
-    sys.modules["kernels"] = module
+    module = sys.modules["kernels"] = load_file(path, "kernels")
     return module
+
+
+def copy_store(store: Path, copy: Path) -> None:
+    """Copy a store of files, if there is one, to which other threads may still write."""
+    if store.exists():
+        shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp-*", ".locks"))
+
+
+def in_fork(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a forked process; return what JSON makes of its result, None for none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.dup2(2, 1)
+            answer = json.dumps(call(*arguments))
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(answer) if answer else None
+
+
+def _check_batch(edits: list[tuple[str, Edit]], target: str) -> Outcome:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        prepare_process(folder, target)
+        outcome = Outcome()
+        for corpus_name in {name for name, _ in edits if target in CORPUS[name].targets}:
+            kernel = CORPUS[corpus_name]
+            before = Path(folder / "stores" / corpus_name)
+            tuned = launch(folder / "before" / corpus_name / "kernels.py", kernel, before)
+            for number, (name, edit) in enumerate(edits):
+                if name == corpus_name:
+                    path = folder / str(number)
+                    _check_edit(outcome, path, name, edit, before, tuned.code, target)
+                    shutil.rmtree(path, ignore_errors=True)
+                    shutil.rmtree(folder / "triton", ignore_errors=True)
+        return outcome
+
+
+def _check_edit(
+    outcome: Outcome, folder: Path, name: str, edit: Edit, store: Path, code: str, target: str
+) -> None:
+    outcome.edits[edit.kind] += 1
+    copy_store(store, folder / "store")
+    kernel = CORPUS[name]._replace(source=edit.text)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            after = launch(folder / edit.file, kernel, folder / "store")
+    except Exception:  # an edit may well be nonsense
+        outcome.refused += 1
+        return
+    about = f"{name}: {edit.kind} for {target}"
+    if not after.benchmarked:
+        outcome.reused += 1
+        if after.code != code:
+            again = launch(folder / edit.file, kernel, folder / "store")
+            noted = outcome.noticed if again.benchmarked else outcome.wrong
+            noted.append(f"{about}\n{edit.text}")
+    elif edit.kind.startswith("harmless"):
+        outcome.costly.append(f"{about}\n{edit.text}")
+    elif after.code == code:
+        outcome.needless.append(f"{about}\n{edit.text}")
+
+
+def launch(path: Path, kernel: CorpusKernel, store: Path) -> Launch:
+    """Launch a kernel once, as a new process would."""
+    import torch
+    import triton
+
+    from dejavu_cache import cached_autotune
+
+    module = import_anew(path, kernel.source)
+    tuned = cached_autotune(
+        configs=[triton.Config(kernel.config, num_stages=stages) for stages in (2, 3)],
+        key=[], store=store, do_bench=without_timing, check=False,
+    )(module.k)  # fmt: skip
+    x, y = torch.zeros(1 << 16), torch.zeros(1 << 16)
+    arguments = (x, y) if kernel.n is None else (x, y, kernel.n)
+    compiled = tuned[(4,)](*arguments)
+    return Launch(tuned.benchmarked, code_of(compiled), tuned)

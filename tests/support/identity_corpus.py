@@ -1,4 +1,4 @@
-"""Kernels with every feature that an identity must see, as source text with their signatures."""
+"""Kernels with every feature that an identity must see, as source text with their launches."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ __all__ = ["CORPUS", "CorpusKernel"]
 
 
 class CorpusKernel(NamedTuple):
-    """A module's text with a kernel `k`, and how it is compiled.
+    """A module's text with a kernel `k`, and how it is launched.
 
     Attributes:
         source: the text of the module.
-        signature: the type of each argument.
-        constants: values of the constexpr arguments.
+        config: parameters of the configs that the kernel is tuned with.
+        n: value of the argument `n`, or None for a kernel that has only `x` and `y`, two tensors.
+        targets: what it can be compiled for.
     """
 
     source: str
-    signature: dict[str, str]
-    constants: dict[str, int]
+    config: dict[str, int]
+    n: int | None = None
+    targets: tuple[str, ...] = ("cuda:90", "gfx942")
 
 
 _HEAD = """import dataclasses
 import enum
+import types
 from typing import NamedTuple
 import triton
 import triton.language as tl
+from triton.language import core
 from triton.language.core import _aggregate as aggregate
 
 """
-_POINTERS = {"x": "*fp32", "y": "*fp32"}
 
 
-def _kernel(source: str, signature: dict[str, str] | None = None, **constants: int) -> CorpusKernel:
-    types = {**(signature or _POINTERS), **dict.fromkeys(constants, "constexpr")}
-    return CorpusKernel(_HEAD + source, types, constants)
+def _kernel(source: str, n: int | None = None, **config: int) -> CorpusKernel:
+    return CorpusKernel(_HEAD + source, config, n)
 
 
 CORPUS: dict[str, CorpusKernel] = {
@@ -61,7 +63,7 @@ def k(x, y, n, B: tl.constexpr):
     tl.store(y + at, v, mask=at < n)
     tl.store(y + n, scale(tl.load(x)))
 ''',
-        {**_POINTERS, "n": "i32"},
+        n=1001,
         B=64,
     ),
     "reduction": _kernel(
@@ -82,7 +84,7 @@ def k(x, y, n, B: tl.constexpr, ROWS: tl.constexpr = 4):
     tl.store(y + at, tl.exp(total - peak) / mean)
     tl.store(y + 1024, tl.reduce(total, 0, combine))
 """,
-        {**_POINTERS, "n": "i32"},
+        n=1001,
         B=128,
         ROWS=4,
     ),
@@ -208,7 +210,7 @@ def k(x, y, n):
     v = tl.load(x + n)
     tl.store(y, ACTIVATION(v) + chosen(v))
 """,
-        {**_POINTERS, "n": "i32"},
+        n=1001,
     ),
     "dot": _kernel(
         """PRECISION = tl.constexpr("ieee")
@@ -223,11 +225,90 @@ def k(x, y, n, B: tl.constexpr):
     c = tl.dot(a, b, input_precision=PRECISION)
     tl.store(y + rows * B + columns, tl.where(rows > columns, c, 0.0), mask=rows < n)
 """,
-        {**_POINTERS, "n": "i32"},
+        n=1001,
         B=32,
     ),
-    "gluon": _kernel(
-        """from triton.experimental import gluon
+    "heuristics": _kernel(
+        """TABLE = {"small": 2, "large": 8}
+
+class Limits:
+    ROWS = 3
+
+def rounded(n, by=4):
+    return (n + by - 1) // by
+
+def make(factor):
+    def rows(args):
+        return rounded(args["n"], factor) % 5 + Limits.ROWS
+    return rows
+
+def step(args):
+    return TABLE["small"] + args["B"] // 32
+
+@triton.heuristics({"ROWS": make(7), "STEP": step})
+@triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
+@triton.jit
+def k(x, y, n, B: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr):
+    at = tl.arange(0, B)
+    v = tl.load(x + at, mask=at < n, other=0.0)
+    for row in tl.static_range(ROWS):
+        v = v * 1.5 + row
+    if EVEN:
+        v = v - 2.0
+    tl.store(y + at * STEP, v, mask=at < n)
+""",
+        n=1001,
+        B=64,
+    ),
+    "modules": _kernel(
+        """settings = types.ModuleType("settings")
+settings.GAIN = tl.constexpr(3)
+settings.inner = types.ModuleType("inner")
+settings.inner.BIAS = tl.constexpr(0.75)
+
+@core.builtin
+def twice(v, _semantic=None):
+    return _semantic.add(v, v, True)
+
+@triton.jit
+def wrapped(v, power=2, bias=1.25):
+    return v * power + bias
+
+settings.wrapped = wrapped
+settings.HIGH = tl.constexpr(8.0)
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr, EXTRA: tl.constexpr = 6):
+    at = tl.arange(0, B)
+    v = tl.load(x + at, mask=at < n)
+    v = twice(v * settings.GAIN) + settings.inner.BIAS
+    v = settings.wrapped(v, bias=2.5)
+    v = tl.minimum(tl.maximum(v, -4.0), settings.HIGH) + EXTRA
+    tl.store(y + at, v, mask=at < n)
+""",
+        n=1001,
+        B=64,
+    ),
+    "descriptor": _kernel(
+        """ROWS = tl.constexpr(16)
+
+@triton.constexpr_function
+def columns(block, by=1):
+    return block // by
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [n, 64], [64, 1], [ROWS, columns(B)])
+    v = source.load([0, 0])
+    rows = tl.arange(0, ROWS)[:, None] * 64 + tl.arange(0, columns(B))[None, :]
+    tl.store(y + rows, tl.cumsum(v, axis=1) * 2.0)
+""",
+        n=1001,
+        B=32,
+    ),
+    "gluon": CorpusKernel(
+        _HEAD
+        + """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LAYOUT = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
@@ -237,7 +318,8 @@ def k(x, y, N: gl.constexpr):
     i = gl.arange(0, N, layout=LAYOUT)
     gl.store(y + i, gl.load(x + i) * 2.0 + 1.0)
 """,
-        N=256,
+        {"N": 256},
+        targets=("cuda:90",),
     ),
 }
 """The kernels by name."""

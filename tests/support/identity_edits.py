@@ -60,6 +60,44 @@ def harmless_edits(source: str, seed: int) -> Iterator[Edit]:
     yield Edit("another file", source, f"renamed_{chance.randint(0, 9)}.py")
     yield Edit("trailing spaces", "\n".join(f"{line}  " if line else line for line in lines))
     yield Edit("unparsed", ast.unparse(ast.parse(source)))
+    yield Edit("imports in another order", _reverse_imports(lines))
+    yield from _renamed_locals(source, chance)
+    yield from _annotated(source)
+
+
+def _reverse_imports(lines: list[str]) -> str:
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    rest = [line for line in lines if line not in imports]
+    return _join_lines(imports[::-1], rest)
+
+
+def _renamed_locals(source: str, chance: random.Random) -> Iterator[Edit]:
+    tree = ast.parse(source)
+    module_names = {
+        node.id for top in tree.body for node in ast.walk(top)
+        if isinstance(node, ast.Name) and not isinstance(top, (ast.FunctionDef, ast.ClassDef))
+    }  # fmt: skip
+    for index, function in enumerate(ast.walk(tree)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        inner = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        stored = {node.id for node in inner if isinstance(node.ctx, ast.Store)}
+        for name in sorted(stored - module_names):
+            changed, new = ast.parse(source), f"{name}_{chance.randint(0, 99)}"
+            for node in ast.walk(list(ast.walk(changed))[index]):
+                if isinstance(node, ast.Name) and node.id == name:
+                    node.id = new
+            yield Edit("renamed local", ast.unparse(changed))
+
+
+def _annotated(source: str) -> Iterator[Edit]:
+    for index, node in enumerate(ast.walk(ast.parse(source))):
+        is_method_of_class = isinstance(node, ast.FunctionDef) and node.name.startswith("__")
+        if isinstance(node, ast.FunctionDef) and not is_method_of_class:
+            changed = ast.parse(source)
+            function: Any = list(ast.walk(changed))[index]
+            function.returns = ast.Name("object", ast.Load())
+            yield Edit("type hint", ast.unparse(ast.fix_missing_locations(changed)))
 
 
 def _join_lines(*parts: list[str]) -> str:
@@ -90,6 +128,27 @@ def harmful_edits(source: str, seed: int) -> Iterator[Edit]:
         for match in re.finditer(r"@triton\.jit\n", source):
             text = f"{source[: match.start()]}@triton.jit({option})\n{source[match.end() :]}"
             yield Edit(f"decorator {option}", text)
+    yield from _later_changes(source, chance)
+
+
+def _later_changes(source: str, chance: random.Random) -> Iterator[Edit]:
+    """Yield edits that change a name, or an attribute of a class or module, further below."""
+    tree = ast.parse(source)
+    value = chance.choice([17, 23, 3.5])
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            target = ast.unparse(node.targets[0])
+            if ast.unparse(node.value.func) == "tl.constexpr":
+                yield Edit("set again", f"{source}\n{target} = tl.constexpr({value})\n")
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            key = ast.unparse(next(iter(node.value.keys)) or node.value)
+            change = f"{ast.unparse(node.targets[0])}[{key}] = {int(value)}"
+            yield Edit("item set again", f"{source}\n{change}\n")
+        elif isinstance(node, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Constant):
+                    change = f"{node.name}.{ast.unparse(inner.targets[0])} = {int(value)}"
+                    yield Edit("attribute set again", f"{source}\n{change}\n")
 
 
 Change = Callable[[Any], None]
@@ -109,6 +168,9 @@ def _changes(node: ast.AST, chance: random.Random) -> Iterator[tuple[str, Change
         yield "attribute", _set_field("attr", _NAMES[node.attr])
     elif isinstance(node, ast.Name) and node.id in _NAMES:
         yield "name", _set_field("id", _NAMES[node.id])
+    elif isinstance(node, ast.If):
+        negated = ast.UnaryOp(ast.Not(), node.test)
+        yield "condition", _set_field("test", negated)
     elif isinstance(node, ast.FunctionDef) and len(node.body) > 1:
         for index in range(len(node.body)):
             yield "statement", _without_statement(index)

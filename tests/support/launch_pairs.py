@@ -1,0 +1,441 @@
+"""Pairs of launches of one random kernel, and whether the second may take the first one's record.
+
+The second is launched as a new process would. It takes a record wrongly if its machine code differs
+in more than what a record leaves open: alignment, divisibility and equality to 1 of its arguments.
+For that, a twin of the kernel that Triton does not specialize is compiled for both launches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.compiling_gpu import code_of, without_timing
+from support.identity_check import copy_store, import_anew, prepare_process
+
+__all__ = ["Pairs", "check_launches"]
+
+BATCH = 20
+"""Kernels of one process, each with `SECONDS` second launches."""
+
+SECONDS = 4
+
+_HEAD = """import enum
+from typing import NamedTuple
+import triton
+import triton.language as tl
+from triton.language import core
+
+STATE = {"h": 4}
+
+class P(NamedTuple):
+    a: object
+    b: object
+
+class Q(NamedTuple):
+    b: object
+    a: object
+
+@triton.jit
+def f(v):
+    return v + 1.25
+
+@triton.jit
+def g(v):
+    return v * 0.75
+
+class Op:
+    @triton.jit
+    def apply(v):
+        return v * 3.5
+
+class Other:
+    apply = f
+
+class Holder:
+    def __init__(self, function):
+        self.apply = function
+
+@core.builtin
+def builtin(v, _semantic=None):
+    return _semantic.mul(v, v, True)
+
+@triton.constexpr_function
+def depth():
+    return STATE["h"]
+
+"""
+
+
+class Slot(NamedTuple):
+    """A parameter of a random kernel.
+
+    Triton specializes what is in tuples for the twin as well, so that they hold no 1 and no tensor
+    that is not aligned.
+
+    Attributes:
+        parameter: as it is declared.
+        body: what the kernel does with it.
+        values: expressions of arguments; an empty one leaves the argument out.
+    """
+
+    parameter: str
+    body: str
+    values: tuple[str, ...]
+
+
+SLOTS = (
+    Slot("number", "if number is not None:\n        v = v * number",
+         ("1", "2", "3", "16", "2**31", "2**40", "2**63 + 8", "1.0", "2.5", "True", "False", "None",
+          "-1", "0", "numpy.float32(2.5)", "numpy.int64(3)", "numpy.int32(3)", "torch.tensor(2)")),
+    Slot("pair", "v += tl.load(pair[0] + at, mask=at < n).to(tl.float32) + len(pair)\n"
+         "    if pair[1] is not None:\n        v = v * pair[1]",
+         ("(tensor(), 3)", "(tensor(), 2.5)", "(tensor(), 2**40)", "(tensor(), None)",
+          "(tensor(), 3, 4)", "(tensor(), True)", "(tensor(), 9)", "(tensor(torch.float16), 3)",
+          "(tensor(torch.bfloat16), 3)")),
+    Slot("nested", "v = v * nested[1][0] + nested[1][1]",
+         ("(7, (5, 2))", "(7, (3, 2))", "(7, (1.5, 2))", "(7, (2, 1.5))", "(7, (3, 2**40))",
+          "(7.5, (3, 2))", "(None, (3, 2))", "(7, (3, 2, 4))", "(7, (True, 2))")),
+    Slot("named", "v = v * named.a - named.b",
+         ("P(2, 3)", "P(2, 3.5)", "P(3.5, 2)", "Q(2, 3.5)", "Q(3.5, 2)", "P(2**40, 3)")),
+    Slot("C: tl.constexpr", "v = v * C",
+         ("1", "2", "2.0", "True", "3", "-1", "0", "tl.constexpr(2)")),
+    Slot("MODE: tl.constexpr", "if MODE == 'a':\n        v = v + 1\n    elif MODE == 1:\n"
+         "        v = v - 7\n    elif MODE is None:\n        v = v * 5",
+         ("'a'", "'b'", "''", "None", "1", "True", "False", "'A'")),
+    Slot("D: tl.constexpr", "v = v.to(D).to(tl.float32) * 1.5",
+         ("tl.float16", "tl.bfloat16", "tl.float32", "tl.float64", "tl.int32")),
+    Slot("T: tl.constexpr", "v = v * T[0] + T[1]",
+         ("(1, 2)", "(1, 2.0)", "(2, 1)", "(1, 2, 3)", "(True, 2)", "P(1, 2)")),
+    Slot("F: tl.constexpr", "v = F(v)", ("f", "g", "Op.apply", "builtin", "Other.apply")),
+    Slot("function", "v = function(v)", ("f", "g", "Op.apply")),
+    Slot("O: tl.constexpr", "v = O.apply(v)",
+         ("Op", "Other", "Op()", "Holder(f)", "Holder(g)", "Holder(builtin)")),
+    Slot("described", "v = v + tl.sum(tl.sum(described.load([0, 0]).to(tl.float32), 1), 0)",
+         ("descriptor([16, 64])", "descriptor([32, 32])", "descriptor([16, 32])",
+          "descriptor([16, 64], torch.float16)", "descriptor([16, 64], padding='nan')",
+          "descriptor([16, 64], rows=128)")),
+    Slot("z=3", "v = v - z", ("", "3", "3.0", "5", "1", "2**40")),
+    Slot("W: tl.constexpr = 3", "v = v / W", ("", "3", "3.0", "5", "1")),
+    Slot("maybe=None", "if maybe is not None:\n        v += tl.load(maybe + at).to(tl.float32)",
+         ("", "None", "tensor()", "tensor(torch.int32)", "tensor(offset=1)")),
+)  # fmt: skip
+HEURISTICS = (
+    "args['n'] % 3",
+    "args['B'] // 32",
+    "STATE['h']",
+    "args['x'].dtype.itemsize",
+    "args['x'].numel() % 7",
+    "args['x'].stride(0) + args.get('z', 3)",
+    "args['x'].data_ptr() % 16",
+    "int(args['n'] > 500)",
+    "args['B'] * args['x'].dtype.itemsize",
+)
+TENSORS = (
+    "tensor()",
+    "tensor()",
+    "tensor(torch.float16)",
+    "tensor(torch.int32)",
+    "tensor(offset=1)",
+    "tensor(size=4099)",
+)
+SIZES = ("1000", "1001", "16", "1", "4000", "1024", "1000", "True", "numpy.int64(1000)", "2**40")
+OPTIONS = (
+    "", "", "maxnreg=24", "maxnreg=64", "enable_fp_fusion=False", "debug=True",
+    "sanitize_overflow=False", "launch_pdl=True", "enable_reflect_ftz=False",
+    "waves_per_eu=2", "launch_cooperative_grid=True", "default_dot_input_precision='ieee'",
+)  # fmt: skip
+EDITS = (
+    ("return v + 1.25", "return v + 1.5"),
+    ("return v * 0.75", "return v * 0.5"),
+    ("return v * 3.5", "return v * 2.5"),
+    ("_semantic.mul", "_semantic.add"),
+    ('STATE = {"h": 4}', 'STATE = {"h": 5}'),
+    ("apply = f", "apply = g"),
+    ("z=3", "z=7"),
+    ("W: tl.constexpr = 3", "W: tl.constexpr = 7"),
+    ("import enum\n", "import enum\n\n# a comment\n"),
+    ("    v = tl.load(x", "    # a comment\n    v = tl.load(x"),
+)
+KEYS = ((), (), ("n",), ("n", "C"), ("number",))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch: a module's text, and expressions of its arguments and options."""
+
+    text: str
+    arguments: dict[str, str]
+    options: str = ""
+    by_keyword: bool = False
+
+    def is_alike(self, other: Case) -> bool:
+        """Return whether another launch differs only in what a record leaves open."""
+        one, two = (
+            {**case.arguments, "x": case.arguments["x"].replace("offset=1", "")}
+            for case in (self, other)
+        )
+        return one == two and self.options == other.options
+
+    def differences(self, other: Case) -> list[str]:
+        """Return what differs in another launch of the kernel."""
+        names = sorted({*self.arguments, *other.arguments})
+        pairs = [(name, self.arguments.get(name), other.arguments.get(name)) for name in names]
+        pairs += [("options", self.options, other.options)]
+        pairs += [("by keyword", str(self.by_keyword), str(other.by_keyword))]
+        lines = [f"{name}: {one} -> {two}" for name, one, two in pairs if one != two]
+        before, after = self.text.splitlines(), other.text.splitlines()
+        lines += [f"code: {line}" for line in after if line not in before]
+        return lines
+
+
+@dataclass
+class Pairs:
+    """What became of some pairs of launches.
+
+    Attributes:
+        pairs: how many there were.
+        refused: those of which one launch is an error, as Triton's is.
+        reused: those whose second launch took the record.
+        wrong: those of them whose code differs, with both launches: they must be none.
+        noticed: those of them that the launch after no longer reused.
+        needless: those that were tuned, though they differ in nothing but a comment, alignment or
+            how arguments are passed.
+        apart: others that were tuned though the code is the same, as of two constants in vain.
+        unstored: first launches that left no record, which have no second one.
+    """
+
+    pairs: int = 0
+    refused: int = 0
+    reused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    noticed: list[str] = field(default_factory=list)
+    needless: list[str] = field(default_factory=list)
+    apart: int = 0
+    unstored: list[str] = field(default_factory=list)
+
+    def add(self, other: Pairs) -> None:
+        """Add what became of other pairs."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+
+@dataclass
+class Kernel:
+    """A random kernel, with the declaration that it is launched under."""
+
+    slots: list[Slot]
+    heuristic: str
+    key: tuple[str, ...]
+    buckets: dict[str, Any]
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Kernel:
+        """Return a kernel with one to four parameters of random kinds."""
+        slots = chance.sample(SLOTS, chance.randint(1, 4))
+        slots.sort(key=lambda slot: "=" in slot.parameter)  # defaults are last
+        names = {"n", "x", *(_name(slot) for slot in slots)}
+        key = tuple(name for name in chance.choice(KEYS) if name in names)
+        buckets = {"n": "pow2"} if "n" in key and chance.random() < 0.5 else {}
+        return cls(slots, chance.choice(("", *HEURISTICS)), key, buckets)
+
+    def text(self) -> str:
+        """Return the source of a module with the kernel `k` and its `twin`."""
+        tuned = [slot for slot in self.slots if "=" not in slot.parameter]
+        rest = [slot.parameter for slot in self.slots if "=" in slot.parameter]
+        more = ["H: tl.constexpr"] if self.heuristic else []
+        parameters = ["x", "out", "n", *(slot.parameter for slot in tuned), *more,
+                      "B: tl.constexpr", *rest]  # fmt: skip
+        plain = [name.partition("=")[0] for name in parameters if "constexpr" not in name]
+        body = "".join(f"    {slot.body}\n" for slot in self.slots)
+        body += "    v = v + H\n" if self.heuristic else ""
+        wrap = "(lambda kernel: kernel)"
+        if self.heuristic:
+            wrap = f'triton.heuristics({{"H": lambda args: {self.heuristic}}})'
+        return (
+            f"{_HEAD}HEURISTIC = {wrap}\n\n"
+            f"def k({', '.join(parameters)}):\n"
+            "    at = tl.program_id(0) * B + tl.arange(0, B)\n"
+            "    tl.device_assert(at >= 0)\n"
+            "    v = tl.load(x + at, mask=at < n).to(tl.float32) * 1.5 + depth()\n"
+            f"{body}    tl.store(out + at, v, mask=at < n)\n\n"
+            f"twin = HEURISTIC(triton.jit(k, do_not_specialize={plain}, "
+            f"do_not_specialize_on_alignment={plain}))\n"
+            "k = HEURISTIC(triton.jit(k))\n"
+        )
+
+    def first(self, chance: random.Random) -> Case:
+        """Return a random launch."""
+        arguments = {"x": chance.choice(TENSORS), "n": chance.choice(SIZES[:6])}
+        arguments |= {_name(slot): chance.choice(slot.values) for slot in self.slots}
+        return Case(self.text(), arguments, chance.choice(OPTIONS[:6]), chance.random() < 0.3)
+
+    def second(self, first: Case, chance: random.Random) -> Case:
+        """Return a launch that differs from the first one in one or two things."""
+        case = first
+        for _ in range(chance.choice((0, 1, 1, 1, 1, 2))):
+            what = chance.random()
+            if what < 0.6:
+                slot = chance.choice(self.slots)
+                case = _with(case, _name(slot), chance.choice(slot.values))
+            elif what < 0.7:
+                name, values = chance.choice((("x", TENSORS), ("n", SIZES)))
+                case = _with(case, name, chance.choice(values))
+            elif what < 0.8:
+                case = replace(case, options=chance.choice(OPTIONS))
+            elif what < 0.85:
+                case = replace(case, by_keyword=not case.by_keyword)
+            else:
+                case = replace(case, text=case.text.replace(*chance.choice(EDITS), 1))
+        return case
+
+
+def _name(slot: Slot) -> str:
+    return slot.parameter.partition(":")[0].partition("=")[0]
+
+
+def _with(case: Case, name: str, value: str) -> Case:
+    return replace(case, arguments={**case.arguments, name: value})
+
+
+def check_launches(seeds: Iterable[int], target: str, pool: ProcessPoolExecutor) -> Pairs:
+    """Launch pairs: one kernel for each seed, with `SECONDS` second launches.
+
+    Args:
+        seeds: of the kernels and launches.
+        target: what to compile for.
+        pool: of `quiet_processes`.
+    """
+    numbers = list(seeds)
+    parts = [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
+    outcome = Pairs()
+    for found in pool.map(_check_batch, parts, [target] * len(parts)):
+        outcome.add(found)
+    return outcome
+
+
+def _check_batch(seeds: list[int], target: str) -> Pairs:
+    outcome = Pairs()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        prepare_process(Path(name), target)
+        for seed in seeds:
+            folder = Path(name) / str(seed)
+            with contextlib.redirect_stdout(io.StringIO()):
+                _check_kernel(outcome, folder, random.Random(seed), f"seed {seed} for {target}")
+            shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: str) -> None:
+    kernel = Kernel.draw(chance)
+    for _ in range(5):  # a random launch may well be nonsense
+        first = kernel.first(chance)
+        try:
+            before = _Launch(folder / "first", kernel, first, folder / "store")
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            break
+    else:
+        outcome.pairs += SECONDS
+        outcome.refused += SECONDS
+        return
+    if not (folder / "store").exists():
+        outcome.unstored.append(f"{about}: {first.arguments} {kernel.heuristic}")
+        return
+    for number in range(SECONDS):
+        second = kernel.second(first, chance)
+        outcome.pairs += 1
+        copy = folder / f"store {number}"
+        copy_store(folder / "store", copy)
+        try:
+            after = _Launch(folder / str(number), kernel, second, copy)
+        except Exception:
+            outcome.refused += 1
+        else:
+            report = [f"{about}, {number}", f"key {kernel.key}, buckets {kernel.buckets}",
+                      *first.differences(second), "", str(first.arguments),
+                      first.options, kernel.text()[len(_HEAD) :]]  # fmt: skip
+            _compare(outcome, before, after, "\n".join(report))
+
+
+def _compare(outcome: Pairs, before: _Launch, after: _Launch, report: str) -> None:
+    is_same = before.code == after.code or before.twin == after.twin
+    if not after.benchmarked:
+        outcome.reused += 1
+        if not is_same:
+            (outcome.noticed if after.is_tuned_later() else outcome.wrong).append(report)
+    elif is_same and before.case.is_alike(after.case) and before.key == after.key:
+        outcome.needless.append(report)
+    else:
+        outcome.apart += is_same
+
+
+class _Launch:
+    """A launch as by a new process, and one of the twin with the same config."""
+
+    def __init__(self, folder: Path, kernel: Kernel, case: Case, store: Path) -> None:
+        import torch
+        import triton
+
+        from dejavu_cache import cached_autotune
+
+        self.folder, self.kernel, self.case, self.store = folder, kernel, case, store
+        module = import_anew(folder / "kernels.py", case.text)
+        configs = [triton.Config({"B": 64}, num_stages=stages) for stages in (2, 3)]
+        tuned = cached_autotune(
+            configs=configs, key=list(kernel.key), buckets=kernel.buckets, store=store,
+            do_bench=without_timing, check=False,
+        )(module.k)  # fmt: skip
+        values = _values(module)
+        named = {name: eval(text, values) for name, text in case.arguments.items() if text}
+        named["out"] = torch.zeros(1 << 12)
+        options = eval(f"dict({case.options})", {})
+        arguments = []
+        if not case.by_keyword:
+            arguments = [named.pop("x"), named.pop("out"), named.pop("n")]
+        self.code = code_of(tuned[(4,)](*arguments, **named, **options))
+        self.benchmarked = tuned.benchmarked
+        config = {**configs[0].all_kwargs(), **options}
+        self.twin = code_of(module.twin[(4,)](*arguments, **named, **config))
+        self.key = [_key_value(case, kernel, name) for name in kernel.key]
+
+    def is_tuned_later(self) -> bool:
+        """Return whether another process no longer takes the record."""
+        again = _Launch(self.folder / "again", self.kernel, self.case, self.store)
+        return again.benchmarked > 0
+
+
+def _key_value(case: Case, kernel: Kernel, name: str) -> str:
+    text = case.arguments.get(name, "")
+    if name in kernel.buckets:
+        with contextlib.suppress(ValueError):
+            return f"2**{(int(text) - 1).bit_length()}"
+    return text
+
+
+def _values(module: Any) -> dict[str, Any]:
+    """Return the names that expressions of arguments may use."""
+    import numpy
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    def tensor(dtype: Any = torch.float32, size: int = 4096, offset: int = 0) -> Any:
+        return torch.zeros(size + offset, dtype=dtype)[offset:]
+
+    def descriptor(
+        block: list[int], dtype: Any = torch.float32, rows: int = 64, padding: str = "zero"
+    ) -> Any:
+        base = torch.zeros(rows, 64, dtype=dtype)
+        return TensorDescriptor(base, list(base.shape), list(base.stride()), block, padding)
+
+    return {**vars(module), "numpy": numpy, "torch": torch, "tensor": tensor,
+            "descriptor": descriptor}  # fmt: skip

@@ -1,0 +1,84 @@
+"""A record answers a launch only if Triton compiles the same code: compiled without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support.hidden_changes import CHANGES
+from support.identity_corpus import CORPUS
+from support.processes import ROOT, environment, run_python
+
+SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
+"""A fixed sample; `make identity` takes thousands, of every target."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """Return what was found for the fixed sample, in processes in which Triton compiles."""
+    env = environment(TRITON_INTERPRET="")
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "identity.py"), *SAMPLE, "--targets", "cuda:90"],
+        env={**env, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}:{env.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert result.stdout.startswith("{"), result.stdout[-2000:] + result.stderr[-4000:]
+    return json.loads(result.stdout)["cuda:90"]  # type: ignore[no-any-return]
+
+
+def test_no_edit_of_a_kernel_runs_with_the_record_of_other_code(found: dict[str, Any]) -> None:
+    edits = found["edits"]
+    assert edits["wrong"] == []
+    assert edits["reused"]
+    assert edits["refused"] < edits["edited"] / 3
+
+
+def test_harmless_edits_of_a_kernel_tune_nothing(found: dict[str, Any]) -> None:
+    assert found["edits"]["costly"] == []
+
+
+def test_what_no_text_of_a_kernel_shows_is_seen(found: dict[str, Any]) -> None:
+    changes = found["changes"]
+    assert changes["wrong"] == []
+    assert changes.get("equal code", []) == changes.get("refused", []) == []
+
+
+def test_no_launch_of_another_kind_takes_a_record(found: dict[str, Any]) -> None:
+    launches = found["launches"]
+    assert launches["wrong"] == []
+    assert launches["reused"]
+    assert launches["refused"] < launches["pairs"] / 5
+
+
+def test_no_setting_of_the_compiler_runs_with_the_record_of_other_code(
+    found: dict[str, Any],
+) -> None:
+    settings = found["settings"]
+    assert settings["wrong"] == []
+    assert settings["equal"]
+
+
+def test_the_corpus_covers_every_target() -> None:
+    assert len(CORPUS) >= 11
+    assert len(CHANGES) >= 40
+    assert {target for kernel in CORPUS.values() for target in kernel.targets} == {
+        "cuda:90",
+        "gfx942",
+    }
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TRITON_DEBUG", "1"), ("TRITON_INSTRUMENTATION_MODE", "consan")]
+)
+def test_variables_that_triton_reads_when_imported_count(variable: str, value: str) -> None:
+    code = """
+        import os, sys
+        os.environ[sys.argv[1]] = sys.argv[2]
+        from dejavu_cache.triton_internals.compiler_settings import compiler_settings
+        print(compiler_settings())
+    """
+    done = run_python(code, variable, value, TRITON_INTERPRET="")
+    assert done.stdout != "{}\n"
