@@ -100,6 +100,11 @@ class NoValidConfigError(DejavuError, RuntimeError):
         self.reasons = dict(reasons)
         lines = "\n".join(f"  {config}: {reason}" for config, reason in self.reasons.items())
         super().__init__(f"no config of {kernel} can run {scenario}; each one failed:\n{lines}")
+        self._arguments = kernel, scenario, self.reasons
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a pool of processes hand the error on."""
+        return type(self), self._arguments
 
 
 class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name

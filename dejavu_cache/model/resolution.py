@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from .difference import Difference
 from .evidence import ChoiceEvidence
-from .scenario import Context, Environment, Scenario
+from .scenario import GENERATED_MODULE, Context, Environment, Scenario
 
 __all__ = ["How", "Resolution"]
 
@@ -115,6 +115,8 @@ class Resolution:
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]
         if self.ignored_pin is not None:
             lines.append(f"  ignored pin, which the kernel does not declare: {self.ignored_pin}")
+        if self.context.kernel.name.startswith(GENERATED_MODULE):
+            lines.append("  its module's name is of this process alone: it is found by its code")
         if self.not_stored:
             lines.append(f"  not stored: {self.not_stored}")
         lines += [

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "GENERATED_MODULE",
     "MOST_CHARACTERS",
     "Config",
     "Context",
@@ -63,6 +64,9 @@ __all__ = [
 
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 """An integer that an argument of a kernel can hold: any of i64 or u64."""
+
+GENERATED_MODULE = "generated-module"
+"""Stands for a module whose name another process would not have; no module is called so."""
 
 MOST_CHARACTERS = 500
 """Limit of a string in a record."""

@@ -15,7 +15,6 @@ import hashlib
 import inspect
 import os
 import re
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from ..model.scenario import as_text
+from ..model.scenario import GENERATED_MODULE, as_text
 from .hooks import retry_parsing
 from .triton_objects import (
     dtype_name,
@@ -38,7 +37,6 @@ from .triton_objects import (
 )
 
 __all__ = [
-    "GENERATED",
     "KernelIdentity",
     "function_key",
     "identify",
@@ -47,9 +45,6 @@ __all__ = [
     "syntax_of",
     "value_text",
 ]
-
-GENERATED = "generated-module"
-"""Stands for a module whose name another process would not have; no module is called so."""
 
 _RANDOM = re.compile(r"tmp\w{5,}|(?=\w*\d)(?=\w*[a-z])[a-z0-9]{16,}|\w*\d{6,}", re.ASCII)
 """Parts of module names made from a temporary folder, a digest or a number."""
@@ -186,15 +181,16 @@ def kernel_name(kernel: Any) -> str:
     """Return where a kernel is defined: its module and qualified name.
 
     The module of a script is what it would be imported as. A module whose name belongs to one
-    process is called `GENERATED`: its kernels are told apart by their code.
+    process is called `GENERATED_MODULE`: its kernels are told apart by their code.
     """
     function = python_function(kernel)
     module = module_name(function)
-    place = GENERATED if _is_of_one_process(module) else module
+    is_generated = _is_of_one_process(module, function.__code__.co_filename)
+    place = GENERATED_MODULE if is_generated else module
     return as_text(f"{place}.{function.__qualname__}")
 
 
-def _is_of_one_process(module: str) -> bool:
+def _is_of_one_process(module: str, file: str) -> bool:
     """Return whether a module's name holds what another process would not call it.
 
     Such a name is a digest of a path, a process's number or a temporary folder. A name by which
@@ -203,13 +199,12 @@ def _is_of_one_process(module: str) -> bool:
     parts = module.split(".")
     if not (str(os.getpid()) in module or any(map(_RANDOM.fullmatch, parts))):
         return False
-    file = getattr(sys.modules.get(module), "__file__", None)
     try:
         spec = PathFinder.find_spec(parts[0])
     except (ImportError, ValueError):
         return True
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    if file is None or not any(place and file.startswith(place) for place in places):
+    if not any(place and file.startswith(place) for place in places):
         return True
     return Path(file).is_relative_to(tempfile.gettempdir())
 
