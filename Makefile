@@ -7,17 +7,18 @@ SOAK_SECONDS ?= 3600
 FUZZ_MINUTES ?= 30
 # The tests' own bytecode is kept, whatever the shell says: rewriting their asserts takes a worker 5 s.
 WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
-# Many tests kill, stall and race real processes, and a loaded machine may starve one of them. A few
-# failures are tried once more; their tracebacks are printed all the same, since a fault may be real.
-RERUNS ?= --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks
-RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(RERUNS)
+RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
 IDENTITY_TRITON ?= 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# One retry: where the extra index cannot be reached, each package would wait for all five.
-INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch triton
+# Torch alone is asked of its index: as an extra one, every package would wait where it is not there.
+install_torch = $(if $(TORCH_INDEX),$(1) -m pip install --quiet --retries 0 --timeout 15 --no-deps \
+  --index-url $(TORCH_INDEX) torch --constraint $(2) 2> /dev/null || echo "$(TORCH_INDEX) has no torch to install" &&) \
+  $(1) -m pip install --quiet torch triton --constraint $(2)
+# What runs the demo: the environment of the tests, if it is there already.
+DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV),$(VENV)-demo)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
@@ -30,14 +31,25 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
-	$(BIN)/python $(INSTALL_TORCH) --constraint constraints.txt
+	$(call install_torch,$(BIN)/python,constraints.txt)
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	$(BIN)/python -m compileall -q dejavu_cache client service  # processes of the tests write no bytecode
+	touch $@
+
+$(VENV)-demo/.installed: pyproject.toml constraints.txt requirements/server.txt
+	$(PYTHON) -m venv $(VENV)-demo
+	$(VENV)-demo/bin/python -m pip install --quiet --require-hashes --requirement requirements/server.txt
+	$(call install_torch,$(VENV)-demo/bin/python,constraints.txt)
+	$(VENV)-demo/bin/python -m pip install --quiet numpy --constraint constraints.txt  # of Triton's interpreter
+	$(VENV)-demo/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+$(VENV)/.collected: $(VENV)/.installed
 	$(WITH_BYTECODE) $(BIN)/python -m pytest -qq --collect-only > $@.log || (cat $@.log; exit 1)
 	touch $@
 
-demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
-	$(BIN)/python examples/demo.py
+demo: $(DEMO)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
+	$(DEMO)/bin/python examples/demo.py
 
 test: $(VENV)/.installed  ## everything that needs no GPU
 	$(BIN)/ruff check .
@@ -47,7 +59,7 @@ check: $(VENV)/.installed  ## lint, types and the tests that are not on the list
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory --jobs 2 tests lint SELECT="not gpu and not slow"
 
-tests: $(VENV)/.installed
+tests: $(VENV)/.collected
 	$(RUN_TESTS) -m "$(SELECT)" --durations 25
 
 slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
@@ -88,7 +100,7 @@ identity: $(VENV)/.installed  ## launch edited kernels on a pretended GPU with e
 	done
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
-	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 tests/stores/test_store_model.py tests/service/test_store_model.py
+	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 --hypothesis-profile search tests/stores/test_store_model.py tests/service/test_store_model.py
 
 soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into benchmarks/results; SOAK_SECONDS=600
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
@@ -101,15 +113,16 @@ fleet-start: $(VENV)/.installed  ## a fleet's first look-ups at three replicas, 
 exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
 	$(BIN)/python benchmarks/exits.py
 
-fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server
+fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server, then new examples
 	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
 	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
+	PYTHONHASHSEED=random $(BIN)/python -m pytest -q -o timeout=0 -n $(JOBS) --hypothesis-profile search $$(grep -rl --include='test_*.py' '^@given' tests)
 
 matrix: $(VENV)/.installed  ## the library's tests on each Triton that is supported
 	for version in $(TRITON); do \
 	  $(PYTHON) -m venv $(VENV)-$$version && \
 	  grep -v '^triton' constraints.txt > $(VENV)-$$version/constraints.txt && echo "triton==$$version" >> $(VENV)-$$version/constraints.txt && \
-	  $(VENV)-$$version/bin/python $(INSTALL_TORCH) --constraint $(VENV)-$$version/constraints.txt && \
+	  { $(call install_torch,$(VENV)-$$version/bin/python,$(VENV)-$$version/constraints.txt); } && \
 	  $(VENV)-$$version/bin/python -m pip install --quiet --constraint $(VENV)-$$version/constraints.txt --editable '.[dev]' && \
 	  $(VENV)-$$version/bin/python -m pytest -m "not gpu" --ignore tests/service --ignore tests/client || exit 1; \
 	done

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import SettingsError, did_you_mean, problem_text
 from .system.notices import warn_once
-from .system.user_folder import user_folder
+from .system.user_folder import NOWHERE, user_folder
 
 __all__ = [
     "NAMESPACE",
@@ -143,8 +143,9 @@ class Settings(BaseModel):
 
     @property
     def default_url(self) -> str:
-        """URL of the store in the user's cache folder."""
-        return user_folder("records").as_uri()
+        """URL of the store in the user's cache folder, or of one in memory if there is none."""
+        folder = user_folder("records")
+        return "memory://" if NOWHERE in folder.parents else folder.as_uri()
 
 
 @cache

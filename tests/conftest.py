@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -25,8 +26,21 @@ for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
 
 
 # How long an example takes depends on what else the machine does.
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("suite")
+settings.register_profile(
+    "search", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000
+)
+# Every run draws the same examples: one that fails was changed, and not unlucky. More of them would
+# find no more, as the next run draws none that are new.
+settings.register_profile(
+    "test",
+    settings.get_profile("search"),
+    max_examples=50,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+)
+settings.load_profile("test")
+os.environ.setdefault("PYTHONHASHSEED", "0")  # of workers, and of the processes that tests start
 
 # A worker of pytest-xdist has neighbours on every core, and so have the processes that it starts.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -69,6 +83,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
     sys.dont_write_bytecode = True
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Let every test draw the same random numbers, whichever tests its process ran before."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -75,13 +75,16 @@ def fit(
         TooFewRecordsError: fewer than `NEEDED` scenarios have a winner and two timed configs.
     """
     # A config that is fast because it is wrong may lead where no results were compared yet.
-    finished = [record for record in records.records if record.is_finished]
+    finished = [record for record in records.records if record.is_exemplary]
     costs = SlowdownTable.of(finished)
     if len(costs) < NEEDED:
         kernel, device = records.context.kernel.name, records.context.environment.device.name
+        uncompared = sum(record.is_finished for record in records.records) - len(finished)
+        hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache audit`"
         raise TooFewRecordsError(
             f"{kernel} has {counted(len(costs), 'scenario')} with a winner and two timed configs "
             f"or more on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
+            f"{hint if uncompared else ''}"
         )
     model = _fit_tree(costs, bound, limit, leaves)
     return Tree(

@@ -94,7 +94,8 @@ def _choice(record: Record) -> list[str]:
     if chosen is None:
         return sorted(part_digests(record))
     wrong = {part.config.text for part in record.measurements if part.is_wrong}
-    return [chosen.text, *sorted(wrong)]
+    is_open = record.winner is not None and not (record.pinned or record.winner.is_compared)
+    return [chosen.text, *sorted(wrong), *(["not compared"] if is_open else [])]
 
 
 def _notes_file() -> Path:

@@ -62,12 +62,14 @@ class TunedTable(NamedTuple):
         device: the GPU's name, with underscores for spaces.
         triton: the version of Triton; empty where it is not known.
         configs: the configs by batch size.
+        uncompared: the number of those whose results nobody has compared.
     """
 
     labels: Mapping[str, str]
     device: str
     triton: str
     configs: Mapping[int, Mapping[str, TableValue]]
+    uncompared: int = 0
 
 
 class _Candidate(NamedTuple):
@@ -75,6 +77,7 @@ class _Candidate(NamedTuple):
 
     at: datetime
     config: Mapping[str, TableValue]
+    is_compared: bool = True
 
 
 def collect_tables(store: Store) -> list[TunedTable]:
@@ -100,7 +103,11 @@ def collect_tables(store: Store) -> list[TunedTable]:
             table[int(size)] = candidate
     return [
         TunedTable(
-            dict(labels), device, triton, {size: table[size].config for size in sorted(table)}
+            dict(labels),
+            device,
+            triton,
+            {size: table[size].config for size in sorted(table)},
+            sum(not candidate.is_compared for candidate in table.values()),
         )
         for (labels, device, triton), table in sorted(lines.items())
     ]
@@ -136,17 +143,18 @@ def _from_records(store: Store) -> Iterator[_Line]:
 def _best(context: Context, record: Record) -> _Candidate | None:
     """Return the config of a record that was tuned to its end, or pinned."""
     if record.pin is not None and record.pin.config is not None:
-        chosen, at = record.pin.config, record.pin.at
+        chosen, at, is_compared = record.pin.config, record.pin.at, True
     elif record.winner is not None:
         best = winner(record, record.by_config)
         if best is None:
             return None
         chosen, at = best, record.winner.at
+        is_compared = record.winner.is_compared and best == record.winner.config
     else:
         return None
     function = context.kernel.name.rpartition(".")[2]
     config = _table_config(chosen, _UNNAMED.get(function, _TRITON_DEFAULTS))
-    return _Candidate(at, config) if config else None
+    return _Candidate(at, config, is_compared) if config else None
 
 
 def _as_text(record: Record) -> dict[str, str]:

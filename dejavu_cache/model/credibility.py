@@ -37,8 +37,7 @@ LONGEST_TIMING = 86_400_000.0
 MOST_ADVANTAGE = 10.0
 """Largest factor by which a config may be faster than all that other machines have measured.
 
-One that is faster still counts only if a second machine confirms it, or if it won a tune, in which
-it was compared.
+One that is faster still counts only if a second machine confirms it, or if it won a tune.
 """
 
 

@@ -41,7 +41,7 @@ def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
     `on_conflict` decides, unless one measured more cases; the later winner and the later pin stand,
-    except those from the future.
+    except those from the future, and winners that were not compared.
 
     Raises:
         MergeConflictError: `on_conflict="fail"`, and two timings of one config differ.
@@ -100,13 +100,14 @@ def _merge_measurements(
     return max(ours, theirs, key=_recency)
 
 
-def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:
+def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, bool, datetime, str]:
     """Return a key that is greatest for the latest of several entries, ties broken by their text.
 
     A moment in the future is a wrong clock's: such an entry gives way to any other, since nothing
-    could ever replace it.
+    could ever replace it. A winner that was not compared gives way to one that was.
     """
-    return not is_from_future(entry.at), entry.at, canonical_json(entry)
+    is_compared = isinstance(entry, Winner) and entry.is_compared
+    return not is_from_future(entry.at), is_compared, entry.at, canonical_json(entry)
 
 
 def _slowness(measurement: Measurement) -> tuple[float, str]:

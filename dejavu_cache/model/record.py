@@ -6,11 +6,19 @@ A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_serializer
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_serializer,
+)
 
 from .buckets import FiniteFloat
 from .scenario import (
@@ -26,20 +34,30 @@ from .scenario import (
     ValueModel,
     canonical_json,
     moment_after,
+    sort_by_name,
 )
 
 __all__ = [
+    "ALL_OUTPUTS",
     "FORMAT",
     "MOST_LAUNCHES",
     "MOST_MEASUREMENTS",
+    "NO_DEFAULT",
+    "NO_MEMORY",
+    "SWITCHED_OFF",
     "Confidence",
     "Failure",
     "Measurement",
+    "OutputVerdict",
     "Pin",
     "Record",
     "RecordSet",
     "RecordedLaunch",
+    "Results",
     "Winner",
+    "are_compared",
+    "join_results",
+    "reasons_not_compared",
     "record_set_line",
     "required_format",
 ]
@@ -47,8 +65,8 @@ __all__ = [
 FORMAT = 2
 """The newest format version; this code reads every version up to it.
 
-Version 2 has failures of the kind `wrong`, timings over several cases, and the confidence of
-timings. A record set without them is written as version 1.
+Version 2 has failures of the kind `wrong`, timings over several cases, the confidence of timings,
+and what comparing a winner's results has shown. A record set without them is written as version 1.
 """
 
 
@@ -134,6 +152,69 @@ class Measurement(FrozenModel):
         return self.failure is not None and self.failure.kind == "wrong"
 
 
+class OutputVerdict(FrozenModel):
+    """What comparing one output of a config with the default config's has shown.
+
+    `not_compared` has the reason, such as a lack of memory, and `wrong` the evidence.
+    """
+
+    outcome: Literal["equal", "not_compared", "wrong"]
+    reason: Annotated[str, Field(max_length=2000)] = ""
+
+
+ALL_OUTPUTS = "all outputs"
+"""Name under which a verdict stands that is the same for every output."""
+
+NO_MEMORY = "no memory"
+"""Beginning of the reason where memory lacked: another process, or a later one, may compare."""
+
+NO_DEFAULT = "no default"
+"""Beginning of the reason where the default config, with which results are compared, cannot run."""
+
+SWITCHED_OFF = "switched off"
+"""Beginning of the reason where the kernel's author, or the user, wants nothing compared."""
+
+Results = Mapping[str, OutputVerdict]
+"""Verdicts on one config, by output."""
+
+_RANKS = ("equal", "not_compared", "wrong")
+
+
+def are_compared(results: Results | None) -> bool:
+    """Return whether a comparison lets other processes take a config on trust.
+
+    At least one output has to be equal. One that was not compared excuses itself alone, unless the
+    reason is a lack of memory, which says nothing of the config.
+    """
+    verdicts = list((results or {}).values())
+    return any(verdict.outcome == "equal" for verdict in verdicts) and not any(
+        verdict.outcome == "wrong"
+        or (verdict.outcome == "not_compared" and verdict.reason.startswith(NO_MEMORY))
+        for verdict in verdicts
+    )
+
+
+def reasons_not_compared(results: Results | None) -> list[str]:
+    """Return which outputs were not compared, and why, in words."""
+    if not results:
+        return [f"{ALL_OUTPUTS}: no comparison is recorded"]
+    return [
+        f"{output}: {verdict.reason or 'no reason is recorded'}"
+        for output, verdict in results.items()
+        if verdict.outcome == "not_compared"
+    ]
+
+
+def join_results(*comparisons: Results) -> dict[str, OutputVerdict]:
+    """Return the worst verdict of each output over the comparisons of several launches."""
+    joined: dict[str, OutputVerdict] = {}
+    for output, verdict in (item for results in comparisons for item in results.items()):
+        joined[output] = max(
+            joined.get(output, verdict), verdict, key=lambda entry: _RANKS.index(entry.outcome)
+        )
+    return joined
+
+
 class Winner(FrozenModel):
     """The config that was selected when the scenario was tuned."""
 
@@ -145,6 +226,21 @@ class Winner(FrozenModel):
     Only the winner's code was compared then: earlier measurements of others stand for nothing once
     another config wins.
     """
+    results: (
+        Annotated[dict[Text, OutputVerdict], AfterValidator(sort_by_name), Field(max_length=4096)]
+        | None
+    ) = None
+    """Verdicts by output; None if nobody said, which counts as not compared."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Return whether the config's results were compared, and none was found wrong."""
+        return are_compared(self.results)
+
+    @property
+    def not_compared(self) -> list[str]:
+        """Return which outputs were not compared, and why, in words."""
+        return reasons_not_compared(self.results)
 
 
 class Pin(FrozenModel):
@@ -254,19 +350,38 @@ class Record(FrozenModel):
 
     @property
     def is_finished(self) -> bool:
-        """Return whether a tune has ended with a winner that is not known to be wrong.
-
-        Only then was any result compared: the winner is written after its comparison.
-        """
-        return self.winner is not None and not any(
+        """Return whether a tune has ended with a winner that is not known to be wrong."""
+        if self.winner is None:
+            return False
+        return not any(
+            verdict.outcome == "wrong" for verdict in (self.winner.results or {}).values()
+        ) and not any(
             measurement.is_wrong and measurement.config == self.winner.config
             for measurement in self.measurements
         )
 
     @property
+    def is_exemplary(self) -> bool:
+        """Return whether other scenarios may go by the winner, as those of a decision tree do.
+
+        Its results were compared, unless the kernel's author wants none compared.
+        """
+        if self.winner is None or not self.is_finished:
+            return False
+        verdicts = (self.winner.results or {}).values()
+        is_wanted = not any(verdict.reason.startswith(SWITCHED_OFF) for verdict in verdicts)
+        return self.winner.is_compared or not is_wanted
+
+    @property
     def is_unfinished(self) -> bool:
         """Return whether the record has timings, but neither a winner nor a person's choice."""
         return bool(self.measurements) and not (self.pin or self.is_finished)
+
+    def reasons_not_compared(self, config: Config) -> list[str]:
+        """Return which results of a config were not compared with the default's, and why."""
+        if self.winner is not None and self.winner.config == config:
+            return self.winner.not_compared
+        return [f"{ALL_OUTPUTS}: this config has won no tune"]
 
     @property
     def by_config(self) -> dict[Config, Measurement]:
@@ -324,6 +439,7 @@ class RecordSet(FrozenModel):
     @field_serializer("format")
     def _written_format(self, version: int) -> int:
         """Write the format that the records need."""
+        has_results = any(record.winner and record.winner.results for record in self.records)
         needs_second = (
             measurement.is_wrong
             or measurement.cases is not None
@@ -331,7 +447,7 @@ class RecordSet(FrozenModel):
             for record in self.records
             for measurement in record.measurements
         )
-        return max(version, 2) if any(needs_second) else version
+        return max(version, 2) if has_results or any(needs_second) else version
 
 
 def record_set_line(context: Context, records: Iterable[Record]) -> Iterator[str]:
@@ -351,5 +467,5 @@ def required_format(records: Iterable[str]) -> int:
     return 2 if any(mark in text for text in records for mark in _SECOND_FORMAT) else 1
 
 
-_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {', '"confidence": {')
+_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {', '"confidence": {', '"results": {')
 """The JSON of version 2; a string cannot contain it, since its quotation marks are escaped."""

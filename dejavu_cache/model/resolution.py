@@ -47,7 +47,9 @@ class Resolution:
         distance: of a `nearest` scenario, in powers of two.
         differences: on a miss, the fields in which the nearest or the tree's records differ.
         missing: the number of declared configs without a measurement.
-        unfinished: on a miss, whether the scenario has timings, but no winner that was compared.
+        unfinished: on a miss, whether the scenario has timings, but no winner.
+        not_compared: which results of the config, or of a faster one that does not run for want of
+            a comparison, were not compared with the default's, and why.
         wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         only: whether pruning left the launch no other config.
@@ -69,6 +71,7 @@ class Resolution:
     differences: Sequence[Difference] = ()
     missing: int = 0
     unfinished: bool = False
+    not_compared: Sequence[str] = ()
     wrong: Sequence[str] = ()
     agreed: bool = False
     only: bool = False
@@ -106,6 +109,7 @@ class Resolution:
             lines.append(f"  the nearest record is at distance {self.nearest:g}")
         if self.unfinished:
             lines.append("  no winner: configs were timed, and their results not compared")
+        lines += [f"  not compared: {reason}" for reason in self.not_compared]
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -27,7 +27,11 @@ from pydantic import (
 )
 
 from ..system.fork_lock import cached_property
+from ..system.printable_text import printable
 from .buckets import Bucket, FiniteFloat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "MOST_CHARACTERS",
@@ -47,7 +51,9 @@ __all__ = [
     "Text",
     "ValueModel",
     "Values",
+    "as_text",
     "canonical_json",
+    "correct_clock",
     "is_from_future",
     "is_scalar",
     "moment_after",
@@ -94,6 +100,11 @@ _Count = Annotated[StrictInt, Field(ge=0)]
 CLOCK_TOLERANCE = timedelta(days=1)
 """How far another machine's clock may be ahead of this one's."""
 
+_PLAUSIBLE_YEARS = range(2024, 2200)
+
+_corrections = [timedelta(0)]
+"""What is added to this machine's clock."""
+
 _RFC_3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
 )
@@ -124,12 +135,37 @@ def sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(mapping.items()))
 
 
+def as_text(name: str) -> str:
+    """Return a name as a `Text`: without control characters, and cut if it is long."""
+    line = printable(name).replace("\t", "\\t").replace("\n", "\\n")
+    text = line.encode(errors="backslashreplace").decode()
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
 Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_length=256)]
 
 
 def now() -> datetime:
     """Return the present moment in UTC, to the microsecond."""
-    return datetime.now(timezone.utc)
+    return datetime.now(timezone.utc) + _corrections[-1]
+
+
+def correct_clock(present: datetime) -> bool:
+    """Go by another clock from now on, if this machine's is further off than clocks differ.
+
+    What is dated by a clock that is wrong by days would be refused or replaced by all others, and
+    measured again by each process.
+
+    Returns:
+        Whether `now` has changed.
+    """
+    error = present - now()
+    if abs(error) <= CLOCK_TOLERANCE or present.year not in _PLAUSIBLE_YEARS:
+        return False
+    _corrections[:] = [_corrections[-1] + error]
+    return True
 
 
 def is_from_future(moment: datetime, present: datetime | None = None) -> bool:
@@ -186,6 +222,13 @@ class ValueModel(FrozenModel):
     def digest(self) -> str:
         """Return the first 24 hexadecimal digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:24]
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, whose text is its own."""
+        twin = super().model_copy(update=update, deep=deep)
+        for name in ("text", "digest"):
+            twin.__dict__.pop(name, None)
+        return twin
 
     def __hash__(self) -> int:
         """Hash the text."""

@@ -10,7 +10,7 @@ from .credibility import SHORTEST_TIMING, is_credible, unconfirmed_configs
 from .record import Measurement, Record
 from .scenario import Config, Scenario, is_from_future
 
-__all__ = ["distance", "value_distance", "winner"]
+__all__ = ["distance", "trusted_configs", "value_distance", "winner"]
 
 NOISE = 0.01
 """Relative difference of two medians below which they tie, whatever their quantiles."""
@@ -70,6 +70,28 @@ def winner(
     return best.config
 
 
+def trusted_configs(
+    record: Record, default: Config | None, *, uncompared: bool = False
+) -> set[Config]:
+    """Return the configs that a launch may take from a record without comparing their results.
+
+    They are the default config, by which the others are judged, and the winner, if its results were
+    compared. If the default has failed, there is nothing to compare with, and nothing else to run.
+
+    Args:
+        record: the record.
+        default: the config of last resort.
+        uncompared: whether a winner counts although nobody has compared it.
+    """
+    trusted = set() if default is None else {default}
+    if record.winner is not None and record.is_finished:
+        standard = record.by_config.get(default) if default else None
+        has_failed = standard is not None and standard.median is None and not standard.skipped
+        if uncompared or record.winner.is_compared or has_failed:
+            trusted.add(record.winner.config)
+    return trusted
+
+
 def _believed_timings(
     record: Record, declared: Collection[Config], shortest: float, trusted: str
 ) -> dict[Config, Measurement]:
@@ -80,7 +102,7 @@ def _believed_timings(
         if measurement.config in declared and is_credible(measurement, shortest)
     }
     unconfirmed = unconfirmed_configs(timed.values(), trusted)
-    if record.winner is not None:  # it won a tune, which has compared it
+    if record.winner is not None:  # it has won a tune
         unconfirmed.discard(record.winner.config)
     believed = {config: timing for config, timing in timed.items() if config not in unconfirmed}
     most = max((timing.case_count for timing in believed.values()), default=0)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from ..errors import PrewarmError
+from ..system.fork_lock import ForkLock
 from ..system.worker_process import WorkerLostError, WorkerProcess
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
@@ -154,7 +155,7 @@ class _Pool:
         self.error: Exception | None = None
         self._spec = spec
         self._on_result = on_result
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._jobs: queue.SimpleQueue[CompileJob] = queue.SimpleQueue()
         for job in sorted(jobs, key=lambda job: job.arch):
             self._jobs.put(job)

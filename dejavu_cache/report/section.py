@@ -72,6 +72,10 @@ class Section:
             "measurements": len(measurements),
             "failed": failed,
             "unfinished": sum(record.is_unfinished for record in self.records),
+            "uncompared": sum(
+                record.winner is not None and not (record.pinned or record.winner.is_compared)
+                for record in self.records
+            ),
             "missing": len(self.records) * len(configs) - len(measurements),
         }
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..errors import NoValidConfigError
 from ..model.resolution import Resolution
 from ..stores.tiered import TieredStore
 from ..system.fork_lock import cached_property
+from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
-from ..tuning.config_failures import failure_of
+from ..tuning.config_failures import BEFORE_LAUNCH, failure_of
 from .activity_report import report_triton_activity
+from .author_errors import drop_own_frames
 from .choices import ChosenConfig
 from .choosing_autotuner import ChoosingAutotuner
 from .compiled_configs import CompiledConfigs
@@ -96,19 +99,27 @@ class CachedAutotuner(ChoosingAutotuner):
         def launch_on_grid(*args: Any, **kwargs: Any) -> Any:
             if "run" in attributes:  # it has wrapped them since
                 return self.run(*args, grid=grid, warmup=False, **kwargs)
-            return launch(grid, args, kwargs)
+            try:
+                return launch(grid, args, kwargs)
+            except Exception as error:
+                drop_own_frames(error)
+                raise
 
         return launch_on_grid
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
-        if "grid" not in kwargs or kwargs.get("warmup"):
-            if self._is_left_to_triton:
-                return self._run_by_triton(args, kwargs)
-            return self._run(args, kwargs)[0]
-        grid = kwargs.pop("grid")
-        kwargs.pop("warmup", None)
-        return self._launch(grid, args, kwargs)
+        try:
+            if "grid" not in kwargs or kwargs.get("warmup"):
+                if self._is_left_to_triton:
+                    return self._run_by_triton(args, kwargs)
+                return self._run(args, kwargs)[0]
+            grid = kwargs.pop("grid")
+            kwargs.pop("warmup", None)
+            return self._launch(grid, args, kwargs)
+        except Exception as error:
+            drop_own_frames(error)
+            raise
 
     @cached_property
     def _hot_path(self) -> HotPath | None:
@@ -148,7 +159,18 @@ class CachedAutotuner(ChoosingAutotuner):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
         """Launch by records or a tune, as `_run` does where the kernel is not left to Triton."""
-        return self._launch_or_choose_again(self._choose(args, kwargs), args, kwargs)
+        try:
+            chosen = self._choose(args, kwargs)
+        except NoValidConfigError as error:
+            reasons = error
+        else:
+            return self._launch_or_choose_again(chosen, args, kwargs)
+        # The default config raises what the compiler says of the kernel, as with Triton alone.
+        default = ChosenConfig.of(self._pruned_default(args, kwargs), until=0.0)
+        if not reasons.reasons.get(str(describe(default.config)), "").startswith(BEFORE_LAUNCH):
+            raise reasons
+        warn_once(f"failures {self._name}", str(reasons))
+        return self._run_config(default, args, kwargs), default
 
     def _launch_or_choose_again(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]

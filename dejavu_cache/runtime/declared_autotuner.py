@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ..errors import SettingsError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
-from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
+from ..model.scenario import Context, Kernel, Problem, Scenario
 from ..policy import config_with, current_policy
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
@@ -154,7 +154,7 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     @cached_property
     def _scenario_key(self) -> ScenarioKey:
-        keys = [name for name in self.keys if name in self.arg_names]
+        keys = [name for name in self.keys if name in self.arg_names and not self._unnamed]
         return ScenarioKey(
             self.fn,
             keys,
@@ -176,12 +176,26 @@ class DeclaredAutotuner(ChangingAutotuner):
 
         A kernel with configs that records must not hold is left to Triton.
         """
-        if not _can_be_named(self._name, self.arg_names):
+        if self._unnamed:
+            warn_once(f"name {self._name}", f"{self._name}: {self._unnamed}")
             return Mode.OFF
         if not can_be_recorded(self._name, self.configs, self.arg_names):
             return Mode.OFF
         mode = self._options.get("mode") or self._policy.mode
         return current_settings().mode if mode is None else Mode(mode)
+
+    @cached_property
+    def _unnamed(self) -> str | None:
+        """Why no record can name the kernel's arguments, any of which may be a tensor, or None."""
+        try:
+            Scenario(dtypes=dict.fromkeys(self.arg_names, "float32"))
+        except ValidationError as error:
+            reasons = "; ".join(problem["msg"] for problem in error.errors())
+            return (
+                f"no record can hold the names of its arguments: {reasons}: "
+                "it is tuned by Triton, and nothing is recorded"
+            )
+        return None
 
     @cached_property
     def _key(self) -> KernelIdentity:
@@ -305,8 +319,9 @@ class DeclaredAutotuner(ChangingAutotuner):
         return Resolution(
             "off",
             self.cache[key] if key in self.cache else only,  # noqa: SIM401 - it may have no `get`
-            self._scenario_key.scenario(args, kwargs),
+            Scenario() if self._unnamed else self._scenario_key.scenario(args, kwargs),
             self._context(self._device()),
+            not_stored=self._unnamed,
         )
 
     def _request(
@@ -418,24 +433,3 @@ class DeclaredAutotuner(ChangingAutotuner):
                 "first one is used instead",
             )
         return config
-
-
-def _can_be_named(kernel: str, parameters: Iterable[str]) -> bool:
-    """Return whether records can name a kernel and its arguments; if not, warn once.
-
-    Args:
-        kernel: the kernel's name.
-        parameters: its parameters, any of which may be a tensor.
-    """
-    try:
-        Kernel(name=kernel, source="0" * 32)
-        Scenario(dtypes=dict.fromkeys(parameters, "float32"))
-    except ValidationError as error:
-        reason = "; ".join(problem["msg"] for problem in error.errors())
-        warn_once(
-            f"name {kernel}",
-            f"{kernel[:MOST_CHARACTERS]}: no record can hold its name or arguments: {reason}: "
-            "it is tuned by Triton, and nothing is recorded",
-        )
-        return False
-    return True

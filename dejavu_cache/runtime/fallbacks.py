@@ -11,7 +11,7 @@ from ..model.difference import Difference, differences
 from ..model.resolution import How, Resolution
 from ..model.scenario import Scenario
 from .foreign_results import find_foreign_config
-from .record_lookup import resolve_if_compared
+from .record_lookup import resolve_trusted
 from .request import Request
 from .tolerant_store import TolerantStore
 
@@ -26,11 +26,13 @@ class FallbackLimits:
         max_distance: of a nearest scenario, in powers of two summed over the key arguments.
         other_toolchains: whether records of another Triton or code generator may serve.
         other_gpus: whether records and trees of another GPU of the same architecture may serve.
+        uncompared: whether a record may serve whose winner nobody has compared.
     """
 
     max_distance: float
     other_toolchains: bool
     other_gpus: bool
+    uncompared: bool
 
 
 Fallback = Callable[[Request, TolerantStore, FallbackLimits], Resolution | None]
@@ -49,7 +51,11 @@ def use_other_toolchain(
     if not limits.other_toolchains:
         return None
     return _from_other_context(
-        request, store, "toolchain", may_differ=("environment.triton", "environment.codegen")
+        request,
+        store,
+        limits,
+        "toolchain",
+        may_differ=("environment.triton", "environment.codegen"),
     )
 
 
@@ -73,7 +79,9 @@ def use_nearest_scenario(
         scenario = _parse_scenario(text)
         if scenario is None:
             continue
-        resolution = resolve_if_compared(request, store.get(request.context, scenario))
+        resolution = resolve_trusted(
+            request, store.get(request.context, scenario), uncompared=limits.uncompared
+        )
         if resolution is not None:
             return replace(
                 resolution,
@@ -98,7 +106,7 @@ def use_gpu_family(
     """Return the scenario's record made on another GPU of the same architecture."""
     if not limits.other_gpus:
         return None
-    return _from_other_context(request, store, "family", may_differ=("environment.device",))
+    return _from_other_context(request, store, limits, "family", may_differ=("environment.device",))
 
 
 def use_family_tree(
@@ -159,7 +167,11 @@ def _parse_scenario(text: str) -> Scenario | None:
 
 
 def _from_other_context(
-    request: Request, store: TolerantStore, how: How, may_differ: tuple[str, ...]
+    request: Request,
+    store: TolerantStore,
+    limits: FallbackLimits,
+    how: How,
+    may_differ: tuple[str, ...],
 ) -> Resolution | None:
     """Return the scenario's record from a context that differs in the named fields alone."""
     for context in store.other_contexts(request.context):
@@ -167,7 +179,8 @@ def _from_other_context(
         same_arch = context.environment.device.arch == request.context.environment.device.arch
         if not same_arch or not all(field.field.startswith(may_differ) for field in differing):
             continue
-        resolution = resolve_if_compared(request, store.get(context, request.scenario))
+        found = store.get(context, request.scenario)
+        resolution = resolve_trusted(request, found, uncompared=limits.uncompared)
         if resolution is not None:
             return replace(resolution, how=how, differences=differing, recorded_in=context)
     return None

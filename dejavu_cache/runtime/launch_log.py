@@ -1,6 +1,7 @@
 """Lines in the log about launches: one for a tune, a fallback and an answer that came late.
 
-The logger is `dejavu_cache.launches`, the level INFO. A launch whose record is there says nothing.
+The logger is `dejavu_cache.launches`, the level INFO. A launch whose record is there says nothing,
+unless some of its results were not compared.
 """
 
 from __future__ import annotations
@@ -32,20 +33,25 @@ def log_choice(new: NewChoice) -> None:
     choice = f"({describe(resolution.config)})"
     source = f" in {resolution.store}" if resolution.store else ""
     provenance = f"{resolution.how}{source}"
+    doubt = "".join(f"; not compared: {reason}" for reason in resolution.not_compared)
     if new.benchmarked:
         failures, time = _failures_text(new.request), _time_text(new.request, resolution)
         tune = f"{counted(new.benchmarked, 'config')}{failures} in {new.seconds:.1f} s"
-        _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, provenance)
+        _logger.info(
+            "tuned %s: %s; winner %s%s, %s%s", launch, tune, choice, time, provenance, doubt
+        )
     elif not resolution.final:
         if before is None or (before.how, before.config) != (resolution.how, resolution.config):
             distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
             provenance = f"{resolution.how}{distance}{source}"
             delay = f"after {new.seconds:.2f} s"
-            _logger.info("fell back for %s: %s, %s, %s", launch, choice, provenance, delay)
+            _logger.info("fell back for %s: %s, %s, %s%s", launch, choice, provenance, delay, doubt)
     elif before is not None or new.seconds >= LATE:
         in_place = f"in place of the fallback {before.how}" if before else ""
         delay = in_place or f"after {new.seconds:.1f} s"
-        _logger.info("late answer for %s: %s, %s, %s", launch, choice, provenance, delay)
+        _logger.info("late answer for %s: %s, %s, %s%s", launch, choice, provenance, delay, doubt)
+    elif doubt:
+        _logger.info("found for %s: %s, %s%s", launch, choice, provenance, doubt)
 
 
 def _failures_text(request: Request) -> str:

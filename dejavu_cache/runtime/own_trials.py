@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from ..model.record import Measurement, Record
 from ..model.scenario import Config, Context, Scenario
 
-__all__ = ["OwnTrials"]
+__all__ = ["MOST_SCENARIOS", "OwnTrials"]
 
-_MOST_SCENARIOS = 4096
+MOST_SCENARIOS = 4096
 
 
 class OwnTrials:
@@ -28,7 +28,7 @@ class OwnTrials:
     ) -> None:
         """Remember measurements; one that lacked memory says nothing."""
         key = context, scenario
-        if key not in self._scenarios and len(self._scenarios) >= _MOST_SCENARIOS:
+        if key not in self._scenarios and len(self._scenarios) >= MOST_SCENARIOS:
             self._scenarios.clear()
         trials = self._scenarios.setdefault(key, {})
         trials.update(
@@ -42,6 +42,10 @@ class OwnTrials:
     def of(self, context: Context, scenario: Scenario) -> dict[Config, Measurement]:
         """Return this process's measurements of a scenario, by config."""
         return self._scenarios.get((context, scenario), {})
+
+    def forget(self, context: Context, scenario: Scenario) -> None:
+        """Forget the measurements of a scenario, so that its configs are tried again."""
+        self._scenarios.pop((context, scenario), None)
 
     def correct(self, context: Context, record: Record) -> Record:
         """Return a record in which other machines' measurements give way to this process's."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
+from ..system.fork_lock import ForkCondition
 
 __all__ = ["QuietWriter"]
 
@@ -21,7 +21,7 @@ class QuietWriter:
     def __init__(self) -> None:
         """Begin without a thread."""
         self._queued: list[Callable[[], object]] = []
-        self._changed = threading.Condition()
+        self._changed = ForkCondition()
         self._has_thread = self._hurries = False
         self._process = os.getpid()
 

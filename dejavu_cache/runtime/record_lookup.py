@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 from ..model.record import Measurement, Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
-from ..model.selection import winner
+from ..model.selection import trusted_configs, winner
 from ..stores import Found
 from ..system.notices import warn_once
 from ..system.provenance import whoami
@@ -19,10 +17,11 @@ from .request import Request
 __all__ = [
     "best_config",
     "ignored_pin",
+    "is_trusted",
     "is_unfinished",
     "note_timings",
     "resolve_from_record",
-    "resolve_if_compared",
+    "resolve_trusted",
     "winner_to_record",
 ]
 
@@ -39,56 +38,77 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
     if found is None:
         return None
     record = found.record
-    missing = len(request.unmeasured_configs(record))
     pinned, ignored = record.pinned, ignored_pin(request, found)
     if ignored is not None:
         _warn_of_ignored_pin(request, ignored)
     elif pinned is not None:
         return request.resolution("pinned", request.declared[pinned], store=found.store)
     best = best_config(request, record)
-    if best is None:
+    return None if best is None else _resolve_to(request, found, best)
+
+
+def resolve_trusted(
+    request: Request, found: Found | None, *, uncompared: bool = False
+) -> Resolution | None:
+    """Return the resolution from a record to a config that runs without a comparison, or None.
+
+    It is the first of these, where results are to be compared at all:
+
+    1. a person's choice;
+    2. the fastest config, if `selection.trusted_configs` has it;
+    3. of the trusted ones the fastest, if the winner is among them;
+    4. if nothing can be compared: the fastest one that the winner's tune did not know.
+
+    Args:
+        request: the scenario in question.
+        found: a record of this scenario or of one that may stand in for it.
+        uncompared: whether a winner may run that nobody has compared, labelled as such.
+    """
+    leader = resolve_from_record(request, found)
+    if leader is None or found is None or leader.how == "pinned" or request.check is None:
+        return leader
+    record, fastest = found.record, describe(leader.config)
+    if record.winner is None or not record.is_finished:
         return None
+    trusted = trusted_configs(record, describe(request.default), uncompared=uncompared)
+    if fastest in trusted:
+        return leader
+    is_declared = record.winner.config in request.declared
+    if uncompared and not (is_declared and record.by_config[fastest].at <= record.winner.at):
+        return leader
+    if not is_declared or record.winner.config not in trusted:
+        return None
+    best = _select(request, record, trusted)
+    return None if best is None else _resolve_to(request, found, best)
+
+
+def is_trusted(request: Request, record: Record, config: Config) -> bool:
+    """Return whether a launch may run a recorded config without comparing its results."""
+    return request.check is None or config in trusted_configs(record, describe(request.default))
+
+
+def is_unfinished(request: Request, found: Found | None) -> bool:
+    """Return whether a record has timings alone, while results are to be compared."""
+    return found is not None and request.check is not None and found.record.is_unfinished
+
+
+def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
+    record, ignored = found.record, ignored_pin(request, found)
     return request.resolution(
         "exact",
-        request.declared[best],
+        request.declared[config],
         store=found.store,
-        missing=missing,
+        missing=len(request.unmeasured_configs(record)),
+        not_compared=_not_compared(request, record, config),
         wrong=_wrong_configs(request, record),
         ignored_pin=None if ignored is None else str(ignored),
     )
 
 
-def resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
-    """Return the resolution from a record, unless its tune has not yet compared any results."""
-    resolution = resolve_from_record(request, found)
-    if resolution is None or found is None or resolution.how == "pinned":
-        return resolution
-    if is_unfinished(request, found):
-        return None
-    compared = _compared_leader(request, found.record, describe(resolution.config))
-    return resolution if compared is None else replace(resolution, config=compared)
-
-
-def _compared_leader(request: Request, record: Record, leader: Config) -> Any | None:
-    """Return the declared config that runs in the place of a leader that nobody compared, or None.
-
-    A config that was timed before the winner was selected, and is faster, was not declared where
-    that was: it is of an interrupted tune of another version of the kernel, or of another store.
-    """
-    winner, default = record.winner, describe(request.default)
-    if request.check is None or winner is None or winner.config not in request.declared:
-        return None
-    if leader in (winner.config, default) or record.by_config[leader].at > winner.at:
-        return None
-    best = _select(request, record, {winner.config, default})
-    return None if best is None else request.declared[best]
-
-
-def is_unfinished(request: Request, found: Found | None) -> bool:
-    """Return whether a record has timings alone, while results are to be compared."""
-    if found is None or request.check is None or found.record.is_finished:
-        return False
-    return bool(found.record.measurements)
+def _not_compared(request: Request, record: Record, config: Config) -> list[str]:
+    """Return which results of a recorded config were not compared, and why."""
+    is_standard = request.check is None or config == describe(request.default)
+    return [] if is_standard else record.reasons_not_compared(config)
 
 
 def ignored_pin(request: Request, found: Found | None) -> Config | None:
@@ -156,7 +176,7 @@ def winner_to_record(request: Request, record: Record, best: Config) -> Config:
     """Return the winner to record after a tune whose best config is `best`.
 
     Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
-    Where results are compared, that of others that were left out were not.
+    Where results are compared, those of the configs that were left out were not.
     """
     if not request.prunes:
         return best

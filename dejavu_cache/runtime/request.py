@@ -127,7 +127,7 @@ class Request:
         ]
 
     def disputable_configs(self, record: Record) -> list[Config]:
-        """Return the configs that only another machine's failures rule out, the default first.
+        """Return the failed configs that may run by now, or on this machine, the default first.
 
         What may end the process or compute wrong results is not disputed, except of the default,
         which runs in any case.
@@ -138,7 +138,6 @@ class Request:
             for config in self.declared
             if config in measured
             and (failure := measured[config].failure) is not None
-            and measured[config].by != whoami()
             and (config == default or failure.kind not in ("crash", "wrong"))
         ]
         return sorted(disputable, key=lambda config: config != default)
@@ -176,6 +175,7 @@ class Request:
         store: str | None = None,
         missing: int = 0,
         differences: Sequence[Difference] = (),
+        not_compared: Sequence[str] = (),
         wrong: Sequence[str] = (),
         only: bool = False,
         ignored_pin: str | None = None,
@@ -189,6 +189,7 @@ class Request:
             store=store,
             missing=missing,
             differences=differences,
+            not_compared=not_compared,
             wrong=wrong,
             only=only,
             not_stored=self.not_stored,

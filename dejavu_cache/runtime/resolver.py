@@ -25,7 +25,7 @@ from .record_lookup import (
     is_unfinished,
     note_timings,
     resolve_from_record,
-    resolve_if_compared,
+    resolve_trusted,
 )
 from .request import Request
 from .scenario_tuner import ScenarioTuner
@@ -85,6 +85,7 @@ class Resolver:
             max_distance,
             other_toolchains=settings.toolchain == "loose",
             other_gpus=settings.family,
+            uncompared=mode is not Mode.TUNE,
         )
         self._noted_misses: set[tuple[Context, Scenario]] = set()
         self._rejected: dict[tuple[Context, Scenario], set[Config]] = {}
@@ -108,11 +109,11 @@ class Resolver:
         if found:
             note_timings(request, found.record)
         if not self._may_tune():
-            return resolve_if_compared(request, found) or self._resolve_miss(request, found), 0
-        recorded = resolve_from_record(request, found)
-        if recorded and not self._tuner.has_work(request, recorded, found):
-            return recorded, 0
-        if recorded and found and not request.due_configs(found.record):
+            return self._resolve_trusted(request, found) or self._resolve_miss(request, found), 0
+        settled = self._tuner.resolve_settled(request, found)
+        if settled is not None:
+            return settled, 0
+        if found and resolve_from_record(request, found) and not request.due_configs(found.record):
             wait = min(wait, RACE_WAIT)
         tuned, benchmarked = self._tuner.tune(request, wait)
         if tuned is None:
@@ -131,11 +132,14 @@ class Resolver:
             return self._fall_back(request, found)
         # A server that was busy at the first look is waited for.
         found = self._look_up(request, fresh=True)
-        recorded = resolve_if_compared(request, found)
+        recorded = self._resolve_trusted(request, found)
         if recorded is None:
             self.note_miss(request)
             raise ScenarioNotTuned(self._explain_miss(request, found))
         return recorded
+
+    def _resolve_trusted(self, request: Request, found: Found | None) -> Resolution | None:
+        return resolve_trusted(request, found, uncompared=self._limits.uncompared)
 
     def _may_tune(self) -> bool:
         return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()
@@ -163,7 +167,7 @@ class Resolver:
             return self.only_config(request)
         found = self._look_up(request)
         request = self._without_unusable(request, found)
-        resolution = resolve_if_compared(request, found)
+        resolution = self._resolve_trusted(request, found)
         if resolution is not None:
             return resolution
         fallback = self._fall_back(request, found)
@@ -248,7 +252,14 @@ class Resolver:
 
     def _fall_back(self, request: Request, found: Found | None) -> Resolution:
         fallback = fall_back(request, self._store, self._limits)
-        return replace(fallback, unfinished=is_unfinished(request, found))
+        if is_unfinished(request, found):
+            return replace(fallback, unfinished=True)
+        fastest = resolve_from_record(request, found)
+        if fastest is None:
+            return fallback
+        config = describe(fastest.config)
+        reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
+        return replace(fallback, not_compared=reasons)
 
     def note_miss(self, request: Request) -> None:
         """Put a miss on the worklist, once: a fallback is looked up again and again."""

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..model.merge import merge_records
-from ..model.record import Measurement, Record, Winner
+from ..model.merge import date_after, merge_records
+from ..model.record import Measurement, Record, Results, Winner, are_compared
 from ..model.scenario import Config, now
 from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
@@ -92,8 +92,12 @@ class ScenarioMeasurement:
         if configs:
             self._run_search(Exhaustive(configs), len(configs))
 
-    def find_winner(self) -> Config | None:
-        """Return the best config whose results are right, or None if none is left."""
+    def find_winner(self) -> tuple[Config | None, Results]:
+        """Return the best config whose results are not wrong, and what comparing it has shown.
+
+        The config is None if none is left.
+        """
+        results: Results = {}
         confirmed: set[Config] = set()
         while (best := self.best) is not None:
             by = self.record.by_config[best].by
@@ -103,35 +107,59 @@ class ScenarioMeasurement:
                 self.measure([best])
                 continue
             with recording_crash(best, lambda crash: self._write([crash])):
-                wrong = self._check.find_wrong_results(best)
+                results, wrong = self._check.compare(best)
             if wrong is None:
                 break
             self._write([wrong])
-        return best
+        return best, results
 
-    def record_winner(self, best: Config) -> None:
-        """Record the winner and its launches, and release the kernels that lost."""
+    def record_winner(self, best: Config, results: Results) -> None:
+        """Record the winner and its launches, and release the kernels that lost.
+
+        Args:
+            best: the best config of this launch.
+            results: what comparing it has shown.
+        """
         request = self._request
         note_timings(request, self.record)
-        earlier = self.record.winner
         addition = Record(
             scenario=request.scenario,
-            winner=Winner(
-                config=winner_to_record(request, self.record, best),
-                at=now(),
-                adopted_at=earlier and earlier.adopted_at,
-            ),
+            winner=self._winner(best, results),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),
         )
-        self._store.put(request.context, addition)
+        self._store.put(request.context, date_after(addition, self.record))
         self._release_losers(best)
+
+    def _winner(self, best: Config, results: Results) -> Winner | None:
+        """Return the winner to record, or None where the recorded one stands.
+
+        A config that could not be compared does not replace one that was, and is not recorded twice
+        for it.
+        """
+        config, recorded = winner_to_record(self._request, self.record, best), self.record.winner
+        found: Results | None = results
+        if recorded is not None and self.record.is_finished:
+            is_recorded = recorded.config == config
+            says_no_more = recorded.is_compared or (is_recorded and not self.measured)
+            if not are_compared(results) and says_no_more:
+                return None
+            found = recorded.results if is_recorded and config != best else results
+        return Winner(
+            config=config,
+            at=now(),
+            adopted_at=recorded and recorded.adopted_at,
+            results=found and dict(found),
+        )
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         context, scenario = self._request.context, self._request.scenario
-        addition = Record(scenario=scenario, measurements=tuple(measurements))
-        self._trials.add(context, scenario, measurements)
+        # After what they replace, which else stands if another clock dated it, and is due again.
+        addition = date_after(
+            Record(scenario=scenario, measurements=tuple(measurements)), self.record
+        )
+        self._trials.add(context, scenario, addition.measurements)
         self.record = self._trials.correct(context, merge_records(self.record, addition))
         # A process whose device is lost may not live to write what is queued.
         is_last = any(measurement.has_crashed for measurement in measurements)

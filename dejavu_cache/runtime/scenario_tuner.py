@@ -5,9 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from ..errors import NoValidConfigError, UncomparedResultsError
-from ..model.record import Record
+from ..model.record import (
+    NO_DEFAULT,
+    NO_MEMORY,
+    Record,
+    Results,
+    are_compared,
+    reasons_not_compared,
+)
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..stores import Found
@@ -15,8 +23,8 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
-from .own_trials import OwnTrials
-from .record_lookup import resolve_from_record, resolve_if_compared
+from .own_trials import MOST_SCENARIOS, OwnTrials
+from .record_lookup import is_trusted, resolve_from_record, resolve_trusted
 from .request import Request
 from .scenario_measurement import ScenarioMeasurement
 from .suspects import leave_out_suspects
@@ -72,7 +80,7 @@ class ScenarioTuner:
         """Set up the tuner; the arguments are described at the class."""
         self._store = store
         self._trials = OwnTrials()
-        self._compared: dict[tuple[Context, Scenario], set[Config]] = {}
+        self._compared: dict[tuple[Context, Scenario], dict[Config, Results]] = {}
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -107,17 +115,17 @@ class ScenarioTuner:
         # The lease's last holder may have finished this work, or died halfway through it.
         found = self.look_up(request, fresh=True)
         request = self._without_suspects(request, found)
-        recorded = resolve_from_record(request, found)
-        if recorded and not self.has_work(request, recorded, found):
-            return recorded, 0
+        settled = self.resolve_settled(request, found)
+        if settled is not None:
+            return settled, 0
         record = found.record if found else Record(scenario=request.scenario)
         due = request.due_configs(record)
-        has_work = due or recorded or self._untried_failures(request, record)
-        if has_work and not (is_leased or _is_hung(request)):
+        has_work = due or self._untried_failures(request, record)
+        if (has_work or resolve_from_record(request, found)) and not (
+            is_leased or _is_hung(request)
+        ):
             # Until the process that tunes now has ended, a config runs if it was compared.
-            compared = resolve_if_compared(request, found)
-            is_unsafe = compared and self._needs_comparison(request, compared, record)
-            return None if is_unsafe else compared, 0
+            return resolve_trusted(request, found), 0
         return self._measure(request, record, due)
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
@@ -147,36 +155,58 @@ class ScenarioTuner:
             return None
         return found._replace(record=self._trials.correct(request.context, found.record.proven))
 
-    def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
-        """Return whether a recorded scenario is worth another tune.
+    def resolve_settled(self, request: Request, found: Found | None) -> Resolution | None:
+        """Return what a recorded scenario's launch runs, or None if a tune or a comparison is due.
 
-        A pinned one never is. A race and its winner are worth it only if they outlive this process;
-        a config is compared in any case before it runs.
+        A pinned scenario is settled. A race and its winner are worth a tune only if they outlive
+        this process; a config is compared in any case before it runs.
         """
-        if resolution.how == "pinned" or found is None:
-            return False
-        if self._needs_comparison(request, resolution, found.record):
+        recorded = resolve_from_record(request, found)
+        if recorded is None or found is None or recorded.how == "pinned":
+            return recorded
+        fastest, record = describe(recorded.config), found.record
+        has_more = request.has_work if self._store.is_lasting else request.due_configs
+        if self._may_run(request, record, fastest):
+            return None if has_more(record) else recorded
+        results = self._comparisons(request).get(fastest)
+        if results is None or _lacked_memory(results) or request.due_configs(record):
+            return None
+        return self._without_comparison(request, found, fastest, results)
+
+    def _may_run(self, request: Request, record: Record, config: Config) -> bool:
+        """Return whether a config may run here without another comparison.
+
+        One that nobody could compare runs only in the process that has timed it, as without a
+        cache, and where the default config cannot run either.
+        """
+        if is_trusted(request, record, config):
             return True
-        if self._store.is_lasting:
-            return request.has_work(found.record)
-        return bool(request.due_configs(found.record))
+        results = self._comparisons(request).get(config)
+        if results is None:
+            return False
+        is_own = config in self._trials.of(request.context, request.scenario)
+        return is_own or are_compared(results) or _lacks_default(results)
 
-    def _needs_comparison(self, request: Request, resolution: Resolution, record: Record) -> bool:
-        """Return whether the results of a recorded config were never compared with the default's.
+    def _comparisons(self, request: Request) -> dict[Config, Results]:
+        """Return what this process has found by comparing a scenario's configs."""
+        return self._compared.get((request.context, request.scenario), {})
 
-        Only a record's winner was. Another config is the best while a tune is unfinished, and where
-        the author has removed the winner, or pruning leaves it out of this launch.
-        """
-        compared = {
-            describe(request.default),
-            *self._compared.get((request.context, request.scenario), ()),
-        }
-        if record.winner is not None:
-            compared.add(record.winner.config)
-        return request.check is not None and describe(resolution.config) not in compared
+    def _without_comparison(
+        self, request: Request, found: Found, config: Config, results: Results
+    ) -> Resolution:
+        """Return what runs in the place of a recorded config that cannot be compared here."""
+        name, reasons = request.context.kernel.name, reasons_not_compared(results)
+        warn_once(
+            f"uncompared {name}",
+            f"{name}{request.scenario}: ({config}) is recorded as the fastest, and its results "
+            f"cannot be compared with the default config's ({'; '.join(reasons)}), so it does not "
+            "run; declare the kernel's outputs, or have nothing compared by check=False",
+        )
+        instead = resolve_trusted(request, found) or request.resolution("default", request.default)
+        return replace(instead, not_compared=[f"({config}): {reason}" for reason in reasons])
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
-        """Return the configs that another machine found to fail and this process did not try."""
+        """Return the configs that are recorded as failed and that this process did not try."""
         tried = {*self._trials.of(request.context, request.scenario)}
         if not self._expendable:
             suspects = find_suspects(request.context, request.scenario)
@@ -202,7 +232,7 @@ class ScenarioTuner:
                     measurement.measure_due(due)
                 if measurement.best is None:
                     measurement.measure(self._untried_failures(request, measurement.record))
-                winner = measurement.find_winner()
+                winner, results = measurement.find_winner()
             except UncomparedResultsError as error:
                 if self._expendable:  # a sweep has no launch to serve, and says what it lacked
                     raise
@@ -215,13 +245,23 @@ class ScenarioTuner:
                 return None, measurement.measured
             if winner is None:
                 return self._without_valid_config(request, measurement.record), measurement.measured
-            measurement.record_winner(winner)
-        if request.prunes:  # the recorded winner may be another launch's
-            self._compared.setdefault((request.context, request.scenario), set()).add(winner)
+            # Noted here too: the recorded winner may be that of a launch with other configs.
+            if len(self._compared) >= MOST_SCENARIOS:
+                self._compared.clear()
+            self._compared.setdefault((request.context, request.scenario), {})[winner] = results
+            measurement.record_winner(winner, results)
+        if not self._may_run(request, measurement.record, winner):
+            found = Found(measurement.record, self._store.url)
+            return self._without_comparison(request, found, winner, results), measurement.measured
         how: How = "tuned" if due or measurement.measured else "exact"
         missing = len(request.unmeasured_configs(measurement.record))
-        chosen = request.declared[winner]
-        resolution = request.resolution(how, chosen, store=self._store.url, missing=missing)
+        resolution = request.resolution(
+            how,
+            request.declared[winner],
+            store=self._store.url,
+            missing=missing,
+            not_compared=reasons_not_compared(results),
+        )
         return resolution, measurement.measured
 
     def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
@@ -237,6 +277,7 @@ class ScenarioTuner:
             return None
         trials = self._trials.of(request.context, request.scenario)
         if all(config in trials and trials[config].failure for config in request.declared):
+            self._trials.forget(request.context, request.scenario)  # a later launch may succeed
             raise NoValidConfigError(
                 kernel, str(request.scenario), _failure_reasons(request, record)
             )
@@ -253,6 +294,14 @@ def _is_hung(request: Request) -> bool:
     """Return whether a process hangs while it tunes a scenario."""
     suspects = find_suspects(request.context, request.scenario)
     return any(suspect.is_hung for suspect in suspects)
+
+
+def _lacked_memory(results: Results) -> bool:
+    return any(verdict.reason.startswith(NO_MEMORY) for verdict in results.values())
+
+
+def _lacks_default(results: Results) -> bool:
+    return any(verdict.reason.startswith(NO_DEFAULT) for verdict in results.values())
 
 
 def _out_of_memory_text(request: Request) -> str:

@@ -10,6 +10,7 @@ from ..model.scenario import Config
 from ..system.notices import warn_once
 from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
+from ..tuning.config_failures import is_repeatable
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from .request import Request
 
@@ -36,11 +37,15 @@ def make_search(request: Request, record: Record, due: list[Config]) -> Search:
 
 
 def may_launch_default(request: Request, record: Record) -> bool:
-    """Return whether nothing says that the default config's launch fails here, or ends programs."""
+    """Return whether nothing says that the default config's launch fails here, or ends programs.
+
+    What compilers and other machines have reported may be different by now, or here.
+    """
     default = record.by_config.get(describe(request.default))
     if default is None or default.failure is None or default.skipped:
         return True
-    return default.by != whoami() and default.failure.kind != "crash"
+    is_lasting = default.by == whoami() and not is_repeatable(default.failure)
+    return default.failure.kind != "crash" and not is_lasting
 
 
 def earlier_measurements(request: Request, record: Record) -> list[Measurement]:

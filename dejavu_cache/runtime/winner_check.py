@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import UncomparedResultsError
-from ..model.record import Failure, Measurement
+from ..model.record import (
+    ALL_OUTPUTS,
+    NO_DEFAULT,
+    NO_MEMORY,
+    SWITCHED_OFF,
+    Failure,
+    Measurement,
+    OutputVerdict,
+    Results,
+    reasons_not_compared,
+)
 from ..model.scenario import Config
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
@@ -16,7 +26,17 @@ from ..tuning.config_failures import compile_failure_of, device_failure_of, fail
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
-__all__ = ["WinnerCheck", "recording_crash"]
+__all__ = ["SWITCHED_OFF_BY_AUTHOR", "WinnerCheck", "recording_crash", "wrong_results"]
+
+
+SWITCHED_OFF_BY_AUTHOR: Results = {
+    ALL_OUTPUTS: OutputVerdict(
+        outcome="not_compared", reason=f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0"
+    )
+}
+"""What is recorded of a winner where nothing is to be compared."""
+
+_DEFAULT_FAILS = f"{NO_DEFAULT}: the default config cannot run on this device"
 
 
 class WinnerCheck:
@@ -24,7 +44,8 @@ class WinnerCheck:
 
     Args:
         request: the launch whose results are compared.
-        options: declarations of the kernel's author; None: nothing is compared.
+        options: declarations of the kernel's author; None: nothing is compared, since the author
+            does not want it, or the default config cannot run.
         mark: returns a context in which a config is launched.
     """
 
@@ -38,6 +59,8 @@ class WinnerCheck:
         self._request = request
         self._mark = mark
         self._checker: ResultChecker | None = None
+        self._reason = _DEFAULT_FAILS
+        """Why nothing is compared where something should be, if there is no checker."""
         if options is not None:
             arguments = {**request.autotuner.nargs, **request.kwargs}
             self._checker = ResultChecker(arguments, self._launch, request.default, options)
@@ -65,27 +88,27 @@ class WinnerCheck:
                     f"the default config's results cannot be computed now: {failure.reason}"
                 ) from error
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
-            self._checker = None
+            self._checker, self._reason = None, f"{_DEFAULT_FAILS}: {failure.reason}"[:2000]
         self._is_prepared = True
 
-    def check(self, config: Any) -> Verdict:
-        """Compare the results of a `triton.Config` with the default's.
+    def check(self, config: Any) -> Results:
+        """Compare the results of a `triton.Config` with the default's, output by output.
 
         Raises:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
+        if self._checker is None and self._request.check is None:
+            return SWITCHED_OFF_BY_AUTHOR
         if self._checker is None:
-            return Verdict("unchecked", "results are not compared")
+            return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=self._reason)}
         if config is self._request.default:
-            return Verdict("right")
-        verdict = self._checker.check(config)
-        if verdict.outcome == "unchecked":
+            return {ALL_OUTPUTS: OutputVerdict(outcome="equal", reason="of the default config")}
+        results = _by_output(self._checker.check(config))
+        for reason in reasons_not_compared(results):
             name = self._request.context.kernel.name
-            logger.info(
-                "%s%s: results are not compared: %s", name, self._request.scenario, verdict.evidence
-            )
-        return verdict
+            logger.info("%s%s: not compared: %s", name, self._request.scenario, reason)
+        return results
 
     @contextmanager
     def restoring_arguments(self) -> Iterator[None]:
@@ -105,20 +128,21 @@ class WinnerCheck:
         if self._checker is not None:
             self._checker.restore()
 
-    def find_wrong_results(self, best: Config) -> Measurement | None:
-        """Return the failure of a config whose results are wrong, or None."""
+    def compare(self, best: Config) -> tuple[Results, Measurement | None]:
+        """Return what comparing a config shows, and its failure if its results are wrong."""
         start = time.perf_counter()
-        verdict = self.check(self._request.declared[best])
-        if verdict.outcome != "wrong":
-            return None
+        results = self.check(self._request.declared[best])
+        evidence = wrong_results(results)
+        if not evidence:
+            return results, None
         name = self._request.context.kernel.name
         warn_once(
             f"wrong {name} {best}",
             f"{name}{self._request.scenario}: ({best}) is fast but wrong, and is not used: "
-            f"{verdict.evidence}",
+            f"{evidence}",
         )
-        failure = Failure(kind="wrong", reason=verdict.evidence)
-        return failed_measurement(best, failure, time.perf_counter() - start)
+        failure = Failure(kind="wrong", reason=evidence)
+        return results, failed_measurement(best, failure, time.perf_counter() - start)
 
     @contextmanager
     def _launch(self, config: Any) -> Iterator[None]:
@@ -163,3 +187,20 @@ def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Ite
         if crash is not None:
             write(failed_measurement(config, crash))
         raise
+
+
+def wrong_results(results: Results) -> str:
+    """Return in which outputs a config is wrong and how far; empty if it is not."""
+    wrong = [verdict.reason for verdict in results.values() if verdict.outcome == "wrong"]
+    return "; ".join(wrong)[:2000]
+
+
+def _by_output(verdict: Verdict) -> Results:
+    """Return a verdict on a whole launch as that of all its outputs."""
+    reason = verdict.evidence
+    if verdict.outcome == "unchecked":
+        if "no memory" in reason:
+            reason = f"{NO_MEMORY}: {reason}"
+        return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=reason[:2000])}
+    outcome: Literal["equal", "wrong"] = "equal" if verdict.outcome == "right" else "wrong"
+    return {ALL_OUTPUTS: OutputVerdict(outcome=outcome, reason=reason[:2000])}

@@ -21,7 +21,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..settings import Settings, current_settings
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
-from ..system.fork_lock import ForkLock
+from ..system.fork_lock import ForkCondition, ForkLock
 from ..system.notices import logger
 from .base import CopyChanges, Store
 
@@ -131,7 +131,7 @@ class _RevalidationThread:
     """The thread of all kernels of a process, which asks each server once for all of them."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._condition = ForkCondition()
         self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._has_news = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 
 from ..settings import current_settings
+from ..system.user_folder import expand_home
 from . import FrozenStore, MemoryStore, Store, TieredStore, open_store, shipped_stores, tiers_of
 
 __all__ = ["as_tiers", "default_store"]
@@ -41,4 +41,4 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
 
 def _url_of(store: str | os.PathLike[str]) -> str:
     """Return a store's URL; a path may have characters, such as commas, that mean more in a URL."""
-    return store if isinstance(store, str) else Path(store).expanduser().absolute().as_uri()
+    return store if isinstance(store, str) else expand_home(store).absolute().as_uri()

@@ -20,6 +20,7 @@ from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
+from ..system.user_folder import expand_home
 from .base import Found, FoundTree, Store
 from .file_access import (
     describe_failure,
@@ -61,7 +62,7 @@ class FileStore(Store):
             root: the folder.
             read_only: whether writes are refused.
         """
-        self.root = Path(root).expanduser().absolute()
+        self.root = expand_home(root).absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
         self._pages = PageCache(self.root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ from ..model.merge import OnConflict, merge_into
 from ..model.recall import without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..system.fork_lock import ForkLock
+from ..system.fork_lock import ForkCondition
 from .base import Found, Store
 
 __all__ = ["MemoryStore"]
@@ -26,8 +25,8 @@ class MemoryStore(Store):
         """Create an empty store."""
         self._records: dict[Context, dict[Scenario, Record]] = {}
         self._changes = 0
-        self._lock = ForkLock()
-        self._leases: dict[tuple[int, Context, Scenario], threading.Lock] = {}
+        self._lock = ForkCondition()
+        self._leases: dict[tuple[int, str, str], bool] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; there is nothing to read again."""
@@ -96,13 +95,15 @@ class MemoryStore(Store):
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
         """Hold a scenario's lease among the threads of this process."""
-        with self._lock:
-            # A forked child has the parent's leases, but not the threads that would end them.
-            lease = os.getpid(), context, scenario
-            lock = self._leases.setdefault(lease, threading.Lock())
-        acquired = lock.acquire(timeout=wait)
+        # A forked child has the parent's leases, but not the threads that would end them.
+        lease, is_ours = (os.getpid(), context.digest, scenario.digest), False
         try:
-            yield acquired
+            with self._lock:
+                if self._lock.wait_for(lambda: lease not in self._leases, wait):
+                    self._leases[lease] = is_ours = True
+            yield is_ours
         finally:
-            if acquired:
-                lock.release()
+            if is_ours:  # first, so that no signal handler's error keeps the lease
+                del self._leases[lease]
+            with self._lock:
+                self._lock.notify_all()

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError, did_you_mean
 from ..system.notices import warn_once
+from ..system.user_folder import expand_home
 from .base import Store
 from .file import FileStore
 from .manifest import MANIFEST, RECORDS, is_prewarmed
@@ -132,13 +133,7 @@ def _refuse_what_looks_like_a_url(url: str) -> None:
 def _bare_folder(path: str) -> Path:
     """Return the folder that a path names, which may begin with a user's home (`~`)."""
     _refuse_what_looks_like_a_url(path)
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise SettingsError(
-            f"{path!r}: the home folder of this user is not known: write the whole path, "
-            f"or ./{path} for a folder of that name"
-        ) from None
+    return expand_home(path)
 
 
 def _open_file(url: str) -> FileStore:

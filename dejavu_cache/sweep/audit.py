@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from ..model.record import Failure, Measurement, Record
+from ..model.record import (
+    Failure,
+    OutputVerdict,
+    Record,
+    Winner,
+    are_compared,
+    reasons_not_compared,
+)
+from ..model.scenario import Config, moment_after
+from ..model.selection import trusted_configs
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
-from ..runtime.winner_check import WinnerCheck
+from ..runtime.winner_check import WinnerCheck, wrong_results
 from ..stores import Store
 from ..tuning.config_failures import failed_measurement
-from ..tuning.result_check import CheckOptions, Verdict
+from ..tuning.result_check import CheckOptions
 from .requests import make_request
 from .suite import Case
 
@@ -26,20 +35,33 @@ class AuditedWinner(NamedTuple):
         kernel: the kernel's name.
         scenario: the scenario as text.
         config: the winner as text.
-        verdict: the outcome and its evidence.
+        results: what comparing each output has shown.
     """
 
     case: str
     kernel: str
     scenario: str
     config: str
-    verdict: Verdict
+    results: dict[str, OutputVerdict]
+
+    @property
+    def outcome(self) -> Literal["right", "wrong", "not compared"]:
+        """What the results say of the winner."""
+        if wrong_results(self.results):
+            return "wrong"
+        return "right" if are_compared(self.results) else "not compared"
+
+    @property
+    def evidence(self) -> str:
+        """In which outputs the winner is wrong and how far, or why they were not compared."""
+        return wrong_results(self.results) or "; ".join(reasons_not_compared(self.results))
 
 
 def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner]:
     """Compare each recorded winner's results with the default's, on the arguments of its case.
 
-    A winner that is wrong is recorded as such, so that no machine that shares the store runs it.
+    What that shows is recorded: no machine that shares the store runs a winner that is wrong, and
+    none compares one again that is right.
 
     Args:
         cases: the cases to launch; those without a record of this device are left out.
@@ -56,15 +78,25 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
             continue
         check = WinnerCheck(request, request.check or CheckOptions())
         check.prepare()
-        verdict = check.check(request.declared[best])
-        if verdict.outcome == "wrong" and not store.read_only:
-            failure = Failure(kind="wrong", reason=verdict.evidence)
-            _put(store, request, failed_measurement(best, failure))
-        yield AuditedWinner(
-            case.name, request.context.kernel.name, str(request.scenario), str(best), verdict
-        )
+        results = dict(check.check(request.declared[best]))
+        name, scenario = request.context.kernel.name, str(request.scenario)
+        audited = AuditedWinner(case.name, name, scenario, str(best), results)
+        if stored is not None and not store.read_only:
+            addition = _addition(request, stored.record, best, audited)
+            if addition is not None:
+                store.put_now(request.context, [addition])
+        yield audited
 
 
-def _put(store: Store, request: Request, measurement: Measurement) -> None:
-    record = Record(scenario=request.scenario, measurements=(measurement,))
-    store.put_now(request.context, [record])
+def _addition(
+    request: Request, record: Record, best: Config, audited: AuditedWinner
+) -> Record | None:
+    """Return what an audit adds to a record, or None."""
+    if audited.outcome == "wrong":
+        failed = failed_measurement(best, Failure(kind="wrong", reason=audited.evidence))
+        return Record(scenario=request.scenario, measurements=(failed,))
+    if audited.outcome != "right" or best in trusted_configs(record, None):
+        return None
+    at = moment_after(record.winner.at if record.winner else None)
+    winner = Winner(config=best, at=at, results=audited.results)
+    return Record(scenario=request.scenario, winner=winner)

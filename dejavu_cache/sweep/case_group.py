@@ -14,12 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import NoValidConfigError, SettingsError
-from ..model.record import Measurement
+from ..model.record import Measurement, Results, join_results
 from ..model.scenario import Config, now
-from ..model.selection import winner
+from ..model.selection import trusted_configs, winner
 from ..runtime.request import Request
 from ..runtime.tune_search import may_launch_default
-from ..runtime.winner_check import WinnerCheck, recording_crash
+from ..runtime.winner_check import SWITCHED_OFF_BY_AUTHOR, WinnerCheck, recording_crash
 from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark
@@ -62,6 +62,7 @@ class CaseGroup:
         self._default = describe(request.default)
         self._shortest = request.shortest_timing
         self._declared = list(request.declared)
+        self._compares = request.check is not None
         configs = map(describe, request.autotuner.configs) if request.prunes else ()
         self._selectable = {*self._declared, *configs}
 
@@ -72,11 +73,14 @@ class CaseGroup:
 
     @property
     def is_known(self) -> bool:
-        """Whether a winner over all cases is recorded or pinned, and no config is left."""
+        """Whether a winner is pinned, or recorded and compared, and no config is left."""
         record = self._group.record
         if record.pinned is not None and record.pinned in self._selectable:
             return True
-        return record.winner is not None and not self.due
+        if record.winner is None or self.due:
+            return False
+        trusted = trusted_configs(record, self._default, uncompared=not self._compares)
+        return record.winner.config in trusted
 
     def measure(self, tuner: CaseTuner, wait: float) -> dict[str, Any]:
         """Measure the cases, record the winner, and return the outcome.
@@ -96,14 +100,13 @@ class CaseGroup:
                 return {"status": "busy"}
             measured = self._search(tuner)
             while (best := self._best()) is not None:
-                wrong = self._find_wrong(best, tuner)
+                results, wrong = self._compare_in_cases(best, tuner)
                 if wrong is None:
+                    self._group.write_winner(best, results)
                     break
                 self._group.put_measurements([wrong])
                 measured += self._search(tuner)
-            if best is not None:
-                self._group.write_winner(best)
-            elif not tuner.is_over:
+            if best is None and not tuner.is_over:
                 raise NoValidConfigError(
                     self.context.kernel.name, str(self.scenario), self._failures()
                 )
@@ -171,35 +174,44 @@ class CaseGroup:
             trusted=whoami(),
         )
 
-    def _find_wrong(self, best: Config, tuner: CaseTuner) -> Measurement | None:
-        """Return the failure of a config whose results in the first or last case are wrong.
+    def _compare_in_cases(
+        self, best: Config, tuner: CaseTuner
+    ) -> tuple[Results, Measurement | None]:
+        """Compare a config's results in the first and last case; return its failure if wrong there.
 
-        The winner of a case has passed this check there already.
+        The winner of a case has been compared there already.
         """
+        if not self._compares:
+            return SWITCHED_OFF_BY_AUTHOR, None
+        joined: Results = {}
         for case in (self._cases[0], self._cases[-1]):
-            if self._group.right.get(case.name) == best:
+            winner = self._group.winners.get(case.name)
+            if winner is not None and winner.config == best and winner.results:
+                joined = join_results(joined, winner.results)
                 continue
             request = self._request(case)
-            if request.check is None or best not in request.declared:
+            if best not in request.declared:
                 continue
-            wrong = self._compare(case.name, request, best, tuner)
+            results, wrong = self._compare(case.name, request, best, tuner)
             if wrong is not None:
-                return wrong
-        return None
+                return results, wrong
+            joined = join_results(joined, results)
+        return joined, None
 
     def _compare(
         self, case: str, request: Request, best: Config, tuner: CaseTuner
-    ) -> Measurement | None:
+    ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
         try:
             check = WinnerCheck(request, options, mark.around)
-            tuner.announce(self._default)
-            check.prepare()
-            tuner.announce(best)
+            if options is not None:
+                tuner.announce(self._default)
+                check.prepare()
+                tuner.announce(best)
             with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
-                wrong = check.find_wrong_results(best)
-            return None if wrong is None else self._group.with_case(case, wrong)
+                results, wrong = check.compare(best)
+            return results, None if wrong is None else self._group.with_case(case, wrong)
         finally:
             mark.close()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from ..system.fork_lock import ForkCondition
 
 __all__ = ["CaseQueue", "TakenCase"]
 
@@ -66,7 +67,7 @@ class CaseQueue:
         self._running = 0
         self._last_progress = time.monotonic()
         self._is_stopped = False
-        self._changed = threading.Condition()
+        self._changed = ForkCondition()
 
     def take(self, host: int) -> TakenCase | None:
         """Return the next case for a host, or None at the end; wait while one may be put back."""

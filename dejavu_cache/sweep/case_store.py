@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from ..model.case_scores import CaseScores
 from ..model.credibility import SHORTEST_TIMING
 from ..model.merge import OnConflict, merge_records
-from ..model.record import Measurement, Record, Winner
-from ..model.scenario import Config, Context, Scenario, now
+from ..model.record import Measurement, Record, Results, Winner
+from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..stores import Found, Store
 
 __all__ = ["CaseStore", "GroupRecord"]
@@ -24,7 +24,8 @@ class GroupRecord:
 
     Attributes:
         record: the record as far as it is measured.
-        right: configs that won a case, and whose results were right there, by case.
+        winners: the winner of each case that was tuned, with what comparing its results there has
+            shown.
     """
 
     def __init__(self, store: Store, context: Context, scenario: Scenario) -> None:
@@ -33,7 +34,7 @@ class GroupRecord:
         self.context = context
         stored = store.get(context, scenario, fresh=True)
         self.record = stored.record if stored else Record(scenario=scenario)
-        self.right: dict[str, Config] = {}
+        self.winners: dict[str, Winner] = {}
 
     @property
     def scores(self) -> CaseScores[Config]:
@@ -114,9 +115,11 @@ class GroupRecord:
         if rescaled:
             self.put_measurements(rescaled)
 
-    def write_winner(self, config: Config) -> None:
-        """Write the config that was selected over all cases."""
-        winner = Winner(config=config, at=now())
+    def write_winner(self, config: Config, results: Results) -> None:
+        """Write the config that was selected over all cases, and the verdicts on its results."""
+        recorded = self.record.winner
+        at = moment_after(recorded.at if recorded else None)
+        winner = Winner(config=config, at=at, results=dict(results) or None)
         self.put(Record(scenario=self.record.scenario, winner=winner))
 
 
@@ -162,7 +165,7 @@ class CaseStore(Store):
                 for measurement in record.measurements
             )
             if record.winner is not None:
-                self._group.right[self._case] = record.winner.config
+                self._group.winners[self._case] = record.winner
             self._group.put(
                 record.model_copy(update={"measurements": measurements, "winner": None})
             )

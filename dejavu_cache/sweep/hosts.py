@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError, StoreError
 from ..model.scenario import Config
+from ..system.fork_lock import ForkLock
 from ..system.worker_process import WorkerLostError, WorkerProcess
 from .journal import abandoned_journals
 from .messages import CaseJob, CaseOutcome, SweepSpec
@@ -102,7 +102,7 @@ class LocalHost:
         self._patience = patience
         self._worker: WorkerProcess | None = None
         self._cases: list[str] = []
-        self._starting, self._lock = threading.Lock(), threading.Lock()
+        self._starting, self._lock = ForkLock(), ForkLock()
 
     def cases(self) -> list[str]:
         """Start the worker if none runs, and return the names of all cases."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from ..stores import Found, Store
 from ..stores.file_access import describe_failure
 from ..stores.file_layout import read_set
 from ..stores.file_locks import release_lock
+from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..system.user_folder import user_folder
@@ -77,7 +77,7 @@ class Journal(Store):
             self.folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         )
         self._pending: dict[Context, dict[Scenario, Record]] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._file_lock: FileLock | None = None
         self.unsaved: StoreError | None = None
         self._take_over_abandoned()

@@ -203,14 +203,14 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            wrong = check.find_wrong_results(best)
+            results, wrong = check.compare(best)
             if wrong is None:
                 break
             measured[best] = wrong
         all_measured = self._new_record({**self._record.by_config, **measured}.values())
         config = winner_to_record(request, all_measured, best)
         update = {
-            "winner": Winner(config=config, at=now()),
+            "winner": Winner(config=config, at=now(), results=results if config == best else None),
             "launches": tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),

@@ -19,7 +19,7 @@ from typing import IO, Any
 from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
 from ..model.record import Measurement
 from ..model.scenario import Context
-from ..runtime.record_lookup import best_config
+from ..runtime.record_lookup import best_config, is_trusted
 from ..runtime.request import Request
 from ..stores import open_store, wait_longer
 from ..system.worker_connection import ParentConnection
@@ -127,8 +127,12 @@ class SweepWorker:
         return {**changes, "cases": len(job.group)}
 
     def _identify(self, job: CaseJob, request: Request) -> dict[str, Any]:
-        has_work = request.has_work(current_record(request, self.journal))
-        return {"status": "due" if has_work else "known"}
+        record = current_record(request, self.journal)
+        best = best_config(request, record)
+        is_due = request.has_work(record) or not (
+            best is None or record.pinned or is_trusted(request, record, best)
+        )
+        return {"status": "due" if is_due else "known"}
 
     def _plan(self, job: CaseJob, request: Request) -> dict[str, Any]:
         record = current_record(request, self.journal)

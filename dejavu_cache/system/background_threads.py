@@ -24,9 +24,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Protocol
+
+from .fork_lock import ForkLock
 
 __all__ = [
     "FLUSH_SECONDS",
@@ -62,42 +64,43 @@ class Finisher(Protocol):
 
 
 class _Gate:
-    """Lets threads into blocks that neither a fork nor the end of the program must cut off."""
+    """Lets threads into blocks that neither a fork nor the end of the program must cut off.
+
+    A thread is in a block while it holds a lock of its own; the gate is closed while one thread
+    holds the locks of all others.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._closed_by: int | None = None
         self._own = threading.local()
+        self._locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+        self._joining = ForkLock()
 
-    def enter(self) -> None:
-        depth = getattr(self._own, "depth", 0)
-        if not depth:
-            with self._changed:
-                # At the program's end, the process ends while this thread waits.
-                self._changed.wait_for(lambda: self._closed_by in (None, threading.get_ident()))
-                self._inside += 1
-        self._own.depth = depth + 1
+    def own_lock(self) -> ForkLock:
+        """Return the lock of this thread."""
+        lock: ForkLock | None = getattr(self._own, "lock", None)
+        if lock is None:
+            with self._joining:
+                lock = ForkLock()
+                self._locks.add(lock)
+                self._own.lock = lock
+        return lock
 
-    def leave(self) -> None:
-        self._own.depth -= 1
-        if not self._own.depth:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
-
-    def close(self, wait: float | None = None) -> None:
+    def close(self, wait: float) -> None:
         """Shut out all threads but this one, and wait until the others have left."""
-        own = bool(getattr(self._own, "depth", 0))
-        with self._changed:
-            self._closed_by = threading.get_ident()
-            self._changed.wait_for(lambda: self._inside <= own, wait)
+        deadline = time.monotonic() + wait
+        for lock in self._locks_of_others():
+            lock.acquire(timeout=max(deadline - time.monotonic(), 0.0))
 
     def open(self) -> None:
         """Let threads in again."""
-        with self._changed:
-            self._closed_by = None
-            self._changed.notify_all()
+        for lock in self._locks_of_others():
+            if lock.is_own():
+                lock.release()
+
+    def _locks_of_others(self) -> Iterator[ForkLock]:
+        own = self.own_lock()
+        yield self._joining
+        yield from set(self._locks) - {own}
 
 
 _finishers: weakref.WeakKeyDictionary[Finisher, None] = weakref.WeakKeyDictionary()
@@ -160,19 +163,13 @@ def signals_left_to_others() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> AbstractContextManager[bool]:
     """Run a block that a fork and the program's end wait for; it is short, and waits for nothing.
 
     Whatever enters an extension module that is not CPython's own belongs into such a block, and so
     does what takes locks of a library, which would stay locked for ever in a forked child.
     """
-    gate = _gate
-    gate.enter()
-    try:
-        yield
-    finally:
-        gate.leave()
+    return _gate.own_lock()
 
 
 def _end_threads() -> None:

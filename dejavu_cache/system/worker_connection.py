@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from contextlib import suppress
 from typing import IO, Any
+
+from .fork_lock import ForkLock
 
 __all__ = ["ParentConnection"]
 
@@ -23,7 +24,7 @@ class ParentConnection:
         """Connect through two streams."""
         self.requests = requests
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     @classmethod
     def take_standard_streams(cls) -> ParentConnection:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 import sysconfig
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..system.notices import warn_once
+from ..system.user_folder import private_temporary_folder
 from .hooks import (
     hash_callees_first,
     set_cache_folder,
@@ -197,30 +195,9 @@ def _writable_manager(manager: Any, key: str, kind: dict[str, bool]) -> Any:
     try:
         return manager(key, **kind)
     except OSError as error:
-        folder = _private_temporary_folder()
+        folder = private_temporary_folder() / "triton"
         warn_once(
             "triton cache", f"Triton's cache cannot be written ({error}): {folder} is used instead"
         )
         set_cache_folder(str(folder))
         return manager(key, **kind)
-
-
-@cache
-def _private_temporary_folder() -> Path:
-    """Return a folder that only this user can write to, since Triton loads the binaries in it.
-
-    The user's processes share it, unless somebody else took its name.
-    """
-    folder = Path(tempfile.gettempdir(), f"dejavu-cache-{os.getuid()}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        if (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == os.getuid()
-            and not stat.S_IMODE(status.st_mode) & 0o077
-        ):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="dejavu-cache-"))

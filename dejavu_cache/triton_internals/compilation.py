@@ -118,7 +118,8 @@ def launch_of(
     """
     values = {} if config is None else config.all_kwargs()
     try:
-        launch = encode_launch(source, metadata, values)
+        launch = encode_launch(source, values)
+        launch = launch.model_copy(update={"options": _options_beside(values, metadata)})
     except UnencodableValueError:
         return None
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
@@ -134,8 +135,8 @@ def launch_of(
     return None
 
 
-def encode_launch(source: Any, metadata: Any, config: Mapping[str, Any]) -> RecordedLaunch:
-    """Return a compilation's arguments without those that a config determines.
+def encode_launch(source: Any, config: Mapping[str, Any]) -> RecordedLaunch:
+    """Return a compilation's arguments without those that a config determines, and no options.
 
     Raises:
         UnencodableValueError: one of them has no form in records.
@@ -156,7 +157,6 @@ def encode_launch(source: Any, metadata: Any, config: Mapping[str, Any]) -> Reco
         },
         constants={path: encode_value(value) for path, value in without_config(source.constants)},
         attrs={path: json.dumps(value) for path, value in without_config(source.attrs)},
-        options=_options_beside(config, metadata),
     )
 
 

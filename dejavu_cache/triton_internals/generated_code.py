@@ -37,12 +37,13 @@ MOST_GENERATED = 4
 _STRING = r'"[^"]*"'  # MLIR writes a quotation mark inside a string as \\22
 _SYMBOL = rf"@(?:{_STRING}|[A-Za-z0-9_$.-]+)"
 _INSIDE = rf'(?:[^()"]|{_STRING})*'
-_LOCATION = rf"\s*\bloc\((?:{_INSIDE}|\((?:{_INSIDE}|\({_INSIDE}\))*\))*\)"
+_LOCATION = rf"loc\((?:{_INSIDE}|\((?:{_INSIDE}|\({_INSIDE}\))*\))*\)"
+# Each alternative begins with a letter or sign of its own, by which Python finds the next match.
 _TOKEN = re.compile(
-    rf"{_STRING}|(?P<location>{_LOCATION})|(?P<function>\btt\.func\b)"
+    rf"(?P<string>{_STRING})|(?P<location>{_LOCATION})|(?P<function>tt\.func )"
     rf"|(?P<symbol>{_SYMBOL})|(?P<value>%[A-Za-z0-9_$.-]+)"
 )
-_DEFINITION = re.compile(rf"\btt\.func (?:\w+ )?({_SYMBOL})")
+_DEFINITION = re.compile(rf"tt\.func (?:\w+ )?({_SYMBOL})")
 
 
 def code_of_text(text: str) -> str:
@@ -61,17 +62,20 @@ def code_of_text(text: str) -> str:
 
     def neutral(match: re.Match[str]) -> str:
         token, kind = match[0], match.lastgroup
+        if kind == "value":
+            return values.setdefault(token, f"%{len(values)}")
         if kind == "location":
             return ""
+        if kind == "string":
+            return token.replace(" ", "\0")
         if kind == "function":  # names of values are the function's own
             values.clear()
-        elif kind == "value":
-            return values.setdefault(token, f"%{len(values)}")
-        elif kind == "symbol" and token in defined:
+        elif token in defined:
             return functions.setdefault(token, f"@{len(functions)}")
         return token
 
-    return hashlib.sha256(_TOKEN.sub(neutral, lines).encode()).hexdigest()[:32]
+    without_spaces = _TOKEN.sub(neutral, lines).replace(" ", "")
+    return hashlib.sha256(without_spaces.encode()).hexdigest()[:32]
 
 
 def code_of_binary(kernel: Any) -> str | None:
@@ -179,7 +183,7 @@ def find_other_code(
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         code = code_of_binary(compiled)
-        now = encode_launch(compiled.src, compiled.metadata, config.all_kwargs())
+        now = encode_launch(compiled.src, config.all_kwargs())
     except Exception:  # the launch itself reports it
         return None
     inputs = _digest_of_inputs({**autotuner.nargs, **kwargs}) if computed else None

@@ -18,11 +18,13 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..model.scenario import as_text
 from .hooks import retry_parsing
 from .triton_objects import (
     dtype_name,
@@ -134,27 +136,37 @@ _read: WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...]]] = WeakKeyDiction
 
 def _references(function: Any) -> tuple[str, tuple[Any, ...]]:
     """Return the digest of a function's text and the globals that it reads, and what it calls."""
-    from triton.runtime.jit import DependenciesFinder
-
     retry_parsing()
-    values: list[str] = []
-    callees: list[Any] = []
+    cells = zip(function.fn.__code__.co_freevars, function.fn.__closure__ or (), strict=True)
+    nonlocals = {name: cell.cell_contents for name, cell in cells}
+    finder = _finder()(function._fn_name, function.__globals__, nonlocals, function.src)
+    finder.visit(function.parse())
+    return _digest(finder.ret, *finder.values), tuple(finder.callees)
+
+
+@cache
+def _finder() -> Any:
+    from triton.runtime.jit import DependenciesFinder
 
     class Finder(DependenciesFinder):  # type: ignore[misc]
         """Finds what a function refers to, without Triton's keys of what it calls."""
 
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.callees: list[Any] = []
+            self.values: list[str] = []
+
         def _update_hash(self, func: Any) -> None:
-            callees.append(func)
+            self.callees.append(func)
 
         def record_reference(self, val: Any, var_dict: Any = None, name: Any = None) -> None:
             super().record_reference(val, var_dict, name)
-            if (val is not None and not callable(val)) or type(val).__name__ == "constexpr":
-                values.append(value_text(val) or type(val).__qualname__)
+            if val is None or inspect.ismodule(val):
+                return
+            if not callable(val) or type(val).__name__ == "constexpr":
+                self.values.append(value_text(val) or type(val).__qualname__)
 
-    nonlocals = inspect.getclosurevars(function.fn).nonlocals
-    finder = Finder(function._fn_name, function.__globals__, nonlocals, function.src)
-    finder.visit(function.parse())
-    return _digest(finder.ret, *values), tuple(callees)
+    return Finder
 
 
 def _decoration(function: Any) -> Iterator[str]:
@@ -177,7 +189,8 @@ def kernel_name(kernel: Any) -> str:
     """
     function = python_function(kernel)
     module = module_name(function)
-    return f"{GENERATED if _is_of_one_process(module) else module}.{function.__qualname__}"
+    place = GENERATED if _is_of_one_process(module) else module
+    return as_text(f"{place}.{function.__qualname__}")
 
 
 def _is_of_one_process(module: str) -> bool:

@@ -108,10 +108,8 @@ def _to_tree(value: Any) -> Any:
     if type_name == "constexpr":
         return {"constexpr": _to_tree(value.value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {
-            "named": type_name,
-            "fields": [[n, _to_tree(v)] for n, v in value._asdict().items()],
-        }
+        items = [[name, _to_tree(item)] for name, item in zip(value._fields, value, strict=True)]
+        return {"named": type_name, "fields": items}
     if type(value) is tuple or type_name == "tuple":
         return {"tuple": [_to_tree(item) for item in value]}
     if isinstance(value, list):
@@ -145,8 +143,8 @@ def _from_tree(tree: Any) -> Any:
         case {"tuple": items}:
             return tuple(_from_tree(item) for item in items)
         case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
-            names, values = zip(*fields, strict=True) if fields else ((), ())
-            return namedtuple(name, names)(*map(_from_tree, values))
+            kind = namedtuple(name, [item for item, _ in fields])  # type: ignore[misc]
+            return kind(*(_from_tree(value) for _, value in fields))
         case {"jit": name}:
             return _imported_function(name)
         case {"layout": name, "fields": fields}:

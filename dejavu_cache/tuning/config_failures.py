@@ -13,6 +13,7 @@ from ..system.provenance import whoami
 from ..system.signal_handlers import is_from_signal_handler
 
 __all__ = [
+    "BEFORE_LAUNCH",
     "compile_failure_of",
     "device_failure_of",
     "failed_measurement",
@@ -23,6 +24,9 @@ __all__ = [
 
 REPEATABLE = ("compile_error", "ptxas_error")
 """Kinds that count only when they occur twice; a lack of resources is computed, so it recurs."""
+
+BEFORE_LAUNCH = ("compile_error", "out_of_resources", "ptxas_error")
+"""Kinds of failures that are raised before the kernel runs."""
 
 OWN_SIGNALS = frozenset({4, 6, 8, 11})
 """Signals that a compiler raises by its own fault: SIGILL, SIGABRT, SIGFPE and SIGSEGV."""

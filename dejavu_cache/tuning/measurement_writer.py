@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from ..model.record import Measurement
 from ..system.background_threads import start_thread, uninterrupted
+from ..system.fork_lock import ForkCondition
 from ..system.notices import logger
 
 __all__ = ["MeasurementWriter"]
@@ -33,7 +33,7 @@ class MeasurementWriter:
         """Set up the thread, which starts with the `with` block."""
         self._keep = keep
         self._queued: list[Measurement] = []
-        self._changed = threading.Condition()
+        self._changed = ForkCondition()
         self._closing = self._busy = self._has_thread = False
         self._error: Exception | None = None
 

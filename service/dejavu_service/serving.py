@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
-from platformdirs import user_data_dir
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.user_folder import data_folder
 
 from .app import create_app
 from .connections import BoundedConnection, raise_open_files
@@ -97,7 +97,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     """
     path = settings.token_file
     if path is None:
-        folder = database.file.parent if database.file else Path(user_data_dir("dejavu-cache"))
+        folder = database.file.parent if database.file else data_folder()
         path = folder / f"{database.file.name if database.file else 'server'}.token"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.user_folder import data_folder
 
 __all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_settings"]
 
@@ -24,8 +24,15 @@ _LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def default_database() -> str:
-    """Return the URL of a SQLite file in the user's data directory."""
-    return f"sqlite:///{Path(platformdirs.user_data_dir('dejavu-cache')) / 'server.sqlite3'}"
+    """Return the URL of a SQLite file in the user's data folder.
+
+    Raises:
+        SettingsError: this user has none.
+    """
+    try:
+        return f"sqlite:///{data_folder() / 'server.sqlite3'}"
+    except SettingsError as error:
+        raise SettingsError(f"{error}, or name a database in DEJAVU_SERVER_DATABASE") from None
 
 
 class ServerSettings(BaseModel):

@@ -57,7 +57,7 @@ def test_only_what_auto_takes_is_tuned() -> None:
 
 
 @pytest.mark.usefixtures("sms")
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     st.sampled_from([*PRESETS.values()]),
     st.sampled_from(list(lengths())),

@@ -102,7 +102,7 @@ def test_each_tree_is_what_the_records_give(name: str, monkeypatch: pytest.Monke
     store, recorded_contexts = contexts(name)
     trees = {stored.tree.context: stored.tree for stored in store.trees(kernel_name(kernel(name)))}
     for context in recorded_contexts:
-        if name != SHIPPED[0]:  # fitting the tree again for each scenario takes most of the time
+        if name != SHIPPED[-1]:  # fitting the tree again for each scenario takes most of the time
             monkeypatch.setattr(
                 fitting, "_cross_validate", lambda *_, known=trees[context].regret: known
             )

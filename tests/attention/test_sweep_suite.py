@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dejavu_cache.attention.sweep_batches import Lengths, Model, batch_of
@@ -48,7 +48,6 @@ def kernel_and_scenario(case: Case) -> tuple[str, Scenario]:
     return request.context.kernel.name, request.scenario
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(sorted(KERNELS)),
     BATCHES,

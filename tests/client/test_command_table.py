@@ -15,7 +15,7 @@ from dejavu_client.cli.main import all_commands, main
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
-from support.processes import ROOT
+from support.hostile_artefacts import write_honest_artefacts
 from support.records import MOMENT, config, context, measurement, record
 from support.service import free_port, running_server
 
@@ -183,10 +183,18 @@ def _fill_server(service: Service) -> None:
     with store:
         fill(store)
         store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
-        assert store.sender.flush(30)
+        assert store.sender.flush(240)
 
 
-def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a prewarmed folder and its bundle."""
+    folder = tmp_path_factory.mktemp("made")
+    write_honest_artefacts(folder)
+    return folder
+
+
+def arguments_of(situation: str, folder: Path, service: Service, made: Path) -> dict[str, object]:
     """Return what the placeholders of a command line stand for in a situation."""
     root = folder.parent
     (root / "out").write_text("before")
@@ -195,7 +203,6 @@ def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, ob
     lines.write_text(canonical_json(RecordSet(context=context(), records=records)) + "\n")
     dead = f"http://127.0.0.1:{free_port()}"
     absent, new = root / "absent", root / "new"
-    data = ROOT / "tests" / "compatibility" / "data"
     remote = dead if situation == "dead" else service.url
     local = absent if situation == "missing" else folder
     store = {"missing": absent, "dead": dead, "read": service.url}.get(situation, folder)
@@ -217,8 +224,8 @@ def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, ob
         "lines": lines,
         "program": absent,
         "absent": absent,
-        "prewarmed": absent if situation == "missing" else data / "prewarmed",
-        "bundle": absent if situation == "missing" else data / "bundle.tar.zst",
+        "prewarmed": absent if situation == "missing" else made / "prewarmed",
+        "bundle": absent if situation == "missing" else made / "bundle.tar.zst",
         "database": database.get(situation, ""),
     }
 
@@ -258,12 +265,13 @@ def test_a_command_says_what_happened(
     situation: str,
     folder: Path,
     service: Service,
+    made: Path,
     settings: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = TABLE[command]
     expected = getattr(row, situation)
-    values = arguments_of(situation, folder, service)
+    values = arguments_of(situation, folder, service, made)
     token = service.tokens["read" if situation == "read" else "admin"]
     settings.setenv("DEJAVU_CACHE_TOKEN", token)
     line = [*command.split(), *row.line.format(**values).split()]

@@ -70,7 +70,7 @@ def test_the_sender_closes_the_connections_after_the_last_record(tmp_path: Path)
     sender.put(context(), [record(1)])
     sender.stop()
     client.may_answer.set()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while "closed" not in client.log and time.monotonic() < deadline:
         time.sleep(0.01)
     assert client.log == ["sent", "closed"]

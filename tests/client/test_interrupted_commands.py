@@ -44,9 +44,9 @@ def interrupt(reached: threading.Event, *arguments: str) -> subprocess.Completed
         env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    assert reached.wait(60)
+    assert reached.wait(240)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
@@ -146,7 +146,7 @@ def answer_question(store: Path, key: bytes) -> tuple[int, str]:
             while select.select([terminal], [], [], 1.0)[0]:
                 seen += os.read(terminal, 1024)
     os.close(terminal)
-    return program.wait(60), seen.decode()
+    return program.wait(240), seen.decode()
 
 
 KILLED_WHILE_WRITING = """

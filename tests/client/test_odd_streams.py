@@ -66,7 +66,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert (seen.returncode, "the working directory: " in seen.stderr) == (3, True), seen.stderr
 
@@ -92,13 +92,13 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
 
 
 @pytest.mark.parametrize("module", ["dejavu_client", "dejavu_client.cli.main"])
 def test_the_command_runs_by_the_name_of_its_module(module: str, store: Path) -> None:
     command = [sys.executable, "-m", module, "ls", "--store", str(store)]
-    seen = subprocess.run(command, env=environment(), capture_output=True, timeout=60, check=False)
+    seen = subprocess.run(command, env=environment(), capture_output=True, timeout=240, check=False)
     assert (seen.returncode, seen.stderr) == (0, b"")
     assert NAME.encode() in seen.stdout

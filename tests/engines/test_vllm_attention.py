@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
@@ -197,7 +197,6 @@ def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], in
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     limits=st.builds(
         ServingLimits,

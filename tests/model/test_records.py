@@ -18,12 +18,16 @@ from dejavu_cache.model.difference import differences
 from dejavu_cache.model.evidence import gather_evidence
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import (
+    NO_MEMORY,
     Confidence,
     Failure,
     Measurement,
+    OutputVerdict,
     Pin,
     Record,
     RecordSet,
+    Winner,
+    join_results,
     required_format,
 )
 from dejavu_cache.model.scenario import (
@@ -227,3 +231,49 @@ def test_the_evidence_says_how_certain_a_race_was() -> None:
         assert evidence.runner_up_error == 0.006
         assert f"runner-up: {second.config}, 1.04x to within 0.6%" in evidence.lines()
     assert f"default: {first.config}, 1.00x" in evidence.lines()
+
+
+EQUAL = OutputVerdict(outcome="equal")
+WRONG = OutputVerdict(outcome="wrong", reason="differs in 1 of 4 elements")
+NOISY = OutputVerdict(outcome="not_compared", reason="not repeatable: differs from itself")
+FULL = OutputVerdict(outcome="not_compared", reason=f"{NO_MEMORY} left on the device")
+
+
+@pytest.mark.parametrize(
+    ("results", "is_compared", "reasons"),
+    [
+        (None, False, ["all outputs: no comparison is recorded"]),
+        ({}, False, ["all outputs: no comparison is recorded"]),
+        ({"out": EQUAL}, True, []),
+        ({"out": EQUAL, "order": NOISY}, True, [f"order: {NOISY.reason}"]),
+        ({"order": NOISY}, False, [f"order: {NOISY.reason}"]),
+        ({"out": EQUAL, "sum": FULL}, False, [f"sum: {FULL.reason}"]),
+        ({"out": EQUAL, "sum": WRONG}, False, []),
+    ],
+)
+def test_a_winner_says_whether_it_was_compared(
+    results: dict[str, OutputVerdict] | None, is_compared: bool, reasons: list[str]
+) -> None:
+    won = Winner(config=config(16), at=MOMENT, results=results)
+    assert (won.is_compared, won.not_compared) == (is_compared, reasons)
+    assert Winner.model_validate_json(canonical_json(won)) == won
+
+
+def test_a_winner_with_a_wrong_output_leaves_its_record_unfinished() -> None:
+    won = Winner(config=config(16), at=MOMENT, results={"out": WRONG})
+    assert not record(32, measurement(16), winner=won).is_finished
+
+
+def test_over_several_launches_the_worst_verdict_on_an_output_counts() -> None:
+    joined = join_results({"out": EQUAL, "sum": FULL}, {"out": WRONG, "sum": EQUAL})
+    assert joined == {"out": WRONG, "sum": FULL}
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_a_winner_that_was_compared_stands_against_one_that_was_not(hours: int) -> None:
+    compared = Winner(config=config(16), at=MOMENT, results={"out": EQUAL})
+    at = MOMENT + timedelta(hours=hours)
+    other = Winner(config=config(32), at=at, results={"out": FULL})
+    for unsaid in (other, other.model_copy(update={"results": None})):
+        merged = merge_records(record(32, winner=compared), record(32, winner=unsaid))
+        assert merged.winner == compared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dejavu_cache.model.scenario import Scenario
@@ -20,7 +20,6 @@ SCENARIOS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     recorded=st.lists(SCENARIOS, max_size=20, unique_by=lambda scenario: scenario.text),
     wanted=SCENARIOS,
@@ -40,7 +39,6 @@ def test_the_nearest_is_the_one_that_comparing_all_finds(
     assert near == sorted(all_near)
 
 
-@settings(deadline=None, max_examples=200)
 @given(
     left=st.lists(SCENARIOS, max_size=12, unique_by=lambda scenario: scenario.text),
     right=st.lists(SCENARIOS, max_size=12, unique_by=lambda scenario: scenario.text),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.prewarming import committed_records, prewarm, restamp
+from support.shared_work import make_once
 
 from dejavu_cache.stores import FileStore
 
@@ -22,7 +23,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
 @pytest.fixture(scope="session")
 def folder(records: FileStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder prewarmed for all devices; do not change it."""
-    out = tmp_path_factory.mktemp("prewarmed") / "folder"
-    made = prewarm(records, out)
-    assert made.returncode == 0, made.stderr
-    return out
+
+    def build(out: Path) -> None:
+        made = prewarm(records, out)
+        assert made.returncode == 0, made.stderr
+
+    return make_once(tmp_path_factory, "prewarmed", build)

@@ -68,7 +68,7 @@ def run_program(
         env={name: value for name, value in environment(**own).items() if name != "XDG_CACHE_HOME"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         cwd="/",
     )
@@ -304,7 +304,7 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert full.returncode == 3, full.stderr

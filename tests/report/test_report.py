@@ -14,7 +14,14 @@ from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.slowdowns import SlowdownTable
-from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.record import (
+    Failure,
+    Measurement,
+    OutputVerdict,
+    Record,
+    RecordSet,
+    Winner,
+)
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.report.page import render
 from dejavu_cache.report.selection_rules import tree_rule
@@ -204,9 +211,11 @@ def test_names_from_records_are_text_and_nothing_else() -> None:
 def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> None:
     """32 is best wherever it is measured; where it is not, a launch runs 64."""
     times = measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0)
-    winner = Winner(config=config(32), at=MOMENT)
+    compared = {"out_ptr": OutputVerdict(outcome="equal")}
+    winner = Winner(config=config(32), at=MOMENT, results=compared)
     records = [record(2**m, *times, winner=winner) for m in range(11)]
-    pruned = record(2**11, *times[1:], winner=Winner(config=config(64), at=MOMENT))
+    other = winner.model_copy(update={"config": config(64)})
+    pruned = record(2**11, *times[1:], winner=other)
     costs = SlowdownTable.of([*records, pruned])
     tree = fit(on(*records, pruned), leaves=1)
     assert tree.rank({"M": 2**11, "N": 64, "x_ptr": "float16"})[0] == config(32)

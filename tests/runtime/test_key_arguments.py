@@ -123,10 +123,10 @@ def _spy(name: str, parameters: int) -> Any:
 _LAUNCHED: list[int] = []
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("ignores", 257), ("a" * 501, 2)])
 def test_a_kernel_that_no_record_can_name_is_left_to_triton(
-    name: str, parameters: int, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    name, parameters = "ignores", 257
     store = MemoryStore()
     kernel = make(fn=_spy(name, parameters), key=[], store=store)
     for _ in range(2):
@@ -134,4 +134,19 @@ def test_a_kernel_that_no_record_can_name_is_left_to_triton(
         kernel[(1,)](*[torch.ones(1)] * parameters)
         assert _LAUNCHED[-1] == 32
     assert list(store.record_sets()) == []
-    assert caplog.text.count("no record can hold its name or arguments") == 1
+    assert caplog.text.count("no record can hold the names of its arguments") == 1
+    assert "not stored: no record can hold" in str(kernel.explain(*[torch.ones(1)] * parameters))
+
+
+@pytest.mark.parametrize("name", ["a" * 501, "a\x1b[31m\nb", "a\udc80", "\u202e"])
+def test_a_kernel_of_any_name_is_recorded_and_explained(name: str) -> None:
+    store = MemoryStore()
+    kernel = make(fn=_spy(name, 2), key=[], store=store)
+    arguments = [torch.ones(1)] * 2
+    before = str(kernel.explain(*arguments))
+    kernel[(1,)](*arguments)
+    recorded = next(store.contexts()).kernel.name
+    assert len(recorded) <= 500
+    assert recorded.isprintable()
+    assert before.startswith(f"{recorded}(")
+    assert str(kernel.explain(*arguments)).startswith(f"{recorded}(")

@@ -12,7 +12,7 @@ from dejavu_cache.runtime.own_trials import OwnTrials
 def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_trials, "_MOST_SCENARIOS", 2)
+    monkeypatch.setattr(own_trials, "MOST_SCENARIOS", 2)
     trials = OwnTrials()
     for m, block in ((16, 32), (32, 32), (32, 64)):
         trials.add(context(), record(m).scenario, [measurement(block)])

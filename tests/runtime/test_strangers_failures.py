@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,20 @@ def test_failures_of_all_configs_elsewhere_are_tried_here(
     again = start_process(tmp_path)
     launch(again, 100)
     assert (LAUNCHED, again.best_config) == ([64], CONFIGS[2]), "nothing is measured twice"
+
+
+@pytest.mark.parametrize("by", [STRANGER, whoami()])
+@pytest.mark.parametrize("hours", [-12, 12, 36])
+def test_failures_of_all_configs_are_tried_again_once_whatever_clock_dated_them(
+    tmp_path: Path, hours: int, by: str
+) -> None:
+    """A disk that was full yesterday, on this machine or another."""
+    at = now() + timedelta(hours=hours)
+    plant(tmp_path, [failure(config, at=at, by=by) for config in DECLARED])
+    for benchmarked in (3, 0):
+        kernel = start_process(tmp_path)
+        launch(kernel, 100)
+        assert (kernel.best_config, kernel.benchmarked) == (CONFIGS[2], benchmarked)
 
 
 def test_a_strangers_failures_are_hints_while_another_config_is_valid(tmp_path: Path) -> None:

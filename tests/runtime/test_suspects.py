@@ -275,7 +275,7 @@ def _wait_until_measuring(processes: Processes, block: int) -> None:
         marks = [path.read_bytes() for path in processes.marks.glob("*.json")]
         return any(text in mark for mark in marks) and block in processes.launched_blocks
 
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not is_measuring():
         assert time.monotonic() < until, "it does not measure"
         time.sleep(0.02)

@@ -18,7 +18,7 @@ from dejavu_cache import Resolution, ScenarioNotTuned, cached_autotune
 from dejavu_cache.errors import StoreError
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.decision_tree import Leaf, Tree
-from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.record import Measurement, OutputVerdict, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 from dejavu_cache.triton_internals.config_names import describe
@@ -62,7 +62,11 @@ def record_set(context: Context) -> RecordSet:
         best = min(measurements, key=lambda measurement: measurement.median or 0.0)
         return Record(
             scenario=Scenario(args={"n": n}, dtypes=dtypes),
-            winner=Winner(config=best.config, at=MOMENT),
+            winner=Winner(
+                config=best.config,
+                at=MOMENT,
+                results={"out": OutputVerdict(outcome="equal")},
+            ),
             measurements=tuple(measurements),
         )
 

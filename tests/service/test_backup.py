@@ -81,13 +81,13 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
     records.delete_records(database, ANYBODY, "other", context().digest, None)
     writing = threading.Thread(target=write)
     writing.start()
-    assert enough.wait(60)
+    assert enough.wait(240)
     before = count_rows(database)
     try:
         copy = make_copy(program, url, request, tmp_path)
     finally:
         copied.set()
-        writing.join(60)
+        writing.join(240)
     after = count_rows(database)
     database.close()
     restored = Database(copy)

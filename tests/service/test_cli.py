@@ -45,7 +45,7 @@ def test_a_token_that_cannot_be_shown_is_revoked(empty_url: str) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
     assert done.returncode == ExitCode.USAGE
@@ -251,7 +251,7 @@ def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path / 'records.db'}"
         done = subprocess.run(
             command("serve", "--port", str(port), "--without-tokens", "--database", url),
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert done.returncode == ExitCode.UNUSABLE
     assert "until a token is created" in done.stderr
@@ -268,7 +268,7 @@ def test_a_start_without_tokens_says_if_there_are_some(sqlite_url: str) -> None:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
             command("serve", "--port", port, "--without-tokens", "--database", sqlite_url),
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert "--without-tokens has no effect" in done.stderr
     assert "until a token is created" not in done.stderr
@@ -279,7 +279,7 @@ def test_an_address_that_is_no_machines_is_said_in_one_line(sqlite_url: str) -> 
     port = free_port()
     done = subprocess.run(
         command("serve", "--host", "127.0.0.1.invalid", "--port", str(port)),
-        env={**os.environ, "DEJAVU_SERVER_DATABASE": sqlite_url}, timeout=60, check=False,
+        env={**os.environ, "DEJAVU_SERVER_DATABASE": sqlite_url}, timeout=240, check=False,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == ExitCode.UNUSABLE

@@ -80,7 +80,7 @@ class Machine:
         try:
             yield Program(process)
         finally:
-            process.communicate(timeout=60)
+            process.communicate(timeout=240)
 
     def launch_once(self, **env: str) -> dict[str, Any]:
         with self.program(3, **env) as program:
@@ -127,7 +127,7 @@ def stored(server: Running) -> RecordSet:
 
 
 def has_winner(server: Running) -> bool:
-    export = httpx.get(f"{server.base}/v1/main/export", timeout=60)
+    export = httpx.get(f"{server.base}/v1/main/export", timeout=240)
     return b'"winner"' in export.content
 
 

@@ -107,14 +107,14 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
             time.sleep(0.05)
         three[1].kill()
         os.kill(own_postgres.get_pid(), signal.SIGKILL)
-        own_postgres.get_postmaster_info().process.wait(60)
+        own_postgres.get_postmaster_info().process.wait(240)
         restart(own_postgres)
         three[1].start()
 
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
     results = finish(clients)
-    disturbing.join(120)
+    disturbing.join(240)
     assert not disturbing.is_alive()
     for result in results:
         assert len(result["winners"]) == SCENARIOS

@@ -10,7 +10,7 @@ import pytest
 from dejavu_service.errors import TooLargeError
 from dejavu_service.services import json_items
 from dejavu_service.services.json_items import InvalidJsonError, InvalidValueError, validate_json
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from support.service import record, record_set
@@ -48,7 +48,6 @@ def _from_pieces(text: bytes) -> Any:
     return value
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(st.text(), VALUES, max_size=3),
     st.lists(VALUES, max_size=5),

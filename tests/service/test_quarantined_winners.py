@@ -13,7 +13,7 @@ from support.quarantines import Token, post, quarantine, read, undo
 from support.service import START, body, config, context, record, scenario
 
 from dejavu_cache.model.recall import part_digest, without_parts
-from dejavu_cache.model.record import Failure, Measurement, Record, Winner
+from dejavu_cache.model.record import Failure, Measurement, OutputVerdict, Record, Winner
 from dejavu_cache.model.scenario import now
 
 
@@ -117,3 +117,44 @@ def test_a_winner_that_was_called_wrong_comes_back_with_its_timing(
     quarantine(client, admin, token="evil")
     assert quarantine(client, admin, token="fleet", preview=True)["winners"] == 2
     assert quarantine(client, admin, token="evil", preview=True)["records"] == 0
+
+
+EQUAL = {"out_ptr": OutputVerdict(outcome="equal")}
+NOISY = {"out_ptr": OutputVerdict(outcome="not_compared", reason="not repeatable")}
+
+
+def test_a_comparison_is_taken_back_with_who_made_it(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    """The winner that was not compared stands again, and is compared by the next machine."""
+    tuned = record(1)
+    assert tuned.winner is not None
+    unsaid = tuned.model_copy(update={"winner": tuned.winner.model_copy(update={"results": NOISY})})
+    compared = tuned.winner.model_copy(update={"results": EQUAL})
+    addition = Record(scenario=scenario(1), winner=compared)
+    post(client, fleet, unsaid)
+    post(client, evil, addition)
+    assert read(client, admin)[0].winner == compared
+    post(client, fleet, unsaid)
+    assert read(client, admin)[0].winner == compared, "one that was not compared replaces none"
+    quarantine(client, admin, token="evil")
+    assert read(client, admin) == [unsaid]
+
+
+def test_a_promotion_replaces_no_compared_winner_by_one_that_was_not(
+    client: httpx.Client, admin: Token, fleet: Token
+) -> None:
+    tuned = record(1)
+    assert tuned.winner is not None
+    compared = tuned.winner.model_copy(update={"results": EQUAL})
+    other = Winner(config=config(64), at=now(), results=NOISY)
+    post(client, fleet, tuned.model_copy(update={"winner": compared}))
+    post(client, fleet, tuned.model_copy(update={"winner": other}), at="pr-1")
+    client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
+    assert read(client, admin)[0].winner == compared
+    checked = other.model_copy(update={"results": EQUAL})
+    post(client, fleet, Record(scenario=scenario(1), winner=checked), at="pr-1")
+    client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
+    promoted = read(client, admin)[0].winner
+    assert promoted is not None
+    assert (promoted.config, promoted.results) == (config(64), EQUAL)

@@ -131,7 +131,7 @@ def test_who_waits_gets_what_main_gets(client: httpx.Client) -> None:
     )
     waiting.start()
     post(client, "main", record(5))
-    waiting.join(30)
+    waiting.join(240)
     assert results == [record(5)]
 
 

@@ -59,7 +59,7 @@ class TestLocalFirst:
 
     def test_what_the_server_knows_is_filled_in(self, store: RemoteStore, tmp_path: Path) -> None:
         store.put(context(), [record(16)])
-        assert store.sender.flush(30)
+        assert store.sender.flush(240)
         store.close()
         folder = FileStore(tmp_path / "folder")
         stored = TieredStore([folder, store]).get(context(), record(16).scenario)
@@ -71,7 +71,7 @@ class TestLocalFirst:
         self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.put(context(), [record(m) for m in range(10)])
-        assert store.sender.flush(30)
+        assert store.sender.flush(240)
         store.close()
         asked = []
         fetch = store.client.fetch_record
@@ -104,7 +104,7 @@ def test_the_spool_empties_when_the_server_is_back(url: str, tmp_path: Path) -> 
     assert len(away.spool) >= 1
     with running_server(url, tmp_path / "server.log", port=port):
         back = open_remote(base, tmp_path)
-        assert wait_until_empty(back.spool, 20)
+        assert wait_until_empty(back.spool, 240)
         assert [entry.scenario.args["M"] for entry in back.records(context())] == [0, 1, 2, 3, 4]
         assert all(len(entry.measurements) == 1 for entry in back.records(context()))
 
@@ -113,10 +113,10 @@ def test_a_long_lived_process_sends_its_spool_by_itself(postgres_url: str, tmp_p
     port = free_port()
     store = open_remote(f"http://127.0.0.1:{port}", tmp_path, wait=0.2)
     store.put(context(), [record(1)])
-    assert store.sender.flush(10)
+    assert store.sender.flush(240)
     assert len(store.spool) == 1
     with running_server(postgres_url, tmp_path / "server.log", port=port):
-        assert wait_until_empty(store.spool, 30)
+        assert wait_until_empty(store.spool, 240)
         assert store.circuit.closed
 
 
@@ -135,7 +135,7 @@ def test_a_read_only_token_reads(
     )
     token = made.stdout.split()[-1]
     reader = open_remote(server.base, tmp_path, token=token)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
         reader.put(context(), [record(2)])
         reader.close()
@@ -154,7 +154,7 @@ def test_timings_that_a_server_passes_over_are_named_once(
     ahead = measurement(16, at=now() + timedelta(days=3))
     for number in (1, 2):
         store.put(context(), [record(number, ahead)])
-        assert store.sender.flush(30)
+        assert store.sender.flush(240)
     assert caplog.text.count("passed over some of these timings") == 1
 
 
@@ -166,7 +166,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
         kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
-        assert shared.sender.flush(30)
+        assert shared.sender.flush(240)
         shared.close()
     assert [kernel.benchmarked for kernel in kernels] == [6, 0]
     assert isinstance(kernels[0].home, TieredStore)
@@ -175,13 +175,13 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
     store = open_remote(namespace_url, tmp_path)
     store.put(context(), [record(1)])
-    assert store.sender.flush(30)
+    assert store.sender.flush(240)
     store.close()
     child = os.fork()
     if not child:
         try:
             store.put(context(), [record(2)])
-            store.sender.flush(30)
+            store.sender.flush(240)
             store.close()
             os._exit(0 if store.get(context(), record(2).scenario, fresh=True) else 1)
         finally:
@@ -225,7 +225,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
-    assert wanting.sender.flush(30)
+    assert wanting.sender.flush(240)
     wanting.close()
     assert [
         row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))

@@ -35,7 +35,7 @@ class Writer(threading.Thread):
         self._number, self._replicas, self._ends = number, replicas, ends
 
     def run(self) -> None:
-        with httpx.Client(timeout=30) as client:
+        with httpx.Client(timeout=240) as client:
             m = self._number * 10_000
             while not self._ends.is_set():
                 m += 1
@@ -57,7 +57,7 @@ class Writer(threading.Thread):
 
 def is_ready(replica: Running) -> bool:
     try:
-        return httpx.get(f"{replica.base}/readyz", timeout=30).status_code == 200
+        return httpx.get(f"{replica.base}/readyz", timeout=240).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -72,7 +72,7 @@ def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -
     time.sleep(1)
     three[2].start()
     os.kill(own_postgres.get_pid(), signal.SIGKILL)
-    own_postgres.get_postmaster_info().process.wait(60)
+    own_postgres.get_postmaster_info().process.wait(240)
     restart(own_postgres)
     before = [len(writer.taken) + 1 for writer in writers]  # one may have been taken before
     wait_until(
@@ -81,7 +81,7 @@ def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -
     wait_until(lambda: all(map(is_ready, three)))
     ends.set()
     for writer in writers:
-        writer.join(60)
+        writer.join(240)
     logs = "".join(replica.log.read_text() for replica in three)
     assert set().union(*(writer.refused for writer in writers)) <= {503}, logs[
         logs.find("unforeseen") - 200 :
@@ -89,7 +89,7 @@ def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -
     accepted = {m for writer in writers for m in writer.taken}
     for replica in three:
         home = f"{replica.base}/v1/main/contexts/{context().digest}/records"
-        answer = httpx.get(home, timeout=60)
+        answer = httpx.get(home, timeout=240)
         records = RecordSet.model_validate_json(answer.content).records
         assert accepted <= {writer.scenario.args["M"] for writer in records}
         assert len({writer.scenario for writer in records}) == len(records)

@@ -58,7 +58,7 @@ def test_what_replaces_quarantined_timings_is_kept_if_that_is_cut_short(
     monkeypatch.setattr(store.client, "quarantine", quarantine_once)
     with pytest.raises(ending):
         store.supersede(context(), after)
-    assert store.sender.flush(30)
+    assert store.sender.flush(240)
     found = store.get(context(), before.scenario, fresh=True)
     assert found is not None
     expected = {*after.measurements[:1], *before.measurements[1:]}

@@ -43,7 +43,7 @@ def test_a_server_that_goes_away_costs_nothing(sqlite_url: str, sweeps: Sweeps) 
         process = sweeps.start("--store", server.base, BENCH_SECONDS="0.1")
         sweeps.wait_for(6)
         server.kill()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         (journal,) = journals(sweeps)
         assert process.returncode == 1, out + err
         assert f"{journal} waits for the next sweep" in err

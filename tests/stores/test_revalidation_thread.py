@@ -32,5 +32,5 @@ def test_a_setting_that_is_refused_does_not_end_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DEJAVU_CACHE_MODE", "sometimes")
     thread, kernel = _Thread(), _Kernel()
     thread.watch(LocalCopies([MemoryStore()], kernel.note_change))
-    assert thread.asked.wait(60)
+    assert thread.asked.wait(240)
     thread.finish(5.0)

@@ -30,4 +30,4 @@ class TieredMachine(StoreMachine):
 
 @pytest.mark.parametrize("machine", [MemoryMachine, FileMachine, TieredMachine])
 def test_a_store_agrees_with_a_dictionary_after_any_calls(machine: type[StoreMachine]) -> None:
-    run_steps(machine, 60)
+    run_steps(machine, 5)

@@ -40,7 +40,7 @@ def test_processes_that_write_one_file_lose_nothing(
     root = tmp_path / "store"
     writers += [start_writer(root, 1000 * index, 25) for index in range(1, 5)]
     for process in writers:
-        assert process.wait(120) == 0
+        assert process.wait(240) == 0
     assert len(list(FileStore(root).records(context()))) == 100
 
 

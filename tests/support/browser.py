@@ -74,7 +74,7 @@ class Browser:
         return message
 
     def _await_load(self, before: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while self._loaded == before:
             self._receive(max(deadline - time.monotonic(), 0.01))
 
@@ -156,7 +156,7 @@ def open_browser() -> Iterator[Browser]:
 
 
 def _await_port(file: Path, process: subprocess.Popen[bytes]) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         if file.exists() and (lines := file.read_text().split()):
             return int(lines[0])
@@ -167,9 +167,9 @@ def _await_port(file: Path, process: subprocess.Popen[bytes]) -> int:
 
 def _await_tab(port: int) -> str:
     """Return the address of the first tab, which may open after the port."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
-        for tab in httpx.get(f"http://127.0.0.1:{port}/json", timeout=60).json():
+        for tab in httpx.get(f"http://127.0.0.1:{port}/json", timeout=240).json():
             if tab["type"] == "page":
                 return str(tab["webSocketDebuggerUrl"])
         time.sleep(0.05)

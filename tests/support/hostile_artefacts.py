@@ -176,7 +176,7 @@ class HostileDataReader:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=240)
         self.process.stdout.close()
 
     def read(self, folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ def committed_records() -> list[RecordSet]:
     else:
         with tempfile.NamedTemporaryFile() as file:
             script = [sys.executable, str(HERE / "make_records.py"), file.name, *DEVICES]
-            subprocess.run(script, env=environment(TRITON_INTERPRET=""), check=True, timeout=120)
+            subprocess.run(script, env=environment(TRITON_INTERPRET=""), check=True, timeout=240)
             lines = Path(file.name).read_text(encoding="utf-8").splitlines()
     return [RecordSet.model_validate_json(line) for line in lines]
 

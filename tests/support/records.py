@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from dejavu_cache.model.buckets import Pow2
-from dejavu_cache.model.record import Measurement, Record, Winner
+from dejavu_cache.model.record import Measurement, OutputVerdict, Record, Winner
 from dejavu_cache.model.scenario import (
     Config,
     Context,
@@ -71,5 +71,6 @@ def tuned_record(scenario: Scenario, measurements: Iterable[Measurement]) -> Rec
     """Return a record of a finished tune, which the fastest config has won."""
     measured = tuple(measurements)
     best = min(measured, key=lambda item: math.inf if item.median is None else item.median)
-    winner = Winner(config=best.config, at=best.at)
+    equal = {"out_ptr": OutputVerdict(outcome="equal")}
+    winner = Winner(config=best.config, at=best.at, results=equal)
     return Record(scenario=scenario, winner=winner, measurements=measured)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -32,9 +31,14 @@ from dejavu_cache.model.scenario import (
 )
 from support.fork_server import light_nursery
 
+# A busy machine may let a request wait for longer than the 5 s that httpx gives it.
+for _step in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 240.0)
+
 _FIRST_PORT, _MOST_WORKERS = 12_000, 16
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _MOST_WORKERS
-_ports = itertools.count(random.SystemRandom().randrange(1250))
+_ports = itertools.count()
+_reserved: list[socket.socket] = []
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -99,16 +103,21 @@ def body(model: Any) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a port that nobody else gets while its server starts, or starts again.
+    """Return a port that nobody else gets while this process lives.
 
-    Systems give ports from 32768 on to whoever asks for any, and each worker of pytest-xdist has
-    its own of the others.
+    Systems give ports from 32768 on to whoever asks for any. Of the others, each worker of
+    pytest-xdist begins at its own, and a name that only one process has at a time keeps away the
+    suites of other checkouts.
     """
     while True:
-        port = _FIRST_PORT + next(_ports) * _MOST_WORKERS % 20_000 + _WORKER
-        with socket.socket() as free, suppress(OSError):
+        port = _FIRST_PORT + (next(_ports) * _MOST_WORKERS + _WORKER) % 20_000
+        reserved = socket.socket(socket.AF_UNIX)
+        with suppress(OSError), socket.socket() as free:
+            reserved.bind(f"\0dejavu-cache test port {port}")
             free.bind(("127.0.0.1", port))
+            _reserved.append(reserved)
             return port
+        reserved.close()
 
 
 class _Transport(httpx.BaseTransport):
@@ -173,7 +182,7 @@ class Running:
             "dejavu_service", "serve", "--port", self.port,
             out=Path(os.devnull), err=self.log, env=self._environ,
         )  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         with httpx.Client(verify=False) as client:  # certificates take long to load
             while time.monotonic() < deadline:
                 with suppress(httpx.TransportError):
@@ -191,7 +200,7 @@ class Running:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(240)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -222,7 +231,7 @@ def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
 
 def restart(postgres: Any) -> None:
     """Start a Postgres server that was killed."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while True:
         try:
             postgres.ensure_postgres_running()

@@ -268,15 +268,14 @@ class StoreMachine(RuleBasedStateMachine):
         ]
 
 
-def run_steps(machine: type[StoreMachine], steps: int) -> None:
-    """Run a machine for a number of steps, or for the number in the variable `STEPS`."""
-    wanted = int(os.environ.get("STEPS") or steps)
+def run_steps(machine: type[StoreMachine], runs: int) -> None:
+    """Run a machine some times, each time anew, or for the number of steps in `STEPS`."""
+    wanted = int(os.environ.get("STEPS") or 0)
     machine.steps = 0
-    while machine.steps < wanted:
+    while not machine.steps or machine.steps < wanted:
         limits = settings(
-            max_examples=max(1, (wanted - machine.steps) // STEPS_PER_RUN),
+            max_examples=max(runs, (wanted - machine.steps) // STEPS_PER_RUN),
             stateful_step_count=STEPS_PER_RUN,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         )
         run_state_machine_as_test(machine, settings=limits)

@@ -34,6 +34,11 @@ class ExpectedRecord:
             launches=tuple(self.launches) or None,
         )
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether a tune or a person has chosen a config; without one, the record is a miss."""
+        return self.winner is not None or (self.pin is not None and self.pin.config is not None)
+
     def may_win(self, config: Config) -> bool:
         measurement = self.measurements.get(config)
         return measurement is None or not measurement.is_wrong
@@ -109,12 +114,14 @@ class ServerModel(LocalModel):
         ]
         winner = record.winner
         if deleted_at is not None:
-            if winner is not None and winner.at <= deleted_at:
+            left_out = record.by_config.keys() - {
+                measurement.config for measurement in measurements
+            }
+            if winner is not None and (winner.at <= deleted_at or winner.config in left_out):
                 winner = None
             if key not in self.records and not measurements and winner is None:
                 return
         expected = self.records.setdefault(key, ExpectedRecord())
-        self.missed.discard(key)
         for theirs in measurements:
             ours = expected.measurements.get(theirs.config)
             if not theirs.skipped and (ours is None or _overrules(theirs, ours)):
@@ -122,6 +129,13 @@ class ServerModel(LocalModel):
         winners = [entry for entry in (expected.winner, winner) if entry is not None]
         expected.winner = next((entry for entry in winners if expected.may_win(entry.config)), None)
         expected.launches |= set(record.launches or ())
+        if expected.is_chosen:
+            self.missed.discard(key)
+
+    def misses(self) -> set[Key]:
+        """Return what was missed since a config was last chosen for it, and has none now."""
+        chosen = {key for key, expected in self.records.items() if expected.is_chosen}
+        return self.missed - chosen
 
     def forget(self, context: Context, scenarios: Iterable[Scenario] | None, at: datetime) -> int:
         """Delete records at a moment before which nothing of them is taken again."""

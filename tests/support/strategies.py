@@ -6,7 +6,17 @@ from datetime import timedelta
 
 from hypothesis import strategies as st
 
-from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
+from dejavu_cache.model.record import (
+    NO_MEMORY,
+    SWITCHED_OFF,
+    Failure,
+    Measurement,
+    OutputVerdict,
+    Pin,
+    Record,
+    RecordedLaunch,
+    Winner,
+)
 from dejavu_cache.model.scenario import Scenario
 from support.records import MOMENT, config, measurement
 
@@ -51,6 +61,22 @@ LAUNCHES = st.builds(
     constants=st.dictionaries(TEXT, SCALARS, max_size=2),
     bound=st.none() | st.just(config(16)),
 )
+VERDICTS = st.sampled_from(
+    [
+        OutputVerdict(outcome="equal"),
+        OutputVerdict(outcome="wrong", reason="differs"),
+        *(
+            OutputVerdict(outcome="not_compared", reason=reason)
+            for reason in (NO_MEMORY, SWITCHED_OFF, "not repeatable")
+        ),
+    ]
+)
+WINNERS = st.builds(
+    Winner,
+    config=st.just(config(16)) | st.just(config(32)),
+    at=MOMENTS,
+    results=st.none() | st.dictionaries(st.sampled_from(["out", "sum"]), VERDICTS, max_size=2),
+)
 RECORDS = st.builds(
     lambda measurements, winner, pin, launches: Record(
         scenario=Scenario(args={"M": 32}),
@@ -60,7 +86,7 @@ RECORDS = st.builds(
         launches=launches,
     ),
     st.lists(MEASUREMENTS, max_size=3),
-    st.none() | st.builds(Winner, config=st.just(config(16)) | st.just(config(32)), at=MOMENTS),
+    st.none() | WINNERS,
     st.none() | st.builds(Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
     st.lists(LAUNCHES, max_size=2).map(tuple),
 )

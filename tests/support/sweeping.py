@@ -65,13 +65,13 @@ class Sweeps:
     def run(self, *arguments: str, code: int = 0, suite: str = "", **env: str) -> str:
         """Sweeps to the end; standard output and error together."""
         process = self.start(*arguments, suite=suite, **env)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == code, out + err
         return out + err
 
     def json(self, *arguments: str, code: int = 0, **env: str) -> dict[str, Any]:
         process = self.start("--json", *arguments, **env)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == code, out + err
         return json.loads(out)  # type: ignore[no-any-return]
 
@@ -110,7 +110,7 @@ class Sweeps:
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not happened():
         assert time.monotonic() < until, "it does not happen"
         time.sleep(0.005)

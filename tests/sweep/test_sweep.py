@@ -245,7 +245,7 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path, option: str) -
     env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
     done = subprocess.run(
         [*command, "--store", str(tmp_path)],
-        env=env, capture_output=True, text=True, timeout=120, check=False,
+        env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr

@@ -2,46 +2,87 @@
 
 from __future__ import annotations
 
+import pytest
+from support.checkout import ROOT
 from support.processes import run_python
 
+PREPARE = {
+    "ForkLock()": "lock = ForkLock()",
+    "ForkCondition()": "lock = ForkCondition()",
+    "ForkCondition().wait()": "lock = ForkCondition()",
+    "uninterrupted()": "lock = uninterrupted()",
+    "MemoryStore().lease()": "store, asked = MemoryStore(), (context(), record().scenario)",
+}
+TAKE = {
+    "ForkLock()": "with lock: pass",
+    "ForkCondition()": "with lock: lock.notify_all()",
+    "ForkCondition().wait()": "with lock: lock.wait(0.0001)",
+    "uninterrupted()": "with uninterrupted(): pass",
+    "MemoryStore().lease()": "with store.lease(*asked, wait=0.0): pass",
+}
+IS_FREE = {
+    "MemoryStore().lease()": """
+        with store.lease(*asked, wait=0.0) as is_free:
+            found.append(is_free)""",
+}
+LOOK = """
+        if is_free := lock.acquire(blocking=False):
+            lock.release()
+        found.append(is_free)"""
 
-def test_a_signal_handler_that_raises_leaves_no_lock_locked() -> None:
+
+@pytest.mark.parametrize("what", PREPARE)
+def test_a_signal_handler_that_raises_leaves_no_lock_locked(what: str) -> None:
     """Such as a time limit's: every later launch would wait for the lock, in any other thread."""
-    code = """
-        import signal, threading
-        from dejavu_cache.system.fork_lock import ForkLock
+    code = f"""
+    import signal, threading
+    from support.records import context, record
+    from dejavu_cache.stores import MemoryStore
+    from dejavu_cache.system.background_threads import uninterrupted
+    from dejavu_cache.system.fork_lock import ForkCondition, ForkLock
 
-        class LimitError(Exception):
+    class LimitError(Exception):
+        pass
+
+    def limit(*_):
+        global is_armed
+        if is_armed:
+            is_armed = False
+            raise LimitError
+
+    {PREPARE[what]}
+    is_armed, found = False, []
+
+    def look():
+{IS_FREE.get(what, LOOK)}
+
+    signal.signal(signal.SIGALRM, limit)
+    # Again and again, since one signal may come before the loop.
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    for _ in range(200):
+        try:
+            is_armed = True
+            while True:
+                {TAKE[what]}
+        except LimitError:
             pass
-
-        def limit(*_):
-            global is_armed
-            if is_armed:
-                is_armed = False
-                raise LimitError
-
-        lock, is_armed, found = ForkLock(), False, []
-
-        def look():
-            if found_free := lock.acquire(blocking=False):
-                lock.release()
-            found.append(found_free)
-
-        signal.signal(signal.SIGALRM, limit)
-        # Again and again, since one signal may come before the loop.
-        signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
-        for _ in range(200):
-            try:
-                is_armed = True
-                while True:
-                    with lock:
-                        pass
-            except LimitError:
-                pass
-            looking = threading.Thread(target=look)
-            looking.start()
-            looking.join()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        print(len(found), all(found))
+        looking = threading.Thread(target=look)
+        looking.start()
+        looking.join()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(len(found), all(found))
     """
     assert run_python(code).stdout == "200 True\n"
+
+
+def test_no_module_takes_another_kind_of_lock() -> None:
+    """Only `fork_lock` knows how a lock survives a signal handler that raises, and a fork."""
+    others = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for package in ("dejavu_cache", "client/dejavu_client")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "fork_lock.py"
+        for line in path.read_text().splitlines()
+        if any(f"threading.{kind}(" in line for kind in ("Lock", "RLock", "Condition"))
+    ]
+    assert others == []

@@ -113,17 +113,19 @@ class TestCutShort:
         assert self.won == {"BLOCK": 128}
 
     def test_the_default_serves_while_another_process_holds_the_race(
-        self, make_racing_kernel: Callable[..., Any], order: list[int]
+        self,
+        make_racing_kernel: Callable[..., Any],
+        order: list[int],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Whoever waits for a tune may wait for minutes; not so who has something to run."""
+        monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "3600")
         store = default_store()
         (context,) = store.contexts()
         (record,) = store.records(context)
         with store.lease(context, record.scenario, wait=0):
-            start = time.monotonic()
             kernel = make_racing_kernel({})
             launch(kernel, 100)
-            assert time.monotonic() - start < 10
         assert (order, self.won) == ([], None)
         assert kernel.best_config.kwargs == {"BLOCK": 16}
 
@@ -267,7 +269,6 @@ def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget
     assert len(declared) == 60
     search = OptunaSearch(declared, [], declared[:1], budget)
     asked: list[Config] = []
-    start = time.monotonic()
     while batch := search.ask():
         asked += batch
         search.tell(
@@ -276,7 +277,6 @@ def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget
         )
     assert asked[0] == declared[0]
     assert len(asked) == len({*asked} & {*declared}) == budget
-    assert time.monotonic() - start < 10
 
 
 def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch(
@@ -311,7 +311,7 @@ STORED: list[int] = []
 
 def count_stored(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
     """Wait until the measurements before are in the default store, and note how many there are."""
-    store, deadline = default_store(), time.monotonic() + 30
+    store, deadline = default_store(), time.monotonic() + 240
     while True:
         count = sum(len(r.measurements) for c in store.contexts() for r in store.records(c))
         if count >= len(STORED) or time.monotonic() > deadline:

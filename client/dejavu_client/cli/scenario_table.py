@@ -22,7 +22,7 @@ from .record_queries import has_settings, winning_measurement
 
 __all__ = ["ScenarioLine", "scenario_rows", "show_scenarios"]
 
-TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "unfinished", "pinned")
+TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "unfinished", "uncompared", "pinned")
 """Columns after those of the scenario and the winner."""
 
 
@@ -117,6 +117,8 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         times["pinned"] = "yes"
     elif record.is_unfinished:
         times["unfinished"] = "yes"
+    elif record.winner and not record.winner.is_compared:
+        times["uncompared"] = "yes"
     return ScenarioLine(
         json=record.model_dump_json(),
         scenario=ordered_values(record.scenario, keys),

@@ -99,7 +99,7 @@ def _difference(
     elif left.by_config != right.by_config:
         what = "timings"
     else:
-        what = "pin" if left.pin != right.pin else "winner's date or launches"
+        what = "pin" if left.pin != right.pin else "winner's date, verdicts or launches"
     return {
         "kernel": context.kernel.name,
         "device": context.environment.device.name,

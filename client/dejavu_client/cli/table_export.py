@@ -59,3 +59,9 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
                 raise PartlyDoneError(message) from None
             raise StoreError(message) from None
     note(f"{counted(len(files), 'table')} of {source.url} written to {folder}")
+    uncompared = sum(table.uncompared for table in tables)
+    if uncompared:
+        note(
+            f"{counted(uncompared, 'config')} in the store's tables won without a comparison of "
+            "results: `dejavu-cache audit` compares them"
+        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
+
+from dejavu_cache.system.fork_lock import ForkCondition
 
 from .errors import BusyError
 
@@ -28,7 +29,7 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         """Close the circuit: the server may be asked."""
-        self._changed = threading.Condition()
+        self._changed = ForkCondition()
         self._pause = 0.0
         self._next_probe = 0.0
         self._hope_until = 0.0

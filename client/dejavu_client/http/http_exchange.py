@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timezone
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import httpx
 import stamina
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.scenario import correct_clock
+from dejavu_cache.system.notices import warn_once
 
 from .answer_body import ACCEPTED_ENCODING, decode_body
 from .answers import problem_detail, retry_after
@@ -135,6 +139,7 @@ class HttpExchange:
             raise UnreachableError(
                 f"{self._url} does not answer: {error or type(error).__name__}{hint}"
             ) from error
+        self._check_clock(response_headers.get("date", ""))
         if status == 500:
             raise ServerFaultError(f"{self._url} answered {status}: {problem_detail(body)}")
         if status in RETRYABLE_STATUSES:
@@ -148,6 +153,19 @@ class HttpExchange:
         if status >= 400 and status != 404:
             raise RefusedError(f"{self._url} refused with {status}: {problem_detail(body)}", status)
         return ServerAnswer(status, response_headers.get("etag", ""), body)
+
+    def _check_clock(self, date: str) -> None:
+        """Date records by the server's clock if this machine's is wrong by more than a day."""
+        try:
+            present = parsedate_to_datetime(date).astimezone(timezone.utc)
+        except (ValueError, OverflowError):
+            return
+        if correct_clock(present):
+            warn_once(
+                f"clock {self._url}",
+                f"this machine's clock is more than a day off that of {self._url}: records are "
+                "dated by the server's; set the clock right",
+            )
 
     def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], request: dict[str, Any]

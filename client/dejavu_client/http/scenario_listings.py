@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.system.background_threads import start_thread
+from dejavu_cache.system.fork_lock import ForkLock
 
 from .errors import RemoteError
 from .protocol_client import ProtocolClient
@@ -39,7 +40,7 @@ class ScenarioListings:
         """Begin without listings."""
         self._client = client
         self._forget = forget
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._listings: dict[Context, Listing] = {}
         self._threads: dict[Context, threading.Thread | None] = {}
         self._asked_at: dict[Context, float] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from dejavu_cache.system.background_threads import (
     start_thread,
     uninterrupted,
 )
+from dejavu_cache.system.fork_lock import ForkCondition
 from dejavu_cache.system.notices import warn_once
 
 from .circuit_breaker import CircuitBreaker
@@ -75,7 +75,7 @@ class Sender:
     def reset(self, circuit: CircuitBreaker) -> None:
         """Clear all state; after a fork the parent still sends what was queued."""
         self._circuit = circuit
-        self._condition = threading.Condition()
+        self._condition = ForkCondition()
         self._queue: list[_Queued] = []
         self._misses: Counter[tuple[Context, Scenario]] = Counter()
         self._leases: list[str] = []

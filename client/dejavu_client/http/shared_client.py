@@ -5,7 +5,6 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401
 import os
 import socket
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import httpcore  # noqa: F401
 import httpx
 
 from dejavu_cache.system.background_threads import uninterrupted
+from dejavu_cache.system.fork_lock import ForkLock
 
 from .request_deadline import enforce_deadlines
 
@@ -47,10 +47,10 @@ class SharedHttpClient:
     def abandon(self) -> None:
         """Drop the connections without closing them: after a fork they belong to the parent."""
         # Reentrant, since the garbage collector may close a store while this thread opens a client.
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._client: httpx.Client | None = None
         self._requests: Counter[httpx.Client] = Counter()
-        self._sockets_lock = threading.Lock()
+        self._sockets_lock = ForkLock()
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._is_interrupted = False
 

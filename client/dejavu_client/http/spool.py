@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from filelock import Timeout
-from platformdirs import user_cache_dir
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
@@ -18,6 +17,7 @@ from dejavu_cache.stores.file_locks import acquire_lock, release_lock
 from dejavu_cache.system.notices import warn_once
 from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.safe_files import read_file, replace_file
+from dejavu_cache.system.user_folder import user_folder
 
 __all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
 
@@ -251,7 +251,7 @@ def all_spools(root: Path | None = None) -> list[Spool]:
 
 
 def _default_root() -> Path:
-    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "spool"
+    return user_folder("spool")
 
 
 def _digest(text: bytes) -> str:

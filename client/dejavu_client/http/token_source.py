@@ -22,7 +22,7 @@ class TokenSource:
 
     def __init__(self, token: str = "", file: str | Path = "") -> None:
         """Take the token from a file, or from a text if no file is named."""
-        self._file = Path(file).expanduser() if file else None
+        self._file = Path(os.path.expanduser(file)) if file else None  # raises nothing
         self._state: tuple[int, int, int] | None = None
         self._headers = _headers(token, "DEJAVU_CACHE_TOKEN")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
+
+from dejavu_cache.system.fork_lock import ForkLock
 
 __all__ = ["WaitBudget"]
 
@@ -23,7 +24,7 @@ class WaitBudget:
 
     def __init__(self) -> None:
         """Begin with `MOST_SECONDS`."""
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._left = MOST_SECONDS
         self._at = time.monotonic()
 

@@ -56,6 +56,8 @@ class Merge(NamedTuple):
 def add(current: Record | None, sent: Record, *, pins: bool, present: datetime) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
+    A winner whose results were not compared gives way to one whose results were.
+
     A measurement in `sent` of the same config becomes a claim that does not stand. It replaces the
     one in `current` only if it found wrong results; if it is a timing and the other a failure,
     which may be one machine's; or if it is a timing over more cases. Left out are measurements that
@@ -204,7 +206,7 @@ def override(current: str, source: str, present: datetime) -> Override:
     standing = _winner(target)
     winner = _promoted_winner(standing, _winner(promoted), present)
     if winner is not None:
-        target["winner"] = winner.model_dump(mode="json")
+        target["winner"] = winner.model_dump(mode="json", exclude_none=True)
     text = canonical_json(target)
     check_growth(scenario, len(current), len(text))
     return Override(text, has_new_winner=winner != standing)
@@ -234,25 +236,33 @@ def _first_right(
     measurements: Mapping[Config, Measurement],
     present: datetime,
 ) -> Winner | None:
-    """Return the first winner that is not dated ahead or known to compute wrong results."""
-    for winner in winners:
-        if winner is None or is_from_future(winner.at, present):
-            continue
-        measurement = measurements.get(winner.config)
-        if measurement is None or not measurement.is_wrong:
-            return winner
-    return None
+    """Return the first winner that was compared, or else the first.
+
+    Those dated ahead or known to compute wrong results do not count.
+    """
+    right = [
+        winner
+        for winner in winners
+        if winner is not None
+        and not is_from_future(winner.at, present)
+        and not ((timing := measurements.get(winner.config)) and timing.is_wrong)
+    ]
+    return next((winner for winner in right if winner.is_compared), right[0] if right else None)
 
 
 def _promoted_winner(
     current: Winner | None, source: Winner | None, present: datetime
 ) -> Winner | None:
-    if current is None or source is None or source.config == current.config:
+    if current is None or source is None:
         return current or source
+    if current.is_compared != source.is_compared:  # all stores prefer the one that was compared
+        return source if source.is_compared else current
+    if source.config == current.config:
+        return current
     # Local stores keep the later of two winners: the promoted one must be the later one.
     if source.at > current.at:
         return source
-    return Winner(config=source.config, at=moment_after(current.at, present))
+    return source.model_copy(update={"at": moment_after(current.at, present)})
 
 
 def _latest_pin(pins: Iterable[Pin | None], present: datetime) -> Pin | None:

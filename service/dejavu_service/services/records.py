@@ -213,12 +213,11 @@ def _merge_part(
 def _add_displaced(
     connection: Connection, context_id: int, displaced: Mapping[str, list[Winner]]
 ) -> None:
-    """Keep the winners that were called wrong, in case that who said so is quarantined."""
-    kept = records.load_displaced(connection, context_id, sorted(displaced))
-    joined = {
-        digest: list(dict.fromkeys([*kept.get(digest, []), *winners]))
-        for digest, winners in displaced.items()
-    }
+    """Keep the winners that were called wrong or not compared, in case that is taken back."""
+    joined = records.load_displaced(connection, context_id, sorted(displaced))
+    for digest, winners in displaced.items():
+        kept = joined.setdefault(digest, [])
+        kept += [winner for winner in winners if winner not in kept]
     records.save_displaced(connection, context_id, joined)
 
 

@@ -42,7 +42,7 @@ __all__ = [
 
 WINNER = '"winner": {'
 """Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
-dictionary of a record has dictionaries as values."""
+dictionary of a record has dictionaries as values, except a winner's verdicts."""
 _WINNERS = TypeAdapter(list[Winner])
 
 

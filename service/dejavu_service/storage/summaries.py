@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from dejavu_cache.model.record import Record
+from dejavu_cache.model.record import OutputVerdict, Record, are_compared
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
 from .chunks import chunks
@@ -32,6 +32,7 @@ class Summary(NamedTuple):
         failed: The number of configs that failed.
         seconds: The cost of all measurements.
         pinned: Whether a person chose the config.
+        compared: Whether the winner's results were compared; None where they were not.
     """
 
     scenario: str
@@ -43,6 +44,12 @@ class Summary(NamedTuple):
     failed: int
     seconds: float
     pinned: bool
+    compared: bool | None = None
+
+    @property
+    def is_uncompared(self) -> bool:
+        """Return whether readers get a winner whose results nobody has compared."""
+        return self.chosen is not None and not (self.pinned or self.compared)
 
 
 def summarize(record: Record) -> Summary:
@@ -60,6 +67,7 @@ def summarize(record: Record) -> Summary:
         failed=len(record.measurements) - len(medians),
         seconds=sum(item.seconds for item in record.measurements),
         pinned=record.pinned is not None,
+        compared=(record.winner is not None and record.winner.is_compared) or None,
     )
 
 
@@ -68,6 +76,7 @@ def summarize_json(text: str) -> Summary:
     record: dict[str, Any] = json.loads(text)
     pinned = record.get("pin", {}).get("config")
     chosen = pinned or record.get("winner", {}).get("config")
+    results = record.get("winner", {}).get("results", {})
     measured = record["measurements"]
     timings = [(item["config"], item["median"]) for item in measured if "median" in item]
     medians = [median for _, median in timings]
@@ -81,6 +90,10 @@ def summarize_json(text: str) -> Summary:
         failed=len(measured) - len(medians),
         seconds=sum(item.get("seconds", 0.0) for item in measured),
         pinned=pinned is not None,
+        compared=are_compared(
+            {output: OutputVerdict.model_construct(**entry) for output, entry in results.items()}
+        )
+        or None,
     )
 
 

@@ -88,7 +88,8 @@ records = Table(
     # Who sent the winner, and when; null where nobody knows.
     Column("winner_sender", Text),
     Column("winner_received_at", Double),
-    # Winners whose results were called wrong, as JSON: one stands again without who said so.
+    # Winners that one replaced which others had compared, or whose results were called wrong, as
+    # JSON: one stands again without who said so.
     Column("displaced_winners", Text),
 )
 
@@ -112,6 +113,8 @@ summaries = Table(
     Column("seconds", Double, nullable=False),
     Column("pinned", Boolean, nullable=False),
     Column("changed_at", Double, nullable=False),
+    # True if the winner's results were compared, or null.
+    Column("compared", Boolean),
     ForeignKeyConstraint(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
     ),

@@ -18,7 +18,14 @@ from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.model.record import Measurement, Record, RecordedLaunch, RecordSet, Winner
+from dejavu_cache.model.record import (
+    Measurement,
+    OutputVerdict,
+    Record,
+    RecordedLaunch,
+    RecordSet,
+    Winner,
+)
 from dejavu_cache.model.scenario import (
     Context,
     Device,
@@ -62,7 +69,8 @@ def record(
         )
         for index, config in enumerate(tuner.configs)
     )
-    winner = Winner(config=describe(tuner.configs[best]), at=MOMENT)
+    equal = {"out_ptr": OutputVerdict(outcome="equal")}
+    winner = Winner(config=describe(tuner.configs[best]), at=MOMENT, results=equal)
     return Record(scenario=scenario, winner=winner, launches=launches, measurements=measurements)
 
 

@@ -37,8 +37,8 @@ def audit(
 ) -> None:
     """Check on this GPU that recorded winners compute what the default configs compute.
 
-    A winner whose results differ is recorded as wrong, and is no longer used. Exits with 1 if there
-    is one, or no winner at all.
+    A winner whose results differ is recorded as wrong, and is no longer used; one whose results are
+    equal is recorded as compared. Exits with 1 if one is wrong, or if there is no winner at all.
     """
     from dejavu_cache.sweep.audit import audit_winners
     from dejavu_cache.sweep.suite import load_suite
@@ -49,18 +49,19 @@ def audit(
     with open_existing_store(store, write=True) as chosen:
         next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
         for winner in audit_winners(load_suite(suite).load_all_cases(options), chosen):
-            outcomes[winner.verdict.outcome] += 1
-            rows.append({**winner._asdict(), "verdict": winner.verdict._asdict()})
-            if winner.verdict.outcome != "right" and not as_json:
-                evidence = f"({winner.config}): {winner.verdict.evidence}"
-                say(f"{winner.verdict.outcome}: {winner.kernel}{winner.scenario} {evidence}")
+            outcomes[winner.outcome] += 1
+            results = {output: entry.model_dump() for output, entry in winner.results.items()}
+            rows.append({**winner._asdict(), "outcome": winner.outcome, "results": results})
+            if winner.evidence and not as_json:
+                evidence = f"({winner.config}): {winner.evidence}"
+                say(f"{winner.outcome}: {winner.kernel}{winner.scenario} {evidence}")
         url = chosen.url
     if not rows:
         raise NothingFoundError(f"{url} has no winner for a case of {suite} on this GPU")
     if as_json:
         show_json({"winners": rows, **outcomes})
     else:
-        amounts = [f"{outcomes[kind]} {kind}" for kind in ("right", "wrong", "unchecked")]
+        amounts = [f"{outcomes[kind]} {kind}" for kind in ("right", "wrong", "not compared")]
         say(f"{counted(outcomes.total(), 'winner')} audited: {', '.join(amounts)}")
     if outcomes["wrong"]:
         raise typer.Exit(1)

@@ -61,6 +61,12 @@ class Explained(NamedTuple):
     evidence: ChoiceEvidence | None
 
     @property
+    def not_compared(self) -> list[str]:
+        """Return which results of the config were not compared, and why."""
+        chosen = None if self.record.pinned else self.config
+        return self.record.reasons_not_compared(chosen) if chosen else []
+
+    @property
     def json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
         evidence = asdict(self.evidence) if self.evidence else {}
@@ -72,6 +78,7 @@ class Explained(NamedTuple):
             "scenario": self.record.scenario.model_dump(mode="json"),
             "distance": self.distance,
             "config": self.config.model_dump(mode="json") if self.config else None,
+            "not_compared": self.not_compared,
             **evidence,
         }
 
@@ -198,5 +205,8 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
         )
     else:
         say_indented(f"runs {item.config}", indent=4)
+    if not item.record.is_unfinished:
+        for reason in item.not_compared:
+            say_indented(f"not compared: {reason}", indent=4)
     for line in item.evidence.lines() if item.evidence else ():
         say_indented(line, indent=4)

@@ -1,0 +1,115 @@
+"""An error in the author's code reaches the author as Triton raises it, without our calls."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.processes import fork_program
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.errors import KeyArgumentError
+from dejavu_cache.stores import MemoryStore
+from dejavu_cache.system.notices import logger
+
+
+class AuthorError(Exception):
+    """Raised by the author's code."""
+
+
+def fail(*args: Any, **kwargs: Any) -> Any:
+    raise AuthorError("as the author wrote it")
+
+
+def bench(call: Callable[[], None], quantiles: Sequence[float] | None = None) -> list[float]:
+    call()
+    return [1.0] * 3
+
+
+@triton.jit
+def add_one(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+@triton.jit
+def name_nothing(x, n, BLOCK: tl.constexpr):
+    tl.store(x + nothing_has_this_name, 1)  # type: ignore[name-defined]  # noqa: F821
+
+
+@triton.jit
+def refuse_blocks(x, n, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK == 7, "BLOCK must be 7")
+
+
+def configs(count: int = 2, **options: Any) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": 16 << place}, **options) for place in range(count)]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "a config's hook": {"configs": configs(pre_hook=fail)},
+    "a hook before": {"pre_hook": fail},
+    "a hook after": {"post_hook": fail},
+    "pruning": {"prune_configs_by": {"early_config_prune": fail}},
+    "a performance model": {"prune_configs_by": {"perf_model": fail, "top_k": 1}},
+    "a benchmark function": {"do_bench": fail},
+    "a grid": {"grid": fail},
+    "a heuristic": {"kernel": triton.heuristics({"n": fail})(add_one), "args": ()},
+    "a name that is not there": {"kernel": name_nothing},
+    "a name, with one config": {"kernel": name_nothing, "configs": configs(1)},
+    "a static assertion": {"kernel": refuse_blocks},
+}
+
+
+def error_of(decorate: Callable[..., Any], case: Mapping[str, Any], **options: Any) -> Exception:
+    options = {"configs": configs(), "key": ["n"], "do_bench": bench, **case, **options}
+    grid, kernel = options.pop("grid", (4,)), options.pop("kernel", add_one)
+    args = options.pop("args", (64,))
+    decorated = decorate(**options)(kernel)
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever Triton raises
+        decorated[grid](torch.zeros(64), *args)
+    return raised.value
+
+
+def files(error: Exception) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_the_error_is_tritons_and_has_no_frame_of_ours(what: str) -> None:
+    theirs = error_of(triton.autotune, CASES[what])
+    ours = error_of(cached_autotune, CASES[what], store=MemoryStore())
+    assert (type(ours), str(ours)) == (type(theirs), str(theirs))
+    assert (type(ours.__cause__), ours.__context__) == (type(theirs.__cause__), ours.__cause__)
+    assert files(ours)[-1] == files(theirs)[-1]
+    assert not [file for file in files(ours) if "/dejavu_cache/" in file]
+    assert len(files(ours)) <= len(files(theirs))
+
+
+def test_debug_messages_keep_the_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logger, "level", logging.DEBUG)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    error = error_of(cached_autotune, CASES["a benchmark function"], store=MemoryStore())
+    assert [file for file in files(error) if "/dejavu_cache/" in file]
+
+
+def test_an_error_of_this_package_keeps_its_frames() -> None:
+    error = error_of(cached_autotune, {"args": (object(),)}, store=MemoryStore())
+    assert isinstance(error, KeyArgumentError)
+    assert "/dejavu_cache/" in files(error)[-1]
+
+
+def test_a_kernel_that_does_not_compile_raises_what_the_compiler_says() -> None:
+    done = fork_program("raise_compile_errors.py", TRITON_INTERPRET="0")
+    for said in done.stdout.split("---\n")[:-1]:
+        theirs, ours = said[: len(said) // 2], said[len(said) // 2 :]
+        assert theirs == ours
+    assert done.stdout.count("CompilationError at ") == 8
+    assert done.stdout.count("CompileTimeAssertionFailure at ") == 4
+    assert done.stderr.count("each one failed:") == 3

@@ -1,0 +1,243 @@
+"""A winner that nobody compared is compared before another process that may tune runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.addition import Bench, make
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.model.record import NO_MEMORY, OutputVerdict, Record, Results, Winner
+from dejavu_cache.model.scenario import now
+from dejavu_cache.runtime.winner_check import WinnerCheck
+from dejavu_cache.triton_internals.config_names import describe
+
+DEFAULT, RIGHT, WRONG = (
+    triton.Config({"STEP": 1, "LIMIT": 1024}),
+    triton.Config({"STEP": 2, "LIMIT": 1024}),
+    triton.Config({"STEP": 3, "LIMIT": 4}),
+)
+MEMORY = f"{NO_MEMORY} left on the device to compare results"
+POINTERS = "behind pointers: nothing shows what is written"
+
+
+@triton.jit
+def copy(x_ptr, out_ptr, n, STEP: tl.constexpr, LIMIT: tl.constexpr):
+    """Copy n numbers; a config whose LIMIT is less than n leaves some out."""
+    at = tl.arange(0, 128)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=(at < n) & (at < LIMIT))
+
+
+def start_process(folder: Path, fast: triton.Config = WRONG, **options: Any) -> Any:
+    """Return the kernel as a new process would decorate it; the second config is the fast one."""
+    bench = Bench((2.0, 1.0))
+    return cached_autotune([DEFAULT, fast], ["n"], store=folder, do_bench=bench, **options)(copy)
+
+
+def launch(kernel: Any) -> bool:
+    """Launch, and return whether the results are right."""
+    x, out = torch.rand(128), torch.zeros(128)
+    kernel[(1,)](x, out, 100)
+    return bool(torch.equal(out[:100], x[:100]))
+
+
+def explain(kernel: Any) -> Any:
+    return kernel.explain(torch.rand(128), torch.zeros(128), 100)
+
+
+def recorded_winner(kernel: Any) -> Winner:
+    winner: Winner | None = next(kernel.home.record_sets()).records[0].winner
+    assert winner is not None
+    return winner
+
+
+@pytest.fixture
+def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function after which nothing is compared, for a reason; an empty one ends that."""
+    compare = WinnerCheck.check
+
+    def set_reason(reason: str) -> None:
+        def check(self: WinnerCheck, config: Any) -> Results:
+            if not reason or config is self._request.default:
+                return compare(self, config)
+            return {"out_ptr": OutputVerdict(outcome="not_compared", reason=reason)}
+
+        monkeypatch.setattr(WinnerCheck, "check", check)
+
+    return set_reason
+
+
+@pytest.mark.parametrize("reason", [MEMORY, POINTERS])
+def test_the_process_that_timed_it_runs_and_labels_it(
+    tmp_path: Path, comparing: Callable[[str], None], reason: str
+) -> None:
+    comparing(reason)
+    kernel = start_process(tmp_path, RIGHT)
+    assert launch(kernel)
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 2)
+    assert f"not compared: out_ptr: {reason}" in str(explain(kernel))
+    assert recorded_winner(kernel).not_compared == [f"out_ptr: {reason}"]
+
+
+@pytest.mark.parametrize("reason", [MEMORY, POINTERS])
+def test_the_next_process_compares_it_and_runs_no_wrong_one(
+    tmp_path: Path, comparing: Callable[[str], None], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    comparing(reason)
+    launch(start_process(tmp_path))
+    comparing("")
+    kernel = start_process(tmp_path)
+    assert launch(kernel)
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, 0)
+    assert "is fast but wrong" in caplog.text
+
+
+def test_what_the_next_process_finds_equal_no_later_one_compares(
+    tmp_path: Path, comparing: Callable[[str], None]
+) -> None:
+    comparing(MEMORY)
+    launch(start_process(tmp_path, RIGHT))
+    comparing("")
+    kernel = start_process(tmp_path, RIGHT)
+    assert launch(kernel)
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
+    assert recorded_winner(kernel).is_compared
+    comparing(MEMORY)  # so that a further comparison would show
+    again = start_process(tmp_path, RIGHT)
+    assert launch(again)
+    assert (explain(again).how, again.best_config.kwargs) == ("exact", RIGHT.kwargs)
+    assert explain(again).not_compared == []
+
+
+def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_warning(
+    tmp_path: Path, comparing: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    comparing(POINTERS)
+    launch(start_process(tmp_path))
+    kernel = start_process(tmp_path)
+    for _ in range(2):
+        assert launch(kernel)
+        kernel.forget_choices()
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, 0)
+    assert caplog.text.count("check=False") == 1
+    assert f"{WRONG.kwargs['STEP']}" in str(explain(kernel).not_compared)
+    assert recorded_winner(kernel).config == describe(WRONG), "nothing more is known of it"
+
+
+def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
+    tmp_path: Path, comparing: Callable[[str], None]
+) -> None:
+    def decorate(configs: list[triton.Config], *times: float) -> Any:
+        return make(Bench(times), fn=copy, configs=configs, store=tmp_path)
+
+    launch(decorate([DEFAULT, RIGHT], 2.0, 1.0))
+    comparing(POINTERS)
+    newer = decorate([DEFAULT, RIGHT, WRONG], 0.5, 2.0)
+    launch(newer)
+    assert newer.best_config.kwargs == WRONG.kwargs, "this process has timed it"
+    for configs in ([DEFAULT, RIGHT, WRONG], [DEFAULT, RIGHT]):
+        kernel = decorate(configs)
+        assert launch(kernel)
+        assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
+
+
+@pytest.mark.parametrize("mode", ["reuse", "strict"])
+def test_where_nothing_may_be_compared_it_runs_and_is_labelled(
+    tmp_path: Path, comparing: Callable[[str], None], mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="dejavu_cache.launches")
+    comparing(MEMORY)
+    launch(start_process(tmp_path, RIGHT))
+    caplog.clear()
+    kernel = start_process(tmp_path, RIGHT, mode=mode)
+    assert launch(kernel)
+    assert kernel.best_config.kwargs == RIGHT.kwargs
+    assert f"not compared: out_ptr: {MEMORY}" in str(explain(kernel))
+    assert f"not compared: out_ptr: {MEMORY}" in caplog.text
+
+
+def test_a_winner_of_which_nobody_said_anything_is_compared_once(tmp_path: Path) -> None:
+    kernel = start_process(tmp_path, RIGHT)
+    launch(kernel)
+    record_set = next(kernel.home.record_sets())
+    (record,) = record_set.records
+    kernel.home.delete(record_set.context)
+    unsaid = record.winner.model_copy(update={"results": None})
+    kernel.home.put(record_set.context, [record.model_copy(update={"winner": unsaid})])
+    reader = start_process(tmp_path, RIGHT, mode="reuse")
+    assert "no comparison is recorded" in str(explain(reader))
+    assert "exact" in str(explain(reader))
+    again = start_process(tmp_path, RIGHT)
+    assert launch(again)
+    assert (again.best_config.kwargs, again.benchmarked) == (RIGHT.kwargs, 0)
+    assert recorded_winner(again).is_compared
+
+
+def test_an_author_who_switches_the_comparison_off_is_told_of_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch(start_process(tmp_path, check=False))
+    kernel = start_process(tmp_path, check=False)
+    assert not launch(kernel)
+    assert explain(kernel).not_compared == []
+    assert recorded_winner(kernel).not_compared == [
+        "all outputs: switched off by check=False or DEJAVU_CACHE_CHECK=0"
+    ]
+    assert not caplog.text
+    careful = start_process(tmp_path)
+    assert launch(careful), "another author, or user, wants it compared"
+    assert careful.benchmarked == 0
+
+
+def test_the_winner_runs_where_the_default_config_does_not(tmp_path: Path) -> None:
+    """There is nothing to compare with, and nothing else to run."""
+
+    def fail(arguments: Any) -> None:
+        raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
+
+    def decorate() -> Any:
+        configs = [triton.Config(DEFAULT.kwargs, pre_hook=fail), RIGHT]
+        return cached_autotune(configs, ["n"], store=tmp_path, do_bench=Bench((1.0,)))(copy)
+
+    for benchmarked in (2, 0):
+        kernel = decorate()
+        assert launch(kernel)
+        assert kernel.best_config.kwargs == RIGHT.kwargs
+        assert "no default" in str(explain(kernel).not_compared)
+        assert kernel.benchmarked == benchmarked
+
+
+def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
+    tmp_path: Path, comparing: Callable[[str], None]
+) -> None:
+    comparing(MEMORY)
+    launch(start_process(tmp_path, RIGHT))
+    x, out = torch.rand(128), torch.zeros(128)
+    reader = start_process(tmp_path, RIGHT, mode="reuse")
+    found = reader.explain(x, out, 90)
+    assert (found.how, found.not_compared) == ("nearest", [f"out_ptr: {MEMORY}"])
+    tuner = start_process(tmp_path, RIGHT)
+    assert tuner.explain(x, out, 90).how == "default"
+
+
+def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
+    tmp_path: Path, comparing: Callable[[str], None]
+) -> None:
+    comparing(MEMORY)
+    kernel = start_process(tmp_path, RIGHT)
+    launch(kernel)
+    record_set = next(kernel.home.record_sets())
+    (record,) = record_set.records
+    ahead = recorded_winner(kernel).model_copy(update={"at": now() + timedelta(hours=12)})
+    kernel.home.put(record_set.context, [Record(scenario=record.scenario, winner=ahead)])
+    comparing("")
+    again = start_process(tmp_path, RIGHT)
+    launch(again)
+    assert recorded_winner(again).is_compared

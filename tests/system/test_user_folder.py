@@ -1,0 +1,141 @@
+"""A user without a home, an entry in the user database or a writable folder can do everything."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from support.command_line import run_cli
+from support.processes import fork_program
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.settings import Settings
+from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.system import user_folder as room
+from dejavu_cache.system.user_folder import user_folder
+
+ENVIRONMENTS = [
+    {},
+    {"HOME": ""},
+    {"HOME": "."},
+    {"HOME": "/dev/null/home"},
+    {"XDG_CACHE_HOME": "cache"},
+    {"HOME": ".", "XDG_CACHE_HOME": "/dev/null/cache"},
+]
+"""Of users without a cache folder; `XDG_CACHE_HOME` counts only if it is absolute."""
+
+
+@pytest.fixture(autouse=True)
+def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the user database, and keep temporary files apart from other tests'."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "DEJAVU_CACHE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    room.private_temporary_folder.cache_clear()
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=str)
+def test_a_user_without_a_cache_folder_gets_a_private_temporary_one(
+    environment: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_environment(monkeypatch, environment)
+    with caplog.at_level(logging.WARNING):
+        folders = {name: user_folder(name) for name in ("records", "spool", "measuring")}
+    parents = {folder.parent for folder in folders.values()}
+    assert parents == {tmp_path / "temporary" / f"dejavu-cache-{os.getuid()}"}
+    assert parents.pop().stat().st_mode & 0o777 == 0o700
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "this user has no cache folder"
+    ]
+
+
+def test_a_folder_that_exists_is_used_though_it_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image may have records in a home that is read-only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "dejavu-cache").mkdir(mode=0o500)
+    assert user_folder("records") == tmp_path / "dejavu-cache" / "records"
+
+
+def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    taken = tmp_path / "temporary" / f"dejavu-cache-{os.getuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+    assert taken not in user_folder("records").parents
+
+
+def test_without_any_folder_records_are_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: object) -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "gettempdir", full)
+    with caplog.at_level(logging.WARNING):
+        assert Settings().default_url == "memory://"
+        assert run_cli("gc").returncode == 0
+        with pytest.raises(OSError, match="Not a directory"):
+            user_folder("spool").mkdir(parents=True)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS[2:4], ids=str)
+@pytest.mark.parametrize(
+    "command", ["doctor", "gc", "ls", "clear --yes", "misses", "show", "watch --help", "sync"]
+)
+def test_every_command_ends_with_an_answer(
+    command: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, environment)
+    done = run_cli(*command.split())
+    assert done.returncode == 0 or done.stderr.startswith("error: "), done
+    assert done.returncode == 0 or command not in ("doctor", "gc", "ls")
+
+
+def test_a_server_asks_for_a_place_for_its_database() -> None:
+    done = run_cli("token", "list")
+    assert (done.returncode, "DEJAVU_SERVER_DATABASE" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("open_it", [open_store, FileStore])
+def test_a_store_in_a_home_that_is_not_known_is_refused(open_it: type[FileStore]) -> None:
+    with pytest.raises(SettingsError, match="write the whole path"):
+        open_it("~/records")
+
+
+@pytest.mark.parametrize("environment", ["HOME=.", "HOME=/dev/null"])
+@pytest.mark.parametrize("how", ["decorator", "install"])
+def test_a_launch_stores_its_records_where_it_is_told(
+    how: str, environment: str, tmp_path: Path
+) -> None:
+    url = f"DEJAVU_CACHE_URL={(tmp_path / 'records').as_uri()}"
+    done = fork_program("launch_without_home.py", how, environment, url, TRITON_INTERPRET="1")
+    assert list((tmp_path / "records").rglob("*.json"))
+    assert done.stderr.count("this user has no cache folder") <= 1
+    assert "Triton alone" not in done.stderr
+
+
+def test_a_launch_without_any_place_is_right_and_warns_once() -> None:
+    done = fork_program("launch_without_home.py", "decorator", "HOME=.", TRITON_INTERPRET="1")
+    assert done.stderr.count("\n") == 1
+    assert "this user has no cache folder" in done.stderr
