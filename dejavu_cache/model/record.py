@@ -302,8 +302,6 @@ class RecordedLaunch(ValueModel):
     """Digest of the config with which `code` was generated."""
     code: Digest | None = None
     """What Triton generated, as `triton_internals.generated_code` has it; None if unknown."""
-    inputs: Digest | None = None
-    """Digest of what heuristics could read at the launch; None without heuristics."""
 
 
 MOST_LAUNCHES = 64

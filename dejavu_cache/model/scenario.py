@@ -110,6 +110,9 @@ _RFC_3339 = re.compile(
 )
 
 
+_KEY = re.compile(r"(?<= )[0-9a-f]{32}\b")
+
+
 def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
     # Without its offset, a moment would be read in the reader's time zone.
     if not isinstance(value, str | datetime) or (
@@ -306,6 +309,12 @@ class Scenario(ValueModel):
         """Return the canonical JSON, which is the model's identity."""
         # Equal to `canonical_json(self)`, and faster: a launch may wait for this.
         return _ENCODER.encode({"args": self.args, "dtypes": self.dtypes})
+
+    @cached_property
+    def without_keys(self) -> Scenario:
+        """Return the scenario without the keys of functions that the launch is given."""
+        dtypes = {name: _KEY.sub("", kind) for name, kind in self.dtypes.items()}
+        return self if dtypes == self.dtypes else Scenario(args=self.args, dtypes=dtypes)
 
     @property
     def values(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def distinct_launches(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch
     """Drop launches that compile alike, preferring those by the builder's own build of Triton."""
     distinct: dict[str, RecordedLaunch] = {}
     for launch in launches:
-        same = launch.model_dump_json(exclude={"wheel", "config", "code", "inputs"})
+        same = launch.model_dump_json(exclude={"wheel", "config", "code"})
         if launch.wheel == wheel() or same not in distinct:
             distinct[same] = launch
     return list(distinct.values())

@@ -66,7 +66,8 @@ def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config
     if winner is None or not record.is_finished or winner.config not in declared:
         return False
     config = declared[winner.config]
-    return generates_equal_code(kernel.function, record.launches or (), winner.config, config)
+    launches = record.launches or ()
+    return generates_equal_code(kernel.function, launches, winner.config, config) is True
 
 
 def state_code(modules: list[str], store: Store) -> Counter[str]:

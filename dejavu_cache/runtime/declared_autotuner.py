@@ -155,13 +155,7 @@ class DeclaredAutotuner(ChangingAutotuner):
     @cached_property
     def _scenario_key(self) -> ScenarioKey:
         keys = [name for name in self.keys if name in self.arg_names and not self._unnamed]
-        return ScenarioKey(
-            self.fn,
-            keys,
-            self._buckets,
-            {name for config in self.configs for name in config.all_kwargs()},
-            has_hooks=any(config.pre_hook is not None for config in self.configs),
-        )
+        return ScenarioKey(self.fn, keys, self._buckets, self.configs)
 
     def __copy__(self) -> Any:
         """Return an autotuner that shares all but what only one object can own."""
@@ -348,7 +342,7 @@ class DeclaredAutotuner(ChangingAutotuner):
         if configs is None:
             configs = autotuner.prune_configs(dict(kwargs))
         declared = DeclaredConfigs(self._name, configs)
-        scenario, unstored = self._scenario_key.launch_scenario(args, kwargs)
+        scenario, unstored = self._scenario_key.launch_scenario(args, kwargs, device)
         context = context or self._context(device)
         if settings := unreadable_settings(context.environment.variables):
             unstored = f"{', '.join(settings)} has no text that stands for it"

@@ -6,13 +6,12 @@ IR that Triton generates decides in both cases.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from ..model.record import Record
 from ..model.scenario import Context, now
 from ..stores import Found
 from ..system.notices import logger
-from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, generates_equal_code
 from ..triton_internals.identity import is_decorated_alike
@@ -43,18 +42,32 @@ def adopt_equal_code(request: Request, store: TolerantStore) -> Found | None:
     """
     if request.not_stored or is_interpreting():
         return None
-    for context in store.other_contexts(request.context):
-        if not _may_be_equal(context, request.context):
+    for found, is_same_scenario in _candidates(request, store):
+        if not _is_equal(request, found.record, is_same_scenario=is_same_scenario):
             continue
-        found = store.get(context, request.scenario)
-        if found is None or not _is_equal(request, found.record):
-            continue
-        adopted = found.record.adopted(now())
+        adopted = found.record.adopted(now()).model_copy(update={"scenario": request.scenario})
         store.put(request.context, adopted)
         name = request.context.kernel.name
         logger.info("%s%s: recorded of equal code before an edit", name, request.scenario)
         return Found(adopted, found.store)
     return None
+
+
+def _candidates(request: Request, store: TolerantStore) -> Iterator[tuple[Found, bool]]:
+    """Yield records that differ in nothing but keys, and whether they are of the same scenario."""
+    wanted = request.scenario.without_keys
+    for context in (request.context, *store.other_contexts(request.context)):
+        if context != request.context:
+            if not _may_be_equal(context, request.context):
+                continue
+            if found := store.get(context, request.scenario):
+                yield found, True
+        if wanted == request.scenario:
+            continue
+        for scenario in store.list_scenarios(context):
+            is_other = scenario != request.scenario and scenario.without_keys == wanted
+            if is_other and (found := store.get(context, scenario)):
+                yield found, False
 
 
 def refuse_other_code(request: Request, record: Record) -> None:
@@ -67,14 +80,15 @@ def refuse_other_code(request: Request, record: Record) -> None:
     winner = record.winner
     if winner is None or winner.config not in request.declared or not _may_compile():
         return
-    code = _other_code(request, record, request.declared[winner.config])
+    code = find_other_code(
+        request.autotuner,
+        record.launches or (),
+        request.declared[winner.config],
+        request.args,
+        request.kwargs,
+    )
     if code is not None:
         raise OtherCodeError(code)
-
-
-def _other_code(request: Request, record: Record, config: Any) -> str | None:
-    launches = record.launches or ()
-    return find_other_code(request.autotuner, launches, config, request.args, request.kwargs)
 
 
 def _may_be_equal(context: Context, wanted: Context) -> bool:
@@ -86,15 +100,25 @@ def _may_be_equal(context: Context, wanted: Context) -> bool:
     )
 
 
-def _is_equal(request: Request, record: Record) -> bool:
+def _is_equal(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
     winner = record.winner
     if winner is None or not record.is_finished or winner.config not in request.declared:
         return False
     config, launches = request.declared[winner.config], record.launches or ()
-    if not generates_equal_code(request.autotuner.fn, launches, describe(config), config):
+    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
         return False
+    if not _may_compile():
+        return is_same_scenario
     # What heuristics compute is no part of what was recorded to be generated again.
-    return not _may_compile() or _other_code(request, record, config) is None
+    other = find_other_code(
+        request.autotuner,
+        launches,
+        config,
+        request.args,
+        request.kwargs,
+        is_same_scenario=is_same_scenario,
+    )
+    return other is None
 
 
 def _may_compile() -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import TypeVar
+
+from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.foreign_result import ForeignResult
@@ -70,6 +73,15 @@ class TolerantStore:
         index = self._attempt(lambda: self.tiers.scenario_index(context), nothing)
         self._scenarios[context] = revision, index
         return index
+
+    def list_scenarios(self, context: Context) -> list[Scenario]:
+        """Return the recorded scenarios of a context; a text that is none is left out."""
+        scenarios: list[Scenario] = []
+        none: list[str] = []
+        for text in self._attempt(lambda: list(self.tiers.scenario_texts(context)), none):
+            with suppress(ValidationError):
+                scenarios.append(Scenario.model_validate_json(text))
+        return scenarios
 
     def revision(self, context: Context) -> Hashable | None:
         """Return a value that differs after each change of a context's records, or None."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from operator import attrgetter, methodcaller
@@ -13,7 +22,7 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
-__all__ = ["Part", "Place", "Reads"]
+__all__ = ["Answers", "Part", "Place", "Reads"]
 
 Place = int | str
 """Index of a launch's argument if it comes by position, or else its name."""
@@ -279,3 +288,98 @@ def _describe_tensor(tensor: Any) -> tuple[Any, ...]:
 
 
 _DESCRIBERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
+
+
+_MOST_NODES = 1 << 15
+"""Values and answers that are kept; of an argument such as a seed, each value may have its own."""
+
+_NOT_ARGUMENTS = frozenset({"grid", "warmup"})
+
+Ask = Callable[[Reads, Sequence[Any], Mapping[str, Any]], Any]
+"""Function that answers for a launch, and notes what it reads of the arguments."""
+
+
+class Answers:
+    """The answers of a function, asked once for launches that look the same to it.
+
+    They are leaves of a tree: each branch is an argument that was read, with a child for each of
+    its values, so that an answer holds for the launches that agree in all that was read for it. The
+    grid does not count.
+
+    Args:
+        arg_names: the kernel's parameters, in order.
+        ask: answers for a launch; an answer is no tuple.
+
+    Attributes:
+        find: function from a launch's device, positional arguments, and keyword arguments but
+            `grid` and `warmup`, to the answer for launches that look the same. It raises an error
+            if there is none yet, or an argument cannot be compared.
+    """
+
+    def __init__(self, arg_names: Sequence[str], ask: Ask) -> None:
+        """Set up the tree without asking."""
+        self._arg_names = arg_names
+        self._ask = ask
+        # By device and form: the number of positional arguments, and the names of the others.
+        # A branch is (place of an argument, part of it that was read, children by its value).
+        self._trees: dict[int, dict[Hashable, Any]] = {}
+        self._kept = 0
+        self.find = self._finder()
+
+    def _finder(self) -> Callable[[int, Sequence[Any], Mapping[str, Any]], Any]:
+        """Return `find`, whose names are all local since the hot path calls it."""
+        trees = self._trees
+
+        def find(device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            node = trees[device][(len(args), *kwargs) if kwargs else len(args)]
+            while node.__class__ is tuple:
+                place, part, children = node
+                value = args[place] if place.__class__ is int else kwargs[place]
+                node = children[value if value.__class__ is int else part(value)]
+            return node
+
+        return find
+
+    def answer(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the answer for a launch.
+
+        Args:
+            device: the device's index.
+            args: the launch's positional arguments.
+            kwargs: its keyword arguments, `grid` and `warmup` included.
+        """
+        given = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
+        with contextlib.suppress(Exception):
+            return self.find(device, args, given)
+        by_position = enumerate(self._arg_names[: len(args)])
+        reads = Reads({name: place for place, name in by_position} | {name: name for name in given})
+        answer = self._ask(reads, args, kwargs)
+        with contextlib.suppress(Exception):  # what cannot be compared may differ at each launch
+            self._keep(device, args, given, reads.noted, answer)
+        return answer
+
+    def _keep(
+        self,
+        device: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        noted: Iterable[tuple[Place, Part]],
+        answer: Any,
+    ) -> None:
+        """Put an answer into the tree, below a branch for each read."""
+        if self._kept >= _MOST_NODES:
+            self._trees.clear()
+            self._kept = 0
+        unplaced = dict.fromkeys(noted)
+        siblings = self._trees.setdefault(device, {})
+        value: Hashable = (len(args), *kwargs) if kwargs else len(args)
+        while (node := siblings.get(value)).__class__ is tuple or unplaced:
+            if node.__class__ is not tuple:
+                node = siblings[value] = (*next(iter(unplaced)), {})
+                self._kept += 1
+            place, part, siblings = node
+            unplaced.pop((place, part), None)
+            argument = args[place] if isinstance(place, int) else kwargs[place]
+            value = argument if argument.__class__ is int else part(argument)
+        siblings[value] = answer
+        self._kept += 1

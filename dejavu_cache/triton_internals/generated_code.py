@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config
@@ -19,7 +20,7 @@ from .compilation import Compilation, encode_launch, launch_of, recreate_compila
 from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
 from .loaded_kernels import compile_config
-from .triton_objects import dtype_name, jit_function
+from .triton_objects import jit_function
 from .versions import is_covered
 
 __all__ = [
@@ -121,39 +122,35 @@ def tuned_launches(
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
-        if launch is None:
-            return ()
-        named = {**autotuner.nargs, **kwargs}
-        noted = {
-            "config": describe(config).digest,
-            "code": code_of_binary(compiled),
-            "inputs": _digest_of_inputs(named) if has_heuristics else None,
-        }
+        noted = {"config": describe(config).digest, "code": code_of_binary(compiled)}
     except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
         return ()
-    return (launch.model_copy(update=noted),)
+    return () if launch is None else (launch.model_copy(update=noted),)
 
 
 def generates_equal_code(
     kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: Any
-) -> bool:
-    """Return whether Triton generates today what it did for one of some recorded launches.
+) -> bool | None:
+    """Return whether Triton generates today what it did for a recorded launch.
 
     Args:
         kernel: the kernel: a jit function, or heuristics around one.
         launches: the launches of a record.
         name: the record's config.
         config: the `triton.Config` that the kernel declares by this name.
+
+    Returns:
+        None if no launch says what was generated, or none can be generated.
     """
-    function, target = jit_function(kernel), current_target()
-    for launch in [one for one in launches if one.code and one.config == name.digest][
-        :MOST_GENERATED
-    ]:
+    function, target, answer = jit_function(kernel), current_target(), None
+    for launch in _launches_with_code(launches, name)[:MOST_GENERATED]:
         with suppress(ValueError):  # the kernel has other parameters by now
             compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
-            if code_of_compilation(compilation) == launch.code:
+            code = code_of_compilation(compilation)
+            if code == launch.code:
                 return True
-    return False
+            answer = answer if code is None else False
+    return answer
 
 
 def find_other_code(
@@ -162,11 +159,13 @@ def find_other_code(
     config: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    *,
+    is_same_scenario: bool = True,
 ) -> str | None:
     """Compile a recorded config for a launch; return its code if that is not what was recorded.
 
-    None says that it is, or that nothing can be said: the launch is aligned differently, its IR was
-    not kept, or to compile it ahead would call hooks.
+    Where the launch is aligned differently than those that are recorded, one of these is generated
+    again, once for each kernel in a process.
 
     Args:
         autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
@@ -174,33 +173,52 @@ def find_other_code(
         config: the `triton.Config`.
         args: the launch's positional arguments.
         kwargs: its keyword arguments.
+        is_same_scenario: whether the record is of the launch's scenario. Then heuristics may differ
+            by what a bucket promises, and otherwise by nothing.
+
+    Returns:
+        None if it is equal, or if nothing can be said: the IR was not kept, or to compile ahead of
+        the launch would call hooks.
     """
-    function, name = jit_function(autotuner), describe(config).digest
-    noted = [launch for launch in launches if launch.code and launch.config == name]
+    function, name = jit_function(autotuner), describe(config)
+    noted = _launches_with_code(launches, name)
     if not noted or config.pre_hook or not is_covered(function) or function.pre_run_hooks:
         return None
-    computed = _computed_names(autotuner.fn)
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         code = code_of_binary(compiled)
         now = encode_launch(compiled.src, config.all_kwargs())
     except Exception:  # the launch itself reports it
         return None
-    inputs = _digest_of_inputs({**autotuner.nargs, **kwargs}) if computed else None
+    if code is None:
+        return None
+    computed = _computed_names(autotuner.fn)
     for launch in noted:
-        if _specialization(launch, computed) != _specialization(now, computed):
-            continue
-        if launch.constants == now.constants:
+        if _specialization(launch) == _specialization(now):
             return None if launch.code == code else code
-        if launch.inputs == inputs:  # heuristics compute something else from the same
+        if not is_same_scenario and _values(launch, computed) != _values(now, computed):
             return code
-    return None
+    if function.fn in _generated_again:
+        return None
+    _generated_again.add(function.fn)
+    return code if generates_equal_code(autotuner.fn, noted, name, config) is False else None
 
 
-def _specialization(launch: RecordedLaunch, without: set[str]) -> tuple[Any, ...]:
-    """Return what a launch was compiled for, without the constants of some names."""
-    constants = {name: value for name, value in launch.constants.items() if name not in without}
-    return launch.signature, launch.attrs, constants
+_generated_again: WeakSet[Any] = WeakSet()
+"""The Python functions of kernels of which a recorded launch was generated again."""
+
+
+def _launches_with_code(launches: Sequence[RecordedLaunch], name: Config) -> list[RecordedLaunch]:
+    return [launch for launch in launches if launch.code and launch.config == name.digest]
+
+
+def _specialization(launch: RecordedLaunch) -> tuple[Any, ...]:
+    """Return what a launch was compiled for."""
+    return launch.signature, launch.attrs, launch.constants
+
+
+def _values(launch: RecordedLaunch, names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in launch.constants.items() if name in names}
 
 
 def _computed_names(kernel: Any) -> set[str]:
@@ -210,20 +228,6 @@ def _computed_names(kernel: Any) -> set[str]:
         names.update(kernel.values)
         kernel = kernel.fn
     return names
-
-
-def _digest_of_inputs(named: Mapping[str, Any]) -> str:
-    """Return a digest of what heuristics mostly read of a launch's arguments."""
-
-    def visible(value: Any) -> str:
-        if hasattr(value, "dtype") and hasattr(value, "data_ptr"):
-            shape = tuple(getattr(value, "shape", ()))
-            strides = value.stride() if callable(getattr(value, "stride", None)) else ()
-            return f"{dtype_name(value.dtype)} {shape} {tuple(strides)}"
-        return f"{type(value).__qualname__} {value!r}"
-
-    texts = [f"{name}: {visible(value)}" for name, value in sorted(named.items()) if name != "grid"]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
 
 def _generate(compilation: Compilation) -> str:

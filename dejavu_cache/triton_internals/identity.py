@@ -9,6 +9,7 @@ Triton's interpreter generates nothing. There a kernel is known by the syntax of
 from __future__ import annotations
 
 import ast
+import dataclasses
 import enum
 import hashlib
 import inspect
@@ -229,12 +230,16 @@ def value_text(value: Any) -> str | None:
     if isinstance(value, enum.Enum):
         of_value = value_text(value.value)
         return of_value and f"{qualified_name(type(value))}.{value.name}{of_value}"
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         texts = list(map(value_text, value))
         kind = "" if type(value) is tuple else qualified_name(type(value))
         return None if None in texts else f"{kind}({', '.join(filter(None, texts))})"
     if is_triton_own(value):
         return qualified_name(value)
+    if dataclasses.is_dataclass(value) and is_triton_own(type(value)):  # such as Gluon's layouts
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        written = {name: value_text(item) for name, item in fields.items()}
+        return None if None in written.values() else f"{qualified_name(type(value))} {written}"
     if not is_jit(value):
         return None
     try:

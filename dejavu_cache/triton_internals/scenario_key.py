@@ -12,11 +12,13 @@ import inspect
 import reprlib
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
+from .argument_reads import Answers, Reads
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
 from .identity import value_text
@@ -53,8 +55,7 @@ class ScenarioKey:
         kernel: the kernel: a jit function, or heuristics around one.
         keys: the key arguments.
         buckets: the buckets of some of them.
-        tuned: the names that configs set.
-        has_hooks: whether configs have hooks, which may change the blocks of descriptors.
+        configs: the `triton.Config`s; their hooks may change the blocks of descriptors.
     """
 
     def __init__(
@@ -62,15 +63,14 @@ class ScenarioKey:
         kernel: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        tuned: Collection[str] = (),
-        *,
-        has_hooks: bool = False,
+        configs: Sequence[Any] = (),
     ) -> None:
         """Plan how keys are computed; the arguments are described at the class."""
         self.keys = tuple(keys)
-        self._has_hooks = has_hooks
+        self._configs = [config.all_kwargs() for config in configs]
+        self._has_hooks = any(config.pre_hook is not None for config in configs)
         self._heuristics = _heuristics_of(kernel)
-        computed = {name for values, _ in self._heuristics for name in values}
+        tuned = {name for values in self._configs for name in values}
         parameters = _parameters(jit_function(kernel))
         self._names = frozenset(parameters)
         self._defaults = {
@@ -78,7 +78,7 @@ class ScenarioKey:
             for name, parameter in parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        left_out = {*tuned, *computed}
+        left_out = {*tuned, *self._heuristics}
         self._constants = [
             name
             for name, parameter in parameters.items()
@@ -90,6 +90,7 @@ class ScenarioKey:
             if not parameter.is_constexpr and name not in left_out
         ]
         self._order = tuple(parameters)
+        self._computed = Answers(self._order, self._compute)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
             name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
             for name in self.keys
@@ -120,10 +121,12 @@ class ScenarioKey:
                 if name not in self._names and name not in _NOT_OPTIONS
             ]
         if self._heuristics:
-            raw += [_raw_constant(value) for value in self._computed(named).values()]
+            raw.append(self._computed.answer(device, args, kwargs).text)
         return tuple(raw)
 
-    def launch_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LaunchScenario:
+    def launch_scenario(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], device: int = 0
+    ) -> LaunchScenario:
         """Return the scenario of a launch, and why it cannot be stored.
 
         Raises:
@@ -141,8 +144,9 @@ class ScenarioKey:
             kind = self._kind(bound.get(name))
             if kind != _usual_kind(values, name):
                 texts[name] = kind
-        constants = {name: bound.get(name) for name in self._constants} | self._computed(named)
-        texts.update({name: value_text(value) for name, value in constants.items()})
+        texts.update({name: value_text(bound.get(name)) for name in self._constants})
+        if self._heuristics:
+            texts.update(self._computed.answer(device, args, kwargs).texts)
         options = _options_of(named, self._names)
         texts.update({name: value_text(value) for name, value in options.items()})
         refused = sorted(options.keys() - LAUNCH_OPTIONS)
@@ -162,16 +166,32 @@ class ScenarioKey:
         bucket = self._bucket_of[name]
         return value if bucket is None else bucket(value)
 
-    def _computed(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what heuristics compute from the arguments alone, without any config's values."""
-        computed: dict[str, Any] = {}
-        for values, _ in self._heuristics:
-            for name, heuristic in values.items():
-                try:
-                    computed[name] = heuristic({**named, **computed})
-                except Exception:  # it reads a config's value, which is not known here
-                    continue
-        return computed
+    def _compute(self, reads: Reads, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Computed:
+        """Return what heuristics compute for a launch.
+
+        A constant that needs no config's values is known. Of any other, the values by config count,
+        for the bucketed key arguments: within a bucket they may differ.
+        """
+        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        promised = named | {
+            name: bucket(named[name])
+            for name, bucket in self._bucket_of.items()
+            if bucket is not None and name in named
+        }
+        with reads.watched():
+            known = _ask_heuristics(self._heuristics, reads.mapping({**named}), {})
+            tables = [
+                _ask_heuristics(self._heuristics, reads.mapping({**promised}), values)
+                for values in (self._configs if len(known) < len(self._heuristics) else ())
+            ]
+        texts = {name: value_text(value) for name, value in known.items()}
+        for name in self._heuristics.keys() - known.keys():
+            by_config = sorted(
+                f"{sorted(values.items(), key=str)}: {value_text(table.get(name, _ABSENT))}"
+                for values, table in zip(self._configs, tables, strict=True)
+            )
+            texts[name] = f"by config {hashlib.sha256(repr(by_config).encode()).hexdigest()[:32]}"
+        return _Computed(texts, repr(sorted(texts.items())))
 
     def _form(self, value: Any) -> Any:
         """Return what tells the kinds of two arguments apart, faster than `_kind`."""
@@ -201,14 +221,35 @@ class ScenarioKey:
         return _type_of(value)
 
 
-def _heuristics_of(kernel: Any) -> list[tuple[Mapping[str, Any], Any]]:
+@dataclass(frozen=True)
+class _Computed:
+    """What heuristics compute: texts by name, None for a value without one, and all as one."""
+
+    texts: Mapping[str, str | None]
+    text: str
+
+
+def _heuristics_of(kernel: Any) -> dict[str, Callable[[Any], Any]]:
     """Return the heuristics around a jit function, in the order in which a launch asks them."""
-    found = []
+    found: dict[str, Callable[[Any], Any]] = {}
     while hasattr(kernel, "fn") and not inspect.isfunction(kernel.fn):
-        if isinstance(getattr(kernel, "values", None), Mapping):
-            found.append((kernel.values, kernel))
+        found.update(getattr(kernel, "values", {}))
         kernel = kernel.fn
     return found
+
+
+def _ask_heuristics(
+    heuristics: Mapping[str, Callable[[Any], Any]], named: dict[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what heuristics compute; one that raises needs values that are not there."""
+    computed: dict[str, Any] = {}
+    named.update(config)
+    for name, heuristic in heuristics.items():
+        try:
+            named[name] = computed[name] = heuristic(named)
+        except Exception:
+            continue
+    return computed
 
 
 def _parameters(function: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dejavu_client.cli.main import run_command
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
 
-from dejavu_cache.model.record import Pin, Winner
+from dejavu_cache.model.record import OutputVerdict, Pin, Winner
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore
 
@@ -40,6 +40,28 @@ def test_a_scenario_without_a_winner_says_so(
     assert run_command(["show", "add", "--store", str(tmp_path)]) == 0
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[-2:])
     assert row[header.index("unfinished")] == "yes"
+
+
+def test_a_winner_that_was_not_compared_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = {
+        "order": OutputVerdict(outcome="not_compared", reason="not repeatable"),
+        "out": OutputVerdict(outcome="equal"),
+    }
+    for results, mark in ((None, "yes"), (noisy, None)):
+        filled = FileStore(tmp_path / str(mark))
+        winner = Winner(config=config(64), at=MOMENT, results=results)
+        filled.put(context(), [record(32, measurement(64, 1.0), winner=winner)])
+        where = ("--store", str(filled.root))
+        reason = "order: not repeatable" if results else "all outputs: no comparison is recorded"
+        assert run_command(["explain", "add", *where]) == 0
+        assert f"not compared: {reason}" in capsys.readouterr().out
+        assert run_command(["explain", "add", "--json", *where]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["not_compared"] == [reason]
+        assert run_command(["show", "add", *where]) == 0
+        header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[-2:])
+        assert dict(zip(header, row, strict=True)).get("uncompared") == mark
 
 
 def test_explain_tells_time_costs_age_and_author(

@@ -18,7 +18,7 @@ from dejavu_service.storage import coverage
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
-from dejavu_cache.model.record import Record
+from dejavu_cache.model.record import OutputVerdict, Record
 from dejavu_cache.model.scenario import Context
 
 
@@ -105,6 +105,15 @@ def test_a_kernel_is_shown_across_gpus(client: httpx.Client) -> None:
     assert "2 scenarios over 2 GPUs and Tritons" in shown
     assert page.count("not tuned") == 1
     assert '<td class="number">1 of 1</td><td class="number">2 of 2</td>' in shown
+    assert page.count("not compared") == 3
+    won = record(1).winner
+    assert won is not None
+    compared = won.model_copy(update={"results": {"out": OutputVerdict(outcome="equal")}})
+    client.post(
+        "/v1/main/records", json=body(record_set(Record(scenario=scenario(1), winner=compared)))
+    )
+    page = client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).text
+    assert page.count("not compared") == 2
     assert client.get("/pages/main/kernel", params={"name": "matmul"}).status_code == 404
 
 
@@ -118,6 +127,7 @@ def test_a_scenario_tells_why_its_config_runs(
     path = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(1).digest}"
     page = " ".join(client.get(path, headers=reader).text.split())
     assert "it won when the scenario was tuned" in page
+    assert "Not compared with the default config's results: all outputs: no comparison" in page
     assert "The runner-up, BLOCK_M=32, is 10.0% slower" in page
     assert "M=2" in page, "its neighbour"
     assert page.count("no: an earlier one stands") == 3

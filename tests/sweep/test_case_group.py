@@ -18,8 +18,9 @@ from support.sweeping import Sweeps
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.case_scores import CaseScores
 from dejavu_cache.model.evidence import gather_evidence
-from dejavu_cache.model.record import FORMAT, Measurement, Record
+from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
 from dejavu_cache.model.scenario import Config, Scenario, now
+from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
 from dejavu_cache.sweep.case_group import CaseGroup
 from dejavu_cache.sweep.case_store import GroupRecord
@@ -126,6 +127,25 @@ def test_results_are_checked_in_the_first_and_last_case(
     assert failure is not None
     assert failure.kind == "wrong"
     assert winning_block(record) == 32
+
+
+def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurement(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the last case, the largest one, leaves no memory for a comparison."""
+    lacking = OutputVerdict(outcome="not_compared", reason=NO_MEMORY)
+    with monkeypatch.context() as patch:
+        patch.setattr(WinnerCheck, "check", lambda *_: {"out_ptr": lacking})
+        assert measure(tmp_path)["status"] == "tuned"
+    winner = only_record(tmp_path).winner
+    assert winner is not None
+    assert winner.not_compared == [f"out_ptr: {NO_MEMORY}"]
+    again = measure(tmp_path)
+    assert (again["status"], again["measured"]) == ("known", 0)
+    compared = only_record(tmp_path).winner
+    assert compared is not None
+    assert (compared.config, compared.is_compared) == (winner.config, True)
+    assert measure(tmp_path) == {"status": "known"}
 
 
 def test_a_launch_never_prefers_a_timing_of_one_batch(tmp_path: Path, log: Path) -> None:

@@ -44,7 +44,7 @@ def kernel(x, n, C: tl.constexpr, BLOCK: tl.constexpr, s=1.0):
 
 
 def key_of(**options: Any) -> ScenarioKey:
-    return ScenarioKey(kernel, ["n"], {}, {"BLOCK", "num_warps"}, **options)
+    return ScenarioKey(kernel, ["n"], {}, [triton.Config({"BLOCK": 16}, **options)])
 
 
 KEY = key_of()
@@ -146,7 +146,7 @@ def test_kinds_that_go_without_saying_are_left_out() -> None:
 
 
 def test_a_block_that_a_hook_sets_is_no_part_of_the_scenario() -> None:
-    key = key_of(has_hooks=True)
+    key = key_of(pre_hook=print)
     scenarios = {key.scenario((), launch(x=describe(SINGLE, block))) for block in (8, 16)}
     assert len(scenarios) == 1
 
@@ -163,14 +163,35 @@ def test_an_option_that_names_a_file_is_not_stored() -> None:
     assert "ir_override" in str(KEY.launch_scenario((), launch(ir_override="a.ttgir")).unstored)
 
 
-def test_heuristics_that_need_no_config_are_part_of_the_scenario() -> None:
-    heuristics = {"C": lambda args: args["n"] > 5, "s": lambda args: args["BLOCK"] * 2}
-    key = ScenarioKey(triton.heuristics(heuristics)(kernel), ["n"], {"n": Pow2()}, {"BLOCK"})
+def with_heuristics(**heuristics: Any) -> ScenarioKey:
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+    return ScenarioKey(triton.heuristics(heuristics)(kernel), ["n"], {"n": Pow2()}, configs)
+
+
+def test_a_constant_that_heuristics_compute_without_a_config_is_in_the_scenario() -> None:
+    key = with_heuristics(C=lambda args: args["n"] > 5)
     few, many = (key.scenario((), {"x": SINGLE, "n": n}) for n in (5, 7))
-    assert (few.args, many.args) == ({"n": 4}, {"n": 4})
+    assert few.args == many.args
     assert (few.dtypes["C"], many.dtypes["C"]) == ("=False", "=True")
-    assert "s" not in few.dtypes
     assert key.raw(0, (SINGLE, 5), {}) != key.raw(0, (SINGLE, 7), {})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_equal"),
+    [
+        ({"x": SINGLE, "n": 5}, {"x": SINGLE, "n": 7}, True),  # a bucket is a promise
+        ({"x": SINGLE, "n": 5}, {"x": torch.zeros(12), "n": 5}, False),
+        ({"x": SINGLE, "n": 5, "s": 1.0}, {"x": SINGLE, "n": 5, "s": 2.0}, True),  # it is not read
+    ],
+)
+def test_constants_that_heuristics_compute_by_config_count_together(
+    one: dict[str, Any], other: dict[str, Any], is_equal: bool
+) -> None:
+    key = with_heuristics(C=lambda args: (args["n"] + len(args["x"])) % args["BLOCK"] == 0)
+    scenarios = [key.scenario((), launch) for launch in (one, other)]
+    assert (scenarios[0] == scenarios[1]) is is_equal
+    assert (key.raw(0, (), one) == key.raw(0, (), other)) is is_equal
+    assert scenarios[0].without_keys == scenarios[1].without_keys
 
 
 def test_configs_that_differ_in_tritons_function_are_two() -> None:
