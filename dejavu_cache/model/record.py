@@ -33,6 +33,7 @@ __all__ = [
     "Confidence",
     "Failure",
     "Measurement",
+    "OutputVerdict",
     "Pin",
     "Record",
     "RecordSet",
@@ -130,6 +131,16 @@ class Measurement(FrozenModel):
     def is_wrong(self) -> bool:
         """Return whether the config's results differ from the default config's."""
         return self.failure is not None and self.failure.kind == "wrong"
+
+
+class OutputVerdict(FrozenModel):
+    """What comparing one output of a config with the default config's has shown.
+
+    `not_compared` has the reason, such as a lack of memory, and `wrong` the evidence.
+    """
+
+    outcome: Literal["equal", "not_compared", "wrong"]
+    reason: Annotated[str, Field(max_length=2000)] = ""
 
 
 class Winner(FrozenModel):
