@@ -31,8 +31,8 @@ def test_outputs_that_held_the_results_are_compared_beside_arguments_that_change
     double(arguments)
     before = {name: arguments[name].clone() for name in ("x", "out", "calls")}
     made = checker(arguments, count(double))
-    assert made.check(count(half_of_it)).outcome == "wrong"
-    assert made.check(count(double)).outcome == "right"
+    assert made.judge(count(half_of_it)).outcome == "wrong"
+    assert made.judge(count(double)).outcome == "equal"
     assert all(torch.equal(arguments[name], before[name]) for name in before)
 
 
@@ -56,11 +56,11 @@ def test_elements_that_held_their_results_must_be_written(
 
     for _ in range(2):
         made = checker(arguments, copy_some(64))
-        verdict = made.check(copy_some(32))
+        verdict = made.judge(copy_some(32))
         assert verdict.outcome == "wrong"
-        assert "32 of 64 elements" in verdict.evidence
-        assert verdict.evidence.endswith("its outputs held NaN before")
-        assert made.check(copy_some(64)).outcome == "right"
+        assert "32 of 64 elements" in verdict.reason
+        assert verdict.reason.endswith("its outputs held NaN before")
+        assert made.judge(copy_some(64)).outcome == "equal"
         copy_some(64)(arguments)  # from here on, out holds the results
 
 
@@ -80,8 +80,8 @@ def test_elements_that_the_default_does_not_write_may_hold_what_they_held() -> N
         return write
 
     made = checker(arguments, write_without_padding)
-    assert made.check(write_padding(0.0)).outcome == "right"
-    assert made.check(write_padding(1.0)).outcome == "wrong"
+    assert made.judge(write_padding(0.0)).outcome == "equal"
+    assert made.judge(write_padding(1.0)).outcome == "wrong"
 
 
 def test_a_config_that_adds_to_zeros_is_right_though_the_default_overwrites() -> None:
@@ -95,9 +95,9 @@ def test_a_config_that_adds_to_zeros_is_right_though_the_default_overwrites() ->
         add(arguments, 3.0)
 
     made = checker({"x": x, "out": torch.zeros(64)}, double)
-    assert made.check(add).outcome == "right"
-    assert made.check(add_too_much).outcome == "wrong"
-    assert checker({"x": x, "out": torch.ones(64)}, double).check(add).outcome == "wrong"
+    assert made.judge(add).outcome == "equal"
+    assert made.judge(add_too_much).outcome == "wrong"
+    assert checker({"x": x, "out": torch.ones(64)}, double).judge(add).outcome == "wrong"
 
 
 def relu_in_place(arguments: dict[str, Any]) -> None:
@@ -116,9 +116,9 @@ def test_a_kernel_that_works_in_place_starts_from_its_arguments() -> None:
         arguments["x"].zero_()
 
     made = checker({"x": torch.randn(64)}, relu_in_place)
-    assert made.check(relu_in_place).outcome == "right"
-    assert made.check(write_zeros).outcome == "wrong"
-    assert made.check(write_nothing).outcome == "wrong"
+    assert made.judge(relu_in_place).outcome == "equal"
+    assert made.judge(write_zeros).outcome == "wrong"
+    assert made.judge(write_nothing).outcome == "wrong"
 
 
 def test_an_output_beside_one_that_is_updated_in_place_must_be_written() -> None:
@@ -134,8 +134,8 @@ def test_an_output_beside_one_that_is_updated_in_place_must_be_written() -> None
 
     before = {name: tensor.clone() for name, tensor in arguments.items()}
     made = checker(arguments, add_and_normalize)
-    assert made.check(normalize_half).outcome == "wrong"
-    assert made.check(add_and_normalize).outcome == "right"
+    assert made.judge(normalize_half).outcome == "wrong"
+    assert made.judge(add_and_normalize).outcome == "equal"
     assert all(torch.equal(arguments[name], before[name]) for name in before)
 
 
@@ -151,8 +151,8 @@ def test_arguments_that_share_memory_are_compared() -> None:
         arguments["out"][:32].copy_(arguments["x"][:32] * 2)
 
     made = checker(arguments, write)
-    assert made.check(write).outcome == "right"
-    assert made.check(write_half).outcome == "wrong"
+    assert made.judge(write).outcome == "equal"
+    assert made.judge(write_half).outcome == "wrong"
     assert torch.equal(packed, before)
 
 
@@ -185,14 +185,14 @@ def test_a_check_takes_four_launches_and_few_more_in_place() -> None:
         return launch
 
     more = {f"x{number}": torch.randn(8) for number in range(20)}
-    checker({**launch_arguments(), **more}, counted(double)).check(counted(double))
+    checker({**launch_arguments(), **more}, counted(double)).judge(counted(double))
     assert len(launches) == 4
     launches.clear()
-    checker({"x": torch.randn(64)}, counted(relu_in_place)).check(counted(relu_in_place))
+    checker({"x": torch.randn(64)}, counted(relu_in_place)).judge(counted(relu_in_place))
     assert len(launches) == 4
     launches.clear()
     arguments = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
-    checker(arguments, counted(add_and_normalize)).check(counted(add_and_normalize))
+    checker(arguments, counted(add_and_normalize)).judge(counted(add_and_normalize))
     assert len(launches) == 6
 
 
@@ -229,8 +229,8 @@ def test_a_number_that_was_computed_before_must_be_written(seed: int) -> None:
 
     add_up(arguments)
     made = checker(arguments, add_up)
-    assert made.check(add_up_half).outcome == "wrong"
-    assert made.check(add_up).outcome == "right"
+    assert made.judge(add_up_half).outcome == "wrong"
+    assert made.judge(add_up).outcome == "equal"
 
 
 @pytest.mark.parametrize("with_values", [False, True])
@@ -251,11 +251,11 @@ def test_integers_that_held_the_results_must_not_change(with_values: bool) -> No
     find_largest(arguments)
     before = arguments["indices"].clone()
     made = checker(arguments, find_largest)
-    verdict = made.check(point_elsewhere)
+    verdict = made.judge(point_elsewhere)
     assert verdict.outcome == "wrong"
-    assert verdict.evidence.startswith("indices differs in 5 of 5 elements")
+    assert verdict.reason.startswith("indices differs in 5 of 5 elements")
     assert torch.equal(arguments["indices"], before)
-    assert made.check(find_largest).outcome == "right"
+    assert made.judge(find_largest).outcome == "equal"
 
 
 def test_an_output_that_held_its_result_beside_one_that_changes_must_not_change() -> None:
@@ -276,12 +276,12 @@ def test_an_output_that_held_its_result_beside_one_that_changes_must_not_change(
     double(arguments)
     before = {name: arguments[name].clone() for name in ("x", "out", "mean")}
     made = checker(arguments, count(double))
-    assert made.check(count(use_scratch)).outcome == "right"
+    assert made.judge(count(use_scratch)).outcome == "equal"
     for _ in range(2):
-        verdict = made.check(count(one_element_off))
+        verdict = made.judge(count(one_element_off))
         assert verdict.outcome == "wrong"
-        assert verdict.evidence.startswith("out differs in 1 of 1000 elements")
-        assert made.check(count(double)).outcome == "right"
+        assert verdict.reason.startswith("out differs in 1 of 1000 elements")
+        assert made.judge(count(double)).outcome == "equal"
     assert all(torch.equal(arguments[name], before[name]) for name in before)
 
 
@@ -293,5 +293,5 @@ def test_memory_that_runs_out_for_probes_leaves_the_comparison(
 
     monkeypatch.setattr("dejavu_cache.tuning.expected_results.fill_blank", run_out)
     made = checker(launch_arguments(), double)
-    assert made.check(one_element_off).outcome == "wrong"
-    assert made.check(double).outcome == "right"
+    assert made.judge(one_element_off).outcome == "wrong"
+    assert made.judge(double).outcome == "equal"

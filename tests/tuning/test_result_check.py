@@ -35,9 +35,9 @@ def infinite(arguments: dict[str, Any]) -> None:
 def test_a_config_that_differs_is_wrong_and_the_argument_is_named(
     write: Write, dtype: torch.dtype
 ) -> None:
-    verdict = checker(launch_arguments(dtype), double).check(write)
+    verdict = checker(launch_arguments(dtype), double).judge(write)
     assert verdict.outcome == "wrong"
-    assert verdict.evidence.startswith("out differs in ")
+    assert verdict.reason.startswith("out differs in ")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -46,7 +46,7 @@ def test_another_order_of_summation_is_right(dtype: torch.dtype) -> None:
         double(arguments)
         arguments["out"].mul_(1 + 4 * torch.finfo(dtype).eps)
 
-    assert checker(launch_arguments(dtype), double).check(write_rounded).outcome == "right"
+    assert checker(launch_arguments(dtype), double).judge(write_rounded).outcome == "equal"
 
 
 @pytest.mark.parametrize("write", [half_of_it, write_nothing])
@@ -57,8 +57,8 @@ def test_outputs_that_held_the_results_before_the_tune_prove_nothing_by_themselv
     double(arguments)
     before = arguments["out"].clone()
     made = checker(arguments, double)
-    assert made.check(write).outcome == "wrong"
-    assert made.check(double).outcome == "right"
+    assert made.judge(write).outcome == "wrong"
+    assert made.judge(double).outcome == "equal"
     assert torch.equal(arguments["out"], before)
 
 
@@ -69,7 +69,7 @@ def test_arguments_hold_what_they_held_before() -> None:
         arguments["sums"].add_(1)
 
     made = checker(arguments, accumulate)
-    assert made.check(accumulate).outcome == "right"
+    assert made.judge(accumulate).outcome == "equal"
     assert torch.equal(arguments["sums"], torch.ones(10))
 
 
@@ -80,7 +80,7 @@ def test_a_race_is_found_though_the_first_launch_was_right() -> None:
         double(arguments)
         arguments["out"].mul_(next(launches))
 
-    assert checker(launch_arguments(), double).check(racy).outcome == "wrong"
+    assert checker(launch_arguments(), double).judge(racy).outcome == "wrong"
 
 
 def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> None:
@@ -89,9 +89,9 @@ def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> Non
     def random(arguments: dict[str, Any]) -> None:
         arguments["out"].copy_(torch.rand(1000, generator=generator))
 
-    verdict = checker(launch_arguments(), random).check(double)
-    assert verdict.outcome == "unchecked"
-    assert "does not repeat" in verdict.evidence
+    verdict = checker(launch_arguments(), random).judge(double)
+    assert verdict.outcome == "not_compared"
+    assert "does not repeat" in verdict.reason
 
 
 def test_declared_scratch_memory_is_not_compared() -> None:
@@ -101,8 +101,8 @@ def test_declared_scratch_memory_is_not_compared() -> None:
         double(arguments)
         arguments["scratch"].fill_(5)
 
-    assert checker(arguments, with_scratch).check(double).outcome == "wrong"
-    assert checker(arguments, with_scratch, ignore=["scratch"]).check(double).outcome == "right"
+    assert checker(arguments, with_scratch).judge(double).outcome == "wrong"
+    assert checker(arguments, with_scratch, ignore=["scratch"]).judge(double).outcome == "equal"
 
 
 def test_a_reference_replaces_the_default() -> None:
@@ -110,8 +110,8 @@ def test_a_reference_replaces_the_default() -> None:
         arguments["out"].copy_(arguments["x"] * 3)
 
     made = checker(launch_arguments(), double, reference=reference)
-    assert made.check(input_overwritten).outcome == "right"
-    assert made.check(double).outcome == "wrong"
+    assert made.judge(input_overwritten).outcome == "equal"
+    assert made.judge(double).outcome == "wrong"
 
 
 def test_a_declared_tolerance_holds_for_its_argument() -> None:
@@ -119,15 +119,15 @@ def test_a_declared_tolerance_holds_for_its_argument() -> None:
         double(arguments)
         arguments["out"].mul_(1.05)
 
-    assert checker(launch_arguments(), double).check(slightly_off).outcome == "wrong"
+    assert checker(launch_arguments(), double).judge(slightly_off).outcome == "wrong"
     loose = checker(launch_arguments(), double, tolerance={"out": 0.1})
-    assert loose.check(slightly_off).outcome == "right"
+    assert loose.judge(slightly_off).outcome == "equal"
 
 
 def test_a_launch_without_outputs_is_unchecked_and_says_why() -> None:
-    verdict = checker(launch_arguments(), write_nothing).check(double)
-    assert verdict.outcome == "unchecked"
-    assert "changes no argument" in verdict.evidence
+    verdict = checker(launch_arguments(), write_nothing).judge(double)
+    assert verdict.outcome == "not_compared"
+    assert "changes no argument" in verdict.reason
 
 
 def test_restoring_is_unseen_by_autograd() -> None:
@@ -138,7 +138,7 @@ def test_restoring_is_unseen_by_autograd() -> None:
     def write_like_a_kernel(arguments: dict[str, Any]) -> None:
         arguments["out"].data.copy_(arguments["x"] * 2)
 
-    assert checker(arguments, write_like_a_kernel).check(write_like_a_kernel).outcome == "right"
+    assert checker(arguments, write_like_a_kernel).judge(write_like_a_kernel).outcome == "equal"
     assert versions == {name: arguments[name]._version for name in ("x", "out")}
 
 
@@ -155,14 +155,14 @@ def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
         write_both(arguments, 2.1)
 
     made = checker(arguments, write_both)
-    verdict = made.check(slightly_off)
+    verdict = made.judge(slightly_off)
     assert verdict.outcome == "wrong"
-    assert verdict.evidence.startswith("outs[1][0] differs in ")
-    assert made.check(write_both).outcome == "right"
+    assert verdict.reason.startswith("outs[1][0] differs in ")
+    assert made.judge(write_both).outcome == "equal"
     assert torch.equal(second, before)
     loose = checker(arguments, write_both, tolerance={"outs": 0.1})
-    assert loose.check(slightly_off).outcome == "right"
-    assert checker(arguments, write_both, ignore=["outs"]).check(slightly_off).outcome != "wrong"
+    assert loose.judge(slightly_off).outcome == "equal"
+    assert checker(arguments, write_both, ignore=["outs"]).judge(slightly_off).outcome != "wrong"
 
 
 def test_expanded_and_empty_tensors_are_left_alone() -> None:
@@ -171,7 +171,7 @@ def test_expanded_and_empty_tensors_are_left_alone() -> None:
         "wide": torch.ones(1).expand(10),
         "empty": torch.empty(0),
     }
-    assert checker(arguments, double).check(double).outcome == "right"
+    assert checker(arguments, double).judge(double).outcome == "equal"
 
 
 def test_integers_must_be_equal() -> None:
