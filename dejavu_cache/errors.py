@@ -106,6 +106,19 @@ class UncomparedResultsError(DejavuError, RuntimeError):
     """The machine could not compute the default config's results, so no other config may win."""
 
 
+class NothingComparedError(UncomparedResultsError):
+    """Nothing that a launch writes can be compared, so no config but the default may win.
+
+    Attributes:
+        kind: why; see `tuning.result_check.Obstacle`.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        """Say why nothing can be compared."""
+        super().__init__(reason)
+        self.kind = kind
+
+
 class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ..errors import DejavuError, ScenarioNotTuned, SnapshotError
+from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, UncomparedResultsError
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
+from ..runtime.service_phase import may_benchmark
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import logger, warn_once
@@ -78,9 +79,12 @@ class AdoptedAutotuner(CachedAutotuner):
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
-            failure = error
+            failure: Exception = error
         else:
-            return self._launch_or_choose_again(chosen, args, kwargs)
+            found = chosen.resolution
+            if found is None or found.is_idle or not (found.uncompared and may_benchmark()):
+                return self._launch_or_choose_again(chosen, args, kwargs)
+            failure = UncomparedResultsError(f"no results can be compared: {found.uncompared}")
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
         launched = self._run_by_triton(args, kwargs)

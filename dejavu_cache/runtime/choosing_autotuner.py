@@ -189,6 +189,8 @@ class ChoosingAutotuner(DeclaredAutotuner):
             self.bench_time = time.perf_counter() - start
             values = resolution.config.all_kwargs()
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
+        if resolution.is_idle:
+            return resolution
         before = fallback.resolution if fallback else None
         choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
         report_choice(self, choice, self._resolver)
@@ -199,7 +201,7 @@ class ChoosingAutotuner(DeclaredAutotuner):
         resolver = self._resolver
         if request.has_no_choice:
             return resolver.only_config(request), 0
-        if self._consensus == "none":
+        if self._consensus == "none" or request.has_empty_grid:
             return resolver.resolve(request, wait=wait)
 
         def resolve_now() -> Resolution:

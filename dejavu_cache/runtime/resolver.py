@@ -98,6 +98,9 @@ class Resolver:
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
         request = self._without_unusable(request, found)
+        if request.has_empty_grid:
+            recorded = resolve_if_compared(request, found)
+            return recorded or request.resolution("default", request.default, is_idle=True), 0
         if found:
             note_timings(request, found.record)
         if not self._may_tune():

@@ -77,6 +77,10 @@ class ScenarioMeasurement:
             release_outdated(function, request.context.environment.variables)
         self._loaded = LoadedKernels(function)
 
+    def close(self) -> None:
+        """Let go of the launch's arguments and of all copies of them, whatever has happened."""
+        self._check.close()
+
     @property
     def best(self) -> Config | None:
         """The best config by the measurements, or None if none has a usable timing."""
@@ -93,7 +97,11 @@ class ScenarioMeasurement:
             self._run_search(Exhaustive(configs), len(configs))
 
     def find_winner(self) -> Config | None:
-        """Return the best config whose results are right, or None if none is left."""
+        """Return the best config whose results are right, or None if none is left.
+
+        Raises:
+            NothingComparedError: nothing shows whether the best config's results are right.
+        """
         confirmed: set[Config] = set()
         while (best := self.best) is not None:
             by = self.record.by_config[best].by
@@ -105,6 +113,7 @@ class ScenarioMeasurement:
             with recording_crash(best, lambda crash: self._write([crash])):
                 wrong = self._check.find_wrong_results(best)
             if wrong is None:
+                self._check.refuse_uncompared(best)
                 break
             self._write([wrong])
         return best
@@ -174,6 +183,7 @@ class ScenarioMeasurement:
         def compute_expected() -> None:
             with recording_crash(launch.default, writer):
                 self._check.prepare()
+            self._check.refuse_tune()
 
         def announce(config: Config) -> None:
             compute_expected()

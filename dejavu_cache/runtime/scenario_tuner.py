@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
-from ..errors import NoValidConfigError, UncomparedResultsError
+from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
 from ..model.record import Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
@@ -73,6 +73,8 @@ class ScenarioTuner:
         self._store = store
         self._trials = OwnTrials()
         self._compared: dict[tuple[Context, Scenario], set[Config]] = {}
+        self._hidden: dict[tuple[Context, Scenario], str] = {}
+        """Why nothing can be compared in any launch of a scenario."""
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -111,6 +113,9 @@ class ScenarioTuner:
         if recorded and not self.has_work(request, recorded, found):
             return recorded, 0
         record = found.record if found else Record(scenario=request.scenario)
+        reason = self._hidden.get((request.context, request.scenario))
+        if reason and request.check is not None:
+            return self._run_default(request, record, NothingComparedError("hidden", reason)), 0
         due = request.due_configs(record)
         has_work = due or recorded or self._untried_failures(request, record)
         if has_work and not (is_leased or _is_hung(request)):
@@ -185,7 +190,10 @@ class ScenarioTuner:
         self, request: Request, record: Record, due: list[Config]
     ) -> tuple[Resolution | None, int]:
         """Measure due configs, or else those whose failure is disputable, and select the winner."""
-        with closing(MeasurementMark(request.context, request.scenario)) as mark:
+        with ExitStack() as stack:
+            mark = stack.enter_context(
+                closing(MeasurementMark(request.context, request.scenario))
+            )
             measurement = ScenarioMeasurement(
                 request,
                 record,
@@ -195,6 +203,7 @@ class ScenarioTuner:
                 before=self._before,
                 show_progress=self._show_progress,
             )
+            stack.callback(measurement.close)
             try:
                 if due or record.winner is None:
                     measurement.measure_due(due)
@@ -204,6 +213,8 @@ class ScenarioTuner:
             except UncomparedResultsError as error:
                 if self._expendable:  # a sweep has no launch to serve, and says what it lacked
                     raise
+                if isinstance(error, NothingComparedError):
+                    return self._run_default(request, record, error), measurement.measured
                 name = request.context.kernel.name
                 warn_once(
                     f"uncompared {name}",
@@ -221,6 +232,26 @@ class ScenarioTuner:
         chosen = request.declared[winner]
         resolution = request.resolution(how, chosen, store=self._store.url, missing=missing)
         return resolution, measurement.measured
+
+    def _run_default(
+        self, request: Request, record: Record, error: NothingComparedError
+    ) -> Resolution:
+        """Return what runs where nothing shows whether any other config's results are right."""
+        reason, is_idle = str(error), error.kind == "idle"
+        if error.kind == "hidden":
+            self._hidden[request.context, request.scenario] = reason
+        if not is_idle:
+            warn_once(
+                f"uncompared {request.context.kernel.name}",
+                f"{request.context.kernel.name}{request.scenario}: the default config runs, since "
+                f"no other one's results can be compared with its: {reason}; declare what holds "
+                "results, check=CheckOptions(outputs=[…]), or have configs win by their times "
+                "alone, check=False",
+            )
+        compared = resolve_if_compared(request, Found(record, self._store.url))
+        if compared is not None and not self._needs_comparison(request, compared, record):
+            return compared
+        return request.resolution("default", request.default, uncompared=reason, is_idle=is_idle)
 
     def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
         """Return the default config's resolution, or None where memory lacked for any config.
