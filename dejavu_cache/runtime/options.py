@@ -140,13 +140,14 @@ def check_compared_arguments(kernel: str, options: CacheOptions, arg_names: Sequ
     """Check that what is declared about comparing results is about arguments of the kernel.
 
     Raises:
-        SettingsError: a tolerance, or an argument to ignore, is of no argument.
+        SettingsError: a tolerance, an output or an argument to ignore is of no argument.
     """
     check = options.get("check")
     if not isinstance(check, CheckOptions):
         return
     tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-    for option, names in (("tolerance", tolerances), ("ignore", check.ignore)):
+    named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
+    for option, names in named.items():
         for name in names:
             if name not in arg_names:
                 raise SettingsError(
@@ -266,8 +267,10 @@ def _parse_check(value: Any) -> Any:
 
 
 def _refuse_malformed_check(check: CheckOptions) -> None:
-    if isinstance(check.ignore, str):
-        raise TypeError(f'ignore is a string: give a list such as ["{check.ignore}"]')
+    for option in ("ignore", "outputs"):
+        names = getattr(check, option)
+        if isinstance(names, str):
+            raise TypeError(f'{option} is a string: give a list such as ["{names}"]')
     tolerance = check.tolerance
     shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
     if not all(share is None or (_is_real(share) and share >= 0) for share in shares):

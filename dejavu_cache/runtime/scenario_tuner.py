@@ -191,9 +191,7 @@ class ScenarioTuner:
     ) -> tuple[Resolution | None, int]:
         """Measure due configs, or else those whose failure is disputable, and select the winner."""
         with ExitStack() as stack:
-            mark = stack.enter_context(
-                closing(MeasurementMark(request.context, request.scenario))
-            )
+            mark = stack.enter_context(closing(MeasurementMark(request.context, request.scenario)))
             measurement = ScenarioMeasurement(
                 request,
                 record,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
-from ..model.record import Failure, Measurement, Record
+from ..model.record import Failure, Measurement, OutputVerdict, Record
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
 from ..tuning.config_failures import failed_measurement
-from ..tuning.result_check import CheckOptions, Verdict
+from ..tuning.result_check import CheckOptions, sum_up
 from .requests import make_request
 from .suite import Case
 
@@ -26,14 +27,16 @@ class AuditedWinner(NamedTuple):
         kernel: the kernel's name.
         scenario: the scenario as text.
         config: the winner as text.
-        verdict: the outcome and its evidence.
+        verdict: the outcome over all outputs, and its reason.
+        outputs: the verdict on each output.
     """
 
     case: str
     kernel: str
     scenario: str
     config: str
-    verdict: Verdict
+    verdict: OutputVerdict
+    outputs: dict[str, OutputVerdict]
 
 
 def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner]:
@@ -54,14 +57,19 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
         best = best_config(request, stored.record) if stored else None
         if best is None:
             continue
-        check = WinnerCheck(request, request.check or CheckOptions())
-        check.prepare()
-        verdict = check.check(request.declared[best])
+        with closing(WinnerCheck(request, request.check or CheckOptions())) as check:
+            outputs = check.check(request.declared[best])
+        verdict = sum_up(outputs)
         if verdict.outcome == "wrong" and not store.read_only:
-            failure = Failure(kind="wrong", reason=verdict.evidence)
+            failure = Failure(kind="wrong", reason=verdict.reason)
             _put(store, request, failed_measurement(best, failure))
         yield AuditedWinner(
-            case.name, request.context.kernel.name, str(request.scenario), str(best), verdict
+            case.name,
+            request.context.kernel.name,
+            str(request.scenario),
+            str(best),
+            verdict,
+            outputs,
         )
 
 

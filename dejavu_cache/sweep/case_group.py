@@ -192,8 +192,8 @@ class CaseGroup:
     ) -> Measurement | None:
         options = request.check if may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
+        check = WinnerCheck(request, options, mark.around)
         try:
-            check = WinnerCheck(request, options, mark.around)
             tuner.announce(self._default)
             check.prepare()
             tuner.announce(best)
@@ -201,6 +201,7 @@ class CaseGroup:
                 wrong = check.find_wrong_results(best)
             return None if wrong is None else self._group.with_case(case, wrong)
         finally:
+            check.close()
             mark.close()
 
     def _failures(self) -> dict[str, str]:

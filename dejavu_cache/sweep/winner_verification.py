@@ -124,9 +124,11 @@ class _Verification:
         self._record = record
         self._best = best
         self._mark = MeasurementMark(request.context, request.scenario)
+        self._check = WinnerCheck(request, request.check, self._mark.around)
 
     def close(self) -> None:
-        """Forget that this process measures."""
+        """Forget that this process measures, and let go of the launch's arguments."""
+        self._check.close()
         self._mark.close()
 
     def run(self, verified: VerifiedWinner) -> VerifiedWinner:
@@ -190,8 +192,7 @@ class _Verification:
             NoValidConfigError: none of the recorded configs runs any longer.
         """
         request, measured = self._request, dict(look)
-        check = WinnerCheck(request, request.check, self._mark.around)
-        check.prepare()
+        self._check.prepare()
         while True:
             best = self._select({**self._record.by_config, **measured})
             if best is None:
@@ -203,7 +204,7 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            wrong = check.find_wrong_results(best)
+            wrong = self._check.find_wrong_results(best)
             if wrong is None:
                 break
             measured[best] = wrong

@@ -100,9 +100,7 @@ def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:
     arguments = _pointers_among([function.args(at) for at in range(function.get_num_args())])
     if flow.functions != 1 or len(arguments) != len(names):
         raise ValueError("the kernel's arguments cannot be told apart")
-    effects = {
-        name: flow.effects_on(at) for name, at in zip(names, arguments, strict=True)
-    }
+    effects = {name: flow.effects_on(at) for name, at in zip(names, arguments, strict=True)}
     known = {flow.root(at) for at in arguments}
     others = {effect for root, effect in flow.effects if flow.root(root) not in known}
     read = frozenset(name for name, seen in effects.items() if seen & {READ, UNKNOWN} or others)
@@ -200,9 +198,7 @@ class _PointerFlow:
 def _pointers_among(values: Sequence[Any]) -> list[int]:
     """Return the ids of the values that hold pointers or descriptors."""
     kinds = ("!tt.ptr", "!tt.tensordesc")
-    return [
-        value.id() for value in values if any(kind in str(value.get_type()) for kind in kinds)
-    ]
+    return [value.id() for value in values if any(kind in str(value.get_type()) for kind in kinds)]
 
 
 class _Watch:

@@ -1,4 +1,4 @@
-"""Copies of tensors that launches write: in the device's memory, or in the host's where it is full."""
+"""Copies of tensors that launches write, on the device, or on the host where that is full."""
 
 from __future__ import annotations
 

@@ -136,17 +136,16 @@ def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
         for tensor in parts()
         for part in [_magnitude(tensor)]
     ]
-    peak, count = torch.stack(peaks).amax(0)[0].item(), torch.stack(peaks).sum(0)[1].item()
+    largest = torch.stack(peaks)
+    peak, count = float(largest[:, 0].max()), float(largest[:, 1].sum())
     if not peak:
         return 0.0
     # Relative to about the largest, squares do not overflow. CUDA multiplies by the reciprocal,
     # which must be no subnormal number.
     bound = 1e300 if first.dtype == torch.float64 else 1e30
     unit = min(max(peak, 1 / bound), bound)
-    squares = [
-        (_magnitude(part) / unit).square().sum(dtype=torch.float64) for part in parts()
-    ]
-    root_mean_square = unit * math.sqrt(torch.stack(squares).sum().item() / count)
+    squares = [(_magnitude(part) / unit).square().sum(dtype=torch.float64) for part in parts()]
+    root_mean_square = unit * math.sqrt(float(torch.stack(squares).sum()) / count)
     return min(root_mean_square, MEDIANS * _median(parts))
 
 

@@ -322,7 +322,7 @@ class Tuner:
         return quantiles_of(timing) if patient or not samples or samples[-1].steady else None
 
     def _failure_or_raise(self, config: Config, raised: list[Exception]) -> Failure:
-        """Return the failure to record for the last error; keep one that ends the process, and raise.
+        """Return the failure to record for the last error, or raise it; keep one of the device.
 
         The errors are taken out of the list: they have passed the frame that holds it.
         """

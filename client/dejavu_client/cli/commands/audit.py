@@ -50,17 +50,21 @@ def audit(
         next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
         for winner in audit_winners(load_suite(suite).load_all_cases(options), chosen):
             outcomes[winner.verdict.outcome] += 1
-            rows.append({**winner._asdict(), "verdict": winner.verdict._asdict()})
-            if winner.verdict.outcome != "right" and not as_json:
-                evidence = f"({winner.config}): {winner.verdict.evidence}"
-                say(f"{winner.verdict.outcome}: {winner.kernel}{winner.scenario} {evidence}")
+            outputs = {name: verdict.model_dump() for name, verdict in winner.outputs.items()}
+            verdict = winner.verdict.model_dump()
+            rows.append({**winner._asdict(), "verdict": verdict, "outputs": outputs})
+            if winner.verdict.outcome != "equal" and not as_json:
+                outcome = winner.verdict.outcome.replace("_", " ")
+                reason = f"({winner.config}): {winner.verdict.reason}"
+                say(f"{outcome}: {winner.kernel}{winner.scenario} {reason}")
         url = chosen.url
     if not rows:
         raise NothingFoundError(f"{url} has no winner for a case of {suite} on this GPU")
     if as_json:
         show_json({"winners": rows, **outcomes})
     else:
-        amounts = [f"{outcomes[kind]} {kind}" for kind in ("right", "wrong", "unchecked")]
+        kinds = ("equal", "wrong", "not_compared")
+        amounts = [f"{outcomes[kind]} {kind.replace('_', ' ')}" for kind in kinds]
         say(f"{counted(outcomes.total(), 'winner')} audited: {', '.join(amounts)}")
     if outcomes["wrong"]:
         raise typer.Exit(1)
