@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, UncomparedResultsError
+from ..model.resolution import Resolution
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
@@ -84,12 +85,16 @@ class AdoptedAutotuner(CachedAutotuner):
             found = chosen.resolution
             if found is None or found.is_idle or not (found.uncompared and may_benchmark()):
                 return self._launch_or_choose_again(chosen, args, kwargs)
+            self._choices.drop(self._keyed(args, kwargs).key)  # else Triton finds it in `cache`
             failure = UncomparedResultsError(f"no results can be compared: {found.uncompared}")
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
         launched = self._run_by_triton(args, kwargs)
         self._explain_fallback(failure)
         return launched, ChosenConfig(self.best_config, {}, until=0.0)
+
+    def _explain_uncompared(self, resolution: Resolution) -> None:
+        """Say nothing: `_run_recorded` leaves the kernel to Triton, and says so."""
 
     def _explain_fallback(self, error: Exception) -> None:
         kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "

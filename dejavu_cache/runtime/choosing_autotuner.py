@@ -191,10 +191,21 @@ class ChoosingAutotuner(DeclaredAutotuner):
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
         if resolution.is_idle:
             return resolution
+        if resolution.uncompared:
+            self._explain_uncompared(resolution)
         before = fallback.resolution if fallback else None
         choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
         report_choice(self, choice, self._resolver)
         return resolution
+
+    def _explain_uncompared(self, resolution: Resolution) -> None:
+        warn_once(
+            f"uncompared {self._name}",
+            f"{self._name}{resolution.scenario}: the default config runs, since no other one's "
+            f"results can be compared with its: {resolution.uncompared}; declare what holds "
+            "results, check=CheckOptions(outputs=[…]), or have configs win by their times alone, "
+            "check=False",
+        )
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""

@@ -238,14 +238,6 @@ class ScenarioTuner:
         reason, is_idle = str(error), error.kind == "idle"
         if error.kind == "hidden":
             self._hidden[request.context, request.scenario] = reason
-        if not is_idle:
-            warn_once(
-                f"uncompared {request.context.kernel.name}",
-                f"{request.context.kernel.name}{request.scenario}: the default config runs, since "
-                f"no other one's results can be compared with its: {reason}; declare what holds "
-                "results, check=CheckOptions(outputs=[…]), or have configs win by their times "
-                "alone, check=False",
-            )
         compared = resolve_if_compared(request, Found(record, self._store.url))
         if compared is not None and not self._needs_comparison(request, compared, record):
             return compared

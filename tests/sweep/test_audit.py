@@ -58,7 +58,7 @@ def test_winners_that_nobody_checked_are_found_recorded_and_replaced(tmp_path: P
     assert audited.returncode == 1
     told = json.loads(audited.stdout)
     assert told["wrong"] == 2
-    assert "out_ptr differs in 1 of 1 elements" in told["winners"][0]["verdict"]["evidence"]
+    assert "out_ptr differs in 1 of 1 elements" in told["winners"][0]["verdict"]["reason"]
     assert failures_in(tmp_path) == ["wrong", "wrong"]
     again = dejavu("audit", SUITE, "--store", tmp_path)
     assert again.stdout == "2 winners audited: 2 equal, 0 wrong, 0 not compared\n"

@@ -56,7 +56,7 @@ def test_outputs_that_held_the_results_before_the_tune_prove_nothing_by_themselv
     arguments = launch_arguments()
     double(arguments)
     before = arguments["out"].clone()
-    made = checker(arguments, double)
+    made = checker(arguments, double, outputs=["out"])
     assert made.judge(write).outcome == "wrong"
     assert made.judge(double).outcome == "equal"
     assert torch.equal(arguments["out"], before)
@@ -125,9 +125,9 @@ def test_a_declared_tolerance_holds_for_its_argument() -> None:
 
 
 def test_a_launch_without_outputs_is_unchecked_and_says_why() -> None:
-    verdict = checker(launch_arguments(), write_nothing).judge(double)
-    assert verdict.outcome == "not_compared"
-    assert "changes no argument" in verdict.reason
+    made = checker(launch_arguments(), write_nothing)
+    assert made.judge(double).outcome == "not_compared"
+    assert "changes no argument" in str(made.prepare())
 
 
 def test_restoring_is_unseen_by_autograd() -> None:
@@ -187,3 +187,57 @@ def test_nan_must_stand_in_the_same_places() -> None:
     assert "NaN or infinite on one side only" in describe_difference(moved, expected)
     negative = torch.tensor([1.0, float("nan"), -float("inf")])
     assert describe_difference(negative, expected) != ""
+
+
+def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> None:
+    arguments = {**launch_arguments(), "order": torch.zeros(4)}
+    launches = iter(range(1, 100))
+
+    def with_noise(write: Write) -> Write:
+        def write_noise(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["order"].fill_(next(launches))
+
+        return write_noise
+
+    made = checker(arguments, with_noise(double))
+    for write, outcome in ((half_of_it, "wrong"), (double, "equal")):
+        verdicts = made.check(with_noise(write))
+        assert verdicts["out"].outcome == outcome
+        assert verdicts["order"].outcome == "not_compared"
+        assert "does not repeat" in verdicts["order"].reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_large_tensors_are_compared_in_pieces(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_cache.tuning.argument_tensors.PIECE", 50)
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype).t()
+    arguments = {"x": x, "out": torch.zeros_like(x)}
+
+    def last_element_off(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["out"][-1, -1] += 100
+
+    made = checker(arguments, double)
+    assert made.judge(double).outcome == "equal"
+    verdict = made.check(last_element_off)["out"]
+    assert verdict.outcome == "wrong"
+    assert verdict.reason.startswith("differs in 1 of 1200 elements")
+
+
+def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.free_memory", lambda device: 5000.0)
+    arguments = {**launch_arguments(), "total": torch.zeros(1)}
+
+    def double_and_add_up(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["total"].copy_(arguments["out"].sum()[None])
+
+    made = checker(arguments, double_and_add_up, outputs=["out", "total"])
+    verdicts = made.check(double_and_add_up)
+    assert verdicts["total"].outcome == "equal"
+    assert verdicts["out"].outcome == "not_compared"
+    assert "memory" in verdicts["out"].reason
+    assert checker(arguments, double_and_add_up, outputs=["out"]).judge(double).outcome != "equal"
