@@ -15,7 +15,6 @@ from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
-from ..runtime.service_phase import may_benchmark
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import logger, warn_once
@@ -80,21 +79,18 @@ class AdoptedAutotuner(CachedAutotuner):
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
-            failure: Exception = error
+            failure = error
         else:
-            found = chosen.resolution
-            if found is None or found.is_idle or not (found.uncompared and may_benchmark()):
-                return self._launch_or_choose_again(chosen, args, kwargs)
-            self._choices.drop(self._keyed(args, kwargs).key)  # else Triton finds it in `cache`
-            failure = UncomparedResultsError(f"no results can be compared: {found.uncompared}")
+            return self._launch_or_choose_again(chosen, args, kwargs)
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
         launched = self._run_by_triton(args, kwargs)
         self._explain_fallback(failure)
         return launched, ChosenConfig(self.best_config, {}, until=0.0)
 
-    def _explain_uncompared(self, resolution: Resolution) -> None:
-        """Say nothing: `_run_recorded` leaves the kernel to Triton, and says so."""
+    def _accept_default(self, resolution: Resolution) -> None:
+        """Leave a kernel whose results cannot be compared to Triton, which compares none."""
+        raise UncomparedResultsError(f"no results can be compared: {resolution.uncompared}")
 
     def _explain_fallback(self, error: Exception) -> None:
         kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "

@@ -192,13 +192,14 @@ class ChoosingAutotuner(DeclaredAutotuner):
         if resolution.is_idle:
             return resolution
         if resolution.uncompared:
-            self._explain_uncompared(resolution)
+            self._accept_default(resolution)
         before = fallback.resolution if fallback else None
         choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
         report_choice(self, choice, self._resolver)
         return resolution
 
-    def _explain_uncompared(self, resolution: Resolution) -> None:
+    def _accept_default(self, resolution: Resolution) -> None:
+        """Say once why a launch runs the default config, though it might be tuned."""
         warn_once(
             f"uncompared {self._name}",
             f"{self._name}{resolution.scenario}: the default config runs, since no other one's "
