@@ -11,6 +11,7 @@ from ..errors import NothingComparedError, UncomparedResultsError
 from ..model.record import Failure, Measurement, OutputVerdict
 from ..model.scenario import Config
 from ..system.notices import logger, warn_once
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_interpreting
@@ -184,9 +185,12 @@ class CheckedLaunches:
         """Return what a config's code does; under the interpreter, once it was launched."""
         if id(config) not in self._accesses and not is_interpreting():
             request, known = self._request, None
-            with suppress(Exception):  # which the launch will raise
+            try:
                 kernel = compile_config(request.autotuner, config, request.args, request.kwargs)
                 known = accesses_of_kernel(kernel)
+            except Exception as error:  # the launch will raise it, too
+                if is_from_signal_handler(error):
+                    raise
             self._accesses[id(config)] = known
         return self._accesses.get(id(config))
 

@@ -28,6 +28,9 @@ __all__ = ["ArgumentSnapshot", "copy_of"]
 MEMORY_SHARE = 0.5
 """Share of a device's or the host's free memory that copies may take."""
 
+MOST_ON_HOST = 1 << 32
+"""Largest copy on the host in bytes: each launch that is compared moves it back and forth."""
+
 NO_MEMORY = "neither the device nor the host has memory left for a copy"
 
 
@@ -69,10 +72,10 @@ class ArgumentSnapshot:
             reason = (str(error).splitlines() or [""])[0][:300]
             self.uncopied[name] = f"it cannot be copied: {type(error).__name__}: {reason}"
 
-    def copy(self, name: str) -> bool:
+    def copy(self, name: str, *, may_use_host: bool) -> bool:
         """Keep a tensor's present content; return whether there is memory for it."""
         if name not in self.originals:
-            copied = copy_of(self.tensors[name])
+            copied = copy_of(self.tensors[name], may_use_host=may_use_host)
             if copied is None:
                 self.uncopied[name] = NO_MEMORY
                 return False
@@ -112,12 +115,13 @@ class ArgumentSnapshot:
         )
 
 
-def copy_of(tensor: Tensor) -> Tensor | None:
+def copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
     """Return a copy of a tensor, on the host where its device is full; None if that is, too."""
     import torch
 
     size = tensor.numel() * tensor.element_size()
-    for device in dict.fromkeys((tensor.device, torch.device("cpu"))):
+    on_host = [torch.device("cpu")] if may_use_host and size <= MOST_ON_HOST else []
+    for device in dict.fromkeys([tensor.device, *on_host]):
         if 2 * size > free_memory(device) * MEMORY_SHARE:
             continue
         try:

@@ -130,7 +130,13 @@ def find_outputs(
             dtype.
         among: the arguments that the author declared as outputs, or None.
     """
-    copied = _copy(snapshot, _candidates(snapshot, accesses(), among))
+    # Where neither code nor author tells, most candidates are inputs, and may be large.
+    is_told = accesses() is not None or among is not None
+    copied = {
+        name
+        for name in _candidates(snapshot, accesses(), among)
+        if snapshot.copy(name, may_use_host=is_told)
+    }
     outputs: dict[str, Output] = {}
     with run():
         for name in _candidates(snapshot, accesses(), among):
@@ -164,10 +170,6 @@ def _candidates(
         and (among is None or name.partition("[")[0] in among)
     ]
     return sorted(names, key=lambda name: snapshot.tensors[name].numel())
-
-
-def _copy(snapshot: ArgumentSnapshot, names: Collection[str]) -> set[str]:
-    return {name for name in names if snapshot.copy(name)}
 
 
 def _expected_content(snapshot: ArgumentSnapshot, name: str) -> Tensor | None:

@@ -1,7 +1,8 @@
-"""A launch that does no work decides nothing; a later one with work tunes."""
+"""A launch without work, or with results that cannot be compared, decides nothing."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from support.addition import Bench, make
+from support.processes import fork_program
 
 import dejavu_cache
 from dejavu_cache import CheckOptions, Pow2
@@ -149,3 +151,8 @@ def test_declared_outputs_must_be_arguments(tmp_path: Path) -> None:
         decorate(tmp_path, check=CheckOptions(outputs=["z"]))
     with pytest.raises(SettingsError, match="outputs is a string"):
         decorate(tmp_path, check=CheckOptions(outputs="o"))
+
+
+def test_an_argument_that_cannot_be_copied_is_no_error() -> None:
+    done = fork_program("launch_uncopyable_arguments.py", TRITON_INTERPRET="0")
+    assert json.loads(done.stdout.splitlines()[-1]) == {}

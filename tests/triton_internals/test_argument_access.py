@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from support.processes import fork_program
 
-from dejavu_cache.triton_internals.argument_access import Accesses, watch_interpreter
+from dejavu_cache.triton_internals.argument_access import watch_interpreter
 from dejavu_cache.tuning.argument_snapshot import ArgumentSnapshot
 
 
@@ -43,15 +43,15 @@ def test_compiled_code_tells(
     assert compiled[kernel] == expected
 
 
-def interpret(body: Any, **arguments: Any) -> Accesses:
-    kernel = triton.jit(body)
+def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:
     with watch_interpreter(ArgumentSnapshot(arguments, ()).spans) as seen:
         kernel[(2,)](**arguments)
-    (accesses,) = seen
-    return accesses
+    ((read, written, elsewhere),) = seen
+    return {*read}, {*written}, elsewhere
 
 
 def test_the_interpreter_shows_what_a_launch_does() -> None:
+    @triton.jit
     def copy(x, o, n, B: tl.constexpr):
         at = tl.program_id(0) * B + tl.arange(0, B)
         tl.store(o + at, tl.load(x + at, mask=at < n), mask=at < n)
@@ -61,6 +61,7 @@ def test_the_interpreter_shows_what_a_launch_does() -> None:
     assert interpret(copy, x=x, o=o, n=0, B=16) == (set(), set(), False)
     assert interpret(copy, x=x, o=x, n=32, B=16) == ({"x", "o"}, {"x", "o"}, False)
 
+    @triton.jit
     def add(o, table):
         tl.atomic_add(o, 1)
         tl.store(tl.load(table).to(tl.pointer_type(tl.float32)), 1.0)

@@ -241,3 +241,20 @@ def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPat
     assert verdicts["out"].outcome == "not_compared"
     assert "memory" in verdicts["out"].reason
     assert checker(arguments, double_and_add_up, outputs=["out"]).judge(double).outcome != "equal"
+
+
+def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
+    negative = torch.conj(torch.ones(4, dtype=torch.complex64)).imag
+    arguments = {**launch_arguments(), "x2": negative, "out2": torch.zeros(4)}
+
+    def with_more(write: Write) -> Write:
+        def write_more(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["out2"].copy_(arguments["x2"] + 1)
+
+        return write_more
+
+    verdicts = checker(arguments, with_more(double)).check(with_more(half_of_it))
+    outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
+    assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
+    assert "cannot be copied" in verdicts["x2"].reason
