@@ -44,6 +44,7 @@ class ArgumentSnapshot:
     Attributes:
         tensors: the tensors that can be copied; parts of tuples have names such as `outs[0]`.
         originals: the copies that were taken of them.
+        starts: what some hold before a launch in their place.
         uncopied: why the others have no copy, by name.
         spans: the addresses of each tensor's elements, from the first to behind the last.
     """
@@ -52,6 +53,7 @@ class ArgumentSnapshot:
         """Find the tensors among arguments; copy nothing yet."""
         self.tensors: dict[str, Tensor] = {}
         self.originals: dict[str, Tensor] = {}
+        self.starts: dict[str, Tensor] = {}
         self.uncopied: dict[str, str] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         for argument, value in arguments.items():
@@ -85,24 +87,48 @@ class ArgumentSnapshot:
     def forget(self, name: str) -> None:
         """Free a tensor's copy."""
         self.originals.pop(name, None)
+        self.starts.pop(name, None)
 
     def release(self) -> None:
         """Free all copies and let go of the tensors."""
-        self.tensors.clear()
-        self.originals.clear()
+        for contents in (self.tensors, self.originals, self.starts):
+            contents.clear()
 
     def restore(self) -> None:
         """Give the tensors that were copied their original content again, unseen by autograd."""
         for name, original in self.originals.items():
-            with open_for_writes(self.tensors[name]) as tensor:
-                for part, before in pieces(tensor, original):
-                    part.copy_(before)
+            self._write(name, original)
+
+    def begin(self) -> None:
+        """Give the tensors that were copied what they hold before a launch."""
+        for name in self.originals:
+            self._write(name, self.before(name))
+
+    def before(self, name: str) -> Tensor:
+        """Return what a tensor holds before a launch."""
+        return self.starts.get(name, self.originals[name])
+
+    def start_elsewhere(self, name: str) -> None:
+        """Have a tensor hold small numbers of both signs before a launch, if memory reaches."""
+        import torch
+
+        start = copy_of(self.tensors[name])
+        if start is not None:
+            for (part,) in pieces(start):
+                numbers = torch.arange(part.numel(), device=part.device) % 8
+                part.copy_(((numbers - 3.5) / 4).reshape(part.shape))
+            self.starts[name] = start
+
+    def _write(self, name: str, content: Tensor) -> None:
+        with open_for_writes(self.tensors[name]) as tensor:
+            for part, source in pieces(tensor, content):
+                part.copy_(source)
 
     def has_changed(self, name: str) -> bool:
-        """Return whether a tensor's bits differ from the copy's."""
+        """Return whether a tensor's bits differ from those before the launch."""
         return any(
             not bool((bits(part) == bits(before)).all())
-            for part, before in pieces_on_device(self.tensors[name], self.originals[name])
+            for part, before in pieces_on_device(self.tensors[name], self.before(name))
         )
 
     def shares_memory(self, name: str) -> bool:

@@ -15,7 +15,7 @@ an output says that it is none. Then the launch tells whether results depend on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -44,22 +44,19 @@ class Output:
 
     Attributes:
         filler: what it may hold before a launch; None if only what the program passed.
-        has_changed: whether the default changed what the program passed.
+        is_visible: whether some element shows that the default writes it.
+        needs_filling: whether only a launch on the filled output shows that.
     """
 
     def __init__(self, tensor: Tensor, original: Tensor, expected: Tensor) -> None:
         """Expect a content after each launch; the original itself if it is to stay."""
         self.filler: Filler | None = None
-        self.has_changed = expected is not original
+        self.is_visible = expected is not original
+        self.needs_filling = False
         self._tensor = tensor
         self._original = original
         self._expected = expected
         self._scale: float | None = None
-
-    @property
-    def is_visible(self) -> bool:
-        """Return whether some element shows that the default writes it."""
-        return self.has_changed or self.filler is not None
 
     def fill(self, filler: Filler) -> None:
         """Replace the content before a launch."""
@@ -73,14 +70,15 @@ class Output:
         parts = pieces_on_device(self._tensor, self._original)
         if all(bool(filler.holds(part, before).all()) for part, before in parts):
             return
-        if self.has_changed:
+        if self._expected is not self._original:
             for present, expected in pieces(self._tensor, self._expected):
                 expected.copy_(present)
         elif (copied := copy_of(self._tensor)) is not None:
             self._expected = copied
         else:
             return
-        self.filler = filler
+        self.needs_filling = not self.is_visible
+        self.filler, self.is_visible = filler, True
 
     def describe_difference(self, tolerance: float | None, filler: Filler | None) -> str:
         """Describe how the present content differs from the expected one; empty if they agree.
@@ -137,18 +135,18 @@ def find_outputs(
         for name in _candidates(snapshot, accesses(), among)
         if snapshot.copy(name, may_use_host=is_told)
     }
-    outputs: dict[str, Output] = {}
     with run():
-        for name in _candidates(snapshot, accesses(), among):
-            if name in copied:
-                expected = _expected_content(snapshot, name)
-                if expected is not None:
-                    outputs[name] = Output(
-                        snapshot.tensors[name], snapshot.originals[name], expected
-                    )
+        outputs = _read_outputs(snapshot, _candidates(snapshot, accesses(), among))
+        for name in copied - outputs.keys():
+            snapshot.forget(name)
         fillers = _find_fillers(snapshot, outputs, accesses(), among)
-    for name in copied - outputs.keys():
-        snapshot.forget(name)
+    if (known := accesses()) is not None and _start_elsewhere(snapshot, outputs, known):
+        snapshot.begin()
+        with run():
+            outputs = _read_outputs(snapshot, outputs)
+            fillers = _find_fillers(snapshot, outputs, known, among)
+        for name in snapshot.starts.keys() & outputs.keys() if known.is_observed else ():
+            outputs[name].is_visible = True  # it was written, and is right as it was
     if fillers:
         trials = _Trials(snapshot, run, tolerance_of, outputs)
         try:
@@ -172,10 +170,36 @@ def _candidates(
     return sorted(names, key=lambda name: snapshot.tensors[name].numel())
 
 
+def _read_outputs(snapshot: ArgumentSnapshot, names: Iterable[str]) -> dict[str, Output]:
+    """Return outputs with the content that a launch of the default has left."""
+    outputs = {}
+    for name in names:
+        if name in snapshot.originals:
+            expected = _expected_content(snapshot, name)
+            if expected is not None:
+                outputs[name] = Output(snapshot.tensors[name], snapshot.before(name), expected)
+    return outputs
+
+
+def _start_elsewhere(
+    snapshot: ArgumentSnapshot, outputs: Mapping[str, Output], accesses: Accesses
+) -> bool:
+    """Have outputs start from other content if they are updated in place and have not changed.
+
+    They may hold zeros to which zeros are added. Integers are left as they are: a kernel that reads
+    them may take them for an address.
+    """
+    for name, output in outputs.items():
+        is_float = snapshot.tensors[name].is_floating_point()
+        if is_float and not output.is_visible and name in accesses.read:
+            snapshot.start_elsewhere(name)
+    return bool(snapshot.starts)
+
+
 def _expected_content(snapshot: ArgumentSnapshot, name: str) -> Tensor | None:
-    """Return a tensor's content, the copy of its original if it is the same, or None."""
+    """Return a tensor's content, the copy of the one before if it is the same, or None."""
     if not snapshot.has_changed(name):
-        return snapshot.originals[name]
+        return snapshot.before(name)
     content = copy_of(snapshot.tensors[name])
     if content is None:
         snapshot.uncopied[name] = NO_MEMORY
@@ -194,7 +218,7 @@ def _find_fillers(
         if accesses is not None:
             may_fill = name not in accesses.read and not snapshot.shares_memory(name)
         else:
-            may_fill = output.has_changed or among is not None
+            may_fill = output.is_visible or among is not None
         if may_fill:
             with_integers = accesses is not None or among is not None
             filler = find_filler(
@@ -243,7 +267,7 @@ class _Trials:
         Returns:
             The outputs with other results than before.
         """
-        self._snapshot.restore()
+        self._snapshot.begin()
         for name, filler in fillers.items():  # last: another output may share its memory
             self._outputs[name].fill(filler)
         with self._run():

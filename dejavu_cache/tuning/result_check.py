@@ -217,7 +217,7 @@ class ResultChecker:
         unseen = {
             name
             for name, output in self._outputs.items()
-            if name not in fillers and not output.has_changed
+            if name not in fillers and output.needs_filling
         }
         return evidence, unseen
 
@@ -241,7 +241,7 @@ class ResultChecker:
 
     def _compare(self, config: Any, fillers: Mapping[str, Filler]) -> dict[str, str]:
         """Launch a config once; return how each output differs that does."""
-        self.restore()
+        self._snapshot.begin()
         for name, filler in fillers.items():  # last: another output may share its memory
             self._outputs[name].fill(filler)
         with self._launch(config):

@@ -46,7 +46,8 @@ def test_compiled_code_tells(
 def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:
     with watch_interpreter(ArgumentSnapshot(arguments, ()).spans) as seen:
         kernel[(2,)](**arguments)
-    ((read, written, elsewhere),) = seen
+    ((read, written, elsewhere, is_observed),) = seen
+    assert is_observed
     return {*read}, {*written}, elsewhere
 
 

@@ -292,22 +292,33 @@ def test_integers_that_a_kernel_may_read_are_never_invented(accesses: Accesses |
     assert not any(map(torch.Tensor.any, seen))
 
 
-def test_an_output_whose_result_nothing_shows_is_not_called_equal() -> None:
-    """It is updated in place, by zeros."""
-    arguments = {"x": torch.zeros(64), "out": torch.ones(64), "seen": torch.zeros(64)}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int32])
+def test_an_output_that_is_updated_by_zeros_starts_from_other_numbers(dtype: torch.dtype) -> None:
+    """Integers do not: their verdict says that nothing shows whether they are written."""
+    arguments = {"out": torch.zeros(64, dtype=dtype), "seen": torch.zeros(64)}
 
-    def add(arguments: dict[str, Any]) -> None:
-        arguments["out"].add_(arguments["x"])
+    def scale(arguments: dict[str, Any], factor: float = 2.0) -> None:
+        arguments["out"].copy_((arguments["out"].float() * factor).to(dtype))
         arguments["seen"].fill_(1)
 
-    def add_nothing(arguments: dict[str, Any]) -> None:
-        arguments["seen"].fill_(1)
+    def scale_too_much(arguments: dict[str, Any]) -> None:
+        scale(arguments, 3.0)
 
-    made = checker(arguments, add, accesses=code("x out", "out seen"))
-    verdicts = made.check(add_nothing)
-    assert verdicts["seen"].outcome == "equal"
-    assert verdicts["out"].outcome == "not_compared"
-    assert "held its results before" in verdicts["out"].reason
+    made = checker(arguments, scale, accesses=code("out", "out seen"))
+    wrong, right = made.check(scale_too_much), made.check(scale)
+    outcome = right["out"].outcome, wrong["out"].outcome
+    assert outcome == (("equal", "wrong") if dtype.is_floating_point else ("not_compared",) * 2)
+    assert right["seen"].outcome == wrong["seen"].outcome == "equal"
+    assert not arguments["out"].float().any()
+
+
+def test_what_is_written_and_stays_as_it_is_may_stay() -> None:
+    """As where a launch that was watched has stored what it had loaded."""
+    watched = Accesses(frozenset({"out"}), frozenset({"out"}), is_observed=True)
+    made = checker({"out": torch.ones(64)}, write_nothing, accesses=watched)
+    assert made.judge(write_nothing).outcome == "equal"
+    wrong = made.check(lambda arguments: arguments["out"].mul_(2))
+    assert wrong["out"].outcome == "wrong"
 
 
 @pytest.mark.parametrize(
