@@ -64,8 +64,12 @@ def refuse_uncopyable(tensor: Any) -> None:
     Raises:
         Exception: it cannot, as that of classes that refuse torch's functions, and lazy views.
     """
-    element = bits(tensor)[(slice(0, 1),) * tensor.dim()]
-    bool((element == element.clone()).all())
+    import torch
+
+    element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
+    bool((bits(element) == bits(element.clone())).all())
+    if element.is_floating_point():
+        element.to(torch.float32)
 
 
 def span_of(tensor: Any) -> tuple[int, int]:

@@ -258,3 +258,24 @@ def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
     outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
     assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
     assert "cannot be copied" in verdicts["x2"].reason
+
+
+DTYPES = sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_type_are_compared_or_say_why_not(dtype: torch.dtype) -> None:
+    memory = torch.zeros(64, dtype=torch.uint8)
+    try:
+        arguments = {**launch_arguments(), "other": memory.view(dtype)}
+    except (RuntimeError, TypeError) as error:  # quantized
+        pytest.skip(str(error))
+
+    def write(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        memory.fill_(0x35)
+
+    verdicts = checker(arguments, write, outputs=["out", "other"]).check(double)
+    assert verdicts["out"].outcome == "equal"
+    assert verdicts["other"].outcome in ("wrong", "not_compared")
+    assert verdicts["other"].reason
