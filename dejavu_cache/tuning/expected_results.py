@@ -23,7 +23,7 @@ from .argument_snapshot import LACKS_MEMORY, ArgumentSnapshot, copy_of
 from .argument_tensors import bits, pieces, pieces_on_device
 from .config_failures import is_out_of_memory
 from .probe_contents import Filler, find_filler
-from .tensor_comparison import describe_differences, scale_of
+from .tensor_comparison import describe_difference, scale_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ class Output:
         """
         if self._scale is None:
             self._scale = scale_of(lambda: (expected for _, expected in self._parts(None)))
-        return describe_differences(self._parts(filler), self._scale, tolerance)
+        return describe_difference(self._parts(filler), self._scale, tolerance)
 
     def _parts(self, filler: Filler | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield parts of the present and of the expected content.

@@ -124,7 +124,9 @@ class ResultChecker:
             for name, reason in self._snapshot.uncopied.items()
             if accesses is None or name in accesses.written
         }
-        if not (self._outputs or (accesses is not None and self._uncompared)):
+        lacks_memory = LACKS_MEMORY in self._uncompared.values()
+        is_known = accesses is not None and bool(self._uncompared)
+        if not (self._outputs or lacks_memory or is_known):
             is_elsewhere = accesses is not None and accesses.elsewhere
             self._uncompared[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
         if accesses is None and self._options.outputs is None:  # the others may be inputs

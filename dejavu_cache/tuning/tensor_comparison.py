@@ -12,7 +12,7 @@ from .argument_tensors import bits, pieces
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TOLERANCES", "describe_difference", "describe_differences", "scale_of"]
+__all__ = ["TOLERANCES", "compare_tensors", "describe_difference", "scale_of"]
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-2, "float16": 2e-2, "bfloat16": 4e-2}
 """Largest difference by dtype, as a share of an element plus the scale of its tensor.
@@ -34,7 +34,7 @@ SAMPLE = 2**20
 """Number of elements, evenly spaced, of which the median is taken."""
 
 
-def describe_difference(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> str:
+def compare_tensors(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> str:
     """Describe how far a tensor is from the expected one; return an empty string if they agree.
 
     Integers and booleans must be equal. NaN and infinities must stand in the same places.
@@ -47,13 +47,13 @@ def describe_difference(actual: Tensor, expected: Tensor, tolerance: float | Non
     if not expected.numel():
         return ""
     scale = scale_of(lambda: (part for (part,) in pieces(expected)))
-    return describe_differences(pieces(actual, expected), scale, tolerance)
+    return describe_difference(pieces(actual, expected), scale, tolerance)
 
 
-def describe_differences(
+def describe_difference(
     parts: Iterable[tuple[Tensor, Tensor]], scale: float, tolerance: float | None = None
 ) -> str:
-    """Describe how far a tensor is from the expected one, as `describe_difference` does.
+    """Describe how far a tensor is from the expected one, as `compare_tensors` does.
 
     Args:
         parts: the same parts of both, one after the other; one at least.

@@ -17,6 +17,7 @@ from support.result_checks import (
     write_nothing,
 )
 
+from dejavu_cache.model.record import BEHIND_POINTERS, NO_WORK, has_reason
 from dejavu_cache.triton_internals.argument_access import Accesses
 
 
@@ -322,18 +323,17 @@ def test_what_is_written_and_stays_as_it_is_may_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accesses", "kind"),
+    ("accesses", "reason"),
     [
-        (None, "idle"),
-        (code("x", "out"), "idle"),
-        (Accesses(frozenset(), frozenset(), elsewhere=True), "hidden"),
+        (None, NO_WORK),
+        (code("x", "out"), NO_WORK),
+        (Accesses(frozenset(), frozenset(), elsewhere=True), BEHIND_POINTERS),
     ],
 )
-def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, kind: str) -> None:
+def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason: str) -> None:
     made = checker(launch_arguments(), write_nothing, accesses=accesses)
-    obstacle = made.prepare()
-    assert obstacle is not None
-    assert obstacle.kind == kind
+    assert has_reason(made.trusted(), reason)
+    assert made.judge(double).outcome == "not_compared"
 
 
 def test_memory_that_runs_out_for_probes_leaves_the_comparison(
