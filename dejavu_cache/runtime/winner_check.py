@@ -188,7 +188,12 @@ class CheckedLaunches:
         self._accesses: dict[int, Accesses | None] = {}
 
     def accesses(self, config: Any) -> Accesses | None:
-        """Return what a config's code does; under the interpreter, once it was launched."""
+        """Return what a config's code does; under the interpreter, once it was launched.
+
+        Nothing is known where a hook after the launch may complete the results.
+        """
+        if self._request.autotuner.user_defined_post_hook:
+            return None
         if id(config) not in self._accesses and not is_interpreting():
             request, known = self._request, None
             try:

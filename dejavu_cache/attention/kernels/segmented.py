@@ -161,7 +161,7 @@ CONFIGS = space(per_sm=PER_SM)
 @cached_autotune(
     configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=prune_rules(_is_distinct), post_hook=_merge_after_benchmark,
     default=default_rule(CONFIGS, _is_distinct, per_sm=8), method=METHOD, prune_per="scenario",
-    check=CheckOptions(ignore=("scratch",)),
+    check=CheckOptions(outputs=("out",)),
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=["num_rows", "most", "sms", "per_sm", "stride_table", "num_seqs", "avg_query", "max_context",
