@@ -76,6 +76,8 @@ class ScenarioTuner:
         self._compared: dict[tuple[Context, Scenario], set[Config]] = {}
         self._hidden: dict[tuple[Context, Scenario], Results] = {}
         """Why nothing can be compared in any launch of a scenario."""
+        self._raced: set[tuple[Context, Scenario]] = set()
+        """Scenarios whose configs are all timed, and whose fastest one is yet to be compared."""
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -183,6 +185,7 @@ class ScenarioTuner:
         self, request: Request, record: Record, due: list[Config]
     ) -> tuple[Resolution | None, int]:
         """Measure due configs, or else those whose failure is disputable, and select the winner."""
+        key = request.context, request.scenario
         with ExitStack() as stack:
             mark = stack.enter_context(closing(MeasurementMark(request.context, request.scenario)))
             measurement = ScenarioMeasurement(
@@ -196,8 +199,11 @@ class ScenarioTuner:
             )
             stack.callback(measurement.close)
             try:
-                if due or record.winner is None:
+                if due or (record.winner is None and key not in self._raced):
                     measurement.measure_due(due)
+                    if len(self._raced) >= MOST_SCENARIOS:
+                        self._raced.clear()
+                    self._raced.add(key)
                 if measurement.best is None:
                     measurement.measure(self._untried_failures(request, measurement.record))
                 winner, results = measurement.find_winner()
@@ -219,7 +225,8 @@ class ScenarioTuner:
             # Noted here too: the recorded winner may be that of a launch with other configs.
             if len(self._compared) >= MOST_SCENARIOS:
                 self._compared.clear()
-            self._compared.setdefault((request.context, request.scenario), set()).add(winner)
+            self._compared.setdefault(key, set()).add(winner)
+            self._raced.discard(key)
             measurement.record_winner(winner, results)
         how: How = "tuned" if due or measurement.measured else "exact"
         missing = len(request.unmeasured_configs(measurement.record))

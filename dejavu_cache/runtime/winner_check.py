@@ -113,7 +113,8 @@ class WinnerCheck:
         Raises:
             NothingComparedError: there is not.
         """
-        refuse_uncompared(self.check(self._request.default))
+        if self._checker is not None:
+            refuse_uncompared(self._checker.trusted())
 
     def check(self, config: Any) -> Results:
         """Compare the results of a `triton.Config` with the default's, output by output.

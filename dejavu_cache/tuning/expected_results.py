@@ -9,8 +9,8 @@ code writes, or all where the code does not tell.
 
 *Which of them are filled?* Those that the default's code writes and never reads, whatever their
 dtype. Where the code does not tell, those that the first launch changed, unless they are integers:
-an integer may be an index, an address, or a lock for which a kernel waits. An author who declares
-an output says that it is none. Then the launch tells whether results depend on what was filled.
+an integer may be an index, an address, or a lock for which a kernel waits. Then the launch tells
+whether results depend on what was filled. An author who declares outputs says that none does.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from ..triton_internals.argument_access import Accesses
 
 __all__ = ["Output", "find_outputs"]
-
-MOST_PROBES = 8
-"""Limit of the outputs that are filled one by one where some depend on what others held."""
 
 Run = Callable[[], AbstractContextManager[None]]
 """Computes the expected results, which stand while the context is open."""
@@ -148,9 +145,9 @@ def find_outputs(
         for name in snapshot.starts.keys() & outputs.keys() if known.is_observed else ():
             outputs[name].is_visible = True  # it was written, and is right as it was
     if fillers:
-        trials = _Trials(snapshot, run, tolerance_of, outputs)
         try:
-            trials.fill(fillers, are_never_read=accesses() is not None)
+            is_told = accesses() is not None or among is not None
+            _fill(snapshot, run, tolerance_of, outputs, fillers, are_never_read=is_told)
         except Exception as error:  # what was computed is still compared
             if not is_out_of_memory(error):
                 raise
@@ -229,57 +226,37 @@ def _find_fillers(
     return fillers
 
 
-class _Trials:
-    """Launches of the default from filled outputs, to see which results depend on that."""
+def _fill(
+    snapshot: ArgumentSnapshot,
+    run: Run,
+    tolerance_of: Callable[[str], float | None],
+    outputs: Mapping[str, Output],
+    fillers: Mapping[str, Filler],
+    *,
+    are_never_read: bool,
+) -> None:
+    """Launch from filled outputs, and expect what becomes of those whose results are as before.
 
-    def __init__(
-        self,
-        snapshot: ArgumentSnapshot,
-        run: Run,
-        tolerance_of: Callable[[str], float | None],
-        outputs: Mapping[str, Output],
-    ) -> None:
-        self._snapshot = snapshot
-        self._run = run
-        self._tolerance_of = tolerance_of
-        self._outputs = outputs
-
-    def fill(self, fillers: Mapping[str, Filler], *, are_never_read: bool) -> None:
-        """Have outputs filled whose earlier content the default's results do not depend on.
-
-        Args:
-            fillers: the outputs to try, and what to fill them with.
-            are_never_read: whether the code says that there is no such dependence.
-        """
-        unlike = self._launch(fillers, excused=self._outputs if are_never_read else ())
-        if unlike and not are_never_read and len(fillers) > 1:
-            unrepeated = self._launch({}) if unlike - fillers.keys() else set()
-            for name in list(fillers)[:MOST_PROBES]:
-                self._launch({name: fillers[name]}, excused=unrepeated)
-
-    def _launch(self, fillers: Mapping[str, Filler], excused: Collection[str] = ()) -> set[str]:
-        """Launch once, and expect what becomes of filled outputs if all results are as before.
-
-        Args:
-            fillers: the outputs to fill, and what with.
-            excused: outputs whose other results say nothing about the filled ones.
-
-        Returns:
-            The outputs with other results than before.
-        """
-        self._snapshot.begin()
-        for name, filler in fillers.items():  # last: another output may share its memory
-            self._outputs[name].fill(filler)
-        with self._run():
-            unlike = {
-                name
-                for name, output in self._outputs.items()
-                if output.describe_difference(self._tolerance_of(name), fillers.get(name))
-            }
-            if unlike <= {*excused}:
-                for name in fillers.keys() - unlike:
-                    self._outputs[name].adopt(fillers[name])
-        return unlike
+    Args:
+        snapshot: the launch's arguments before it.
+        run: launches the default.
+        tolerance_of: returns the largest relative difference in an output.
+        outputs: all outputs.
+        fillers: the outputs to fill, and what with.
+        are_never_read: whether it is known that no results depend on what the filled ones held, so
+            that those of the others say nothing about them.
+    """
+    snapshot.begin()
+    for name, filler in fillers.items():  # last: another output may share its memory
+        outputs[name].fill(filler)
+    with run():
+        unlike = {
+            name
+            for name, output in outputs.items()
+            if output.describe_difference(tolerance_of(name), fillers.get(name))
+        }
+        for name in fillers.keys() - unlike if are_never_read or not unlike else ():
+            outputs[name].adopt(fillers[name])
 
 
 def _choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import triton
 import triton.language as tl
 from support.addition import Bench, make
 from support.processes import fork_program
+from torch.distributed import HashStore
 
 import dejavu_cache
 from dejavu_cache import CheckOptions, Pow2
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.runtime import consensus
 
-RIGHT, WRONG = triton.Config({"B": 16}), triton.Config({"B": 64})
+RIGHT, FAST, WRONG = (triton.Config({"B": size}) for size in (16, 32, 64))
 
 
 def add_one(x, o, count, n, D, B: tl.constexpr):
@@ -91,6 +94,24 @@ def test_a_grid_that_raises_raises(tmp_path: Path) -> None:
 
     with pytest.raises(Exception, match="of the grid"):
         launch(decorate(tmp_path), 64, 64, fail)
+
+
+def test_it_decides_nothing_for_the_ranks_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = HashStore()
+    monkeypatch.setattr(consensus, "_job_store", lambda: job)
+    monkeypatch.setattr(consensus, "_torch_distributed", lambda: SimpleNamespace(get_rank=int))
+    benches = [Bench((1.0, 2.0)), Bench((2.0, 1.0))]
+    options: dict[str, Any] = {"configs": [RIGHT, FAST], "consensus": "ranks"}
+    ranks = [decorate(tmp_path, bench, **options) for bench in benches]
+    for rank in ranks:
+        for _ in range(2):
+            assert launch(rank, 64, 0)
+    assert launch(ranks[1], 64, 64)
+    assert launch(ranks[0], 64, 64)
+    assert [bench.calls for bench in benches] == [0, 2]
+    assert [rank.best_config for rank in ranks] == [FAST, FAST]
 
 
 def behind_a_pointer(table, n, B: tl.constexpr):

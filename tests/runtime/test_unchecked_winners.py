@@ -24,6 +24,7 @@ from dejavu_cache.model.record import (
     Winner,
 )
 from dejavu_cache.model.scenario import now
+from dejavu_cache.runtime.scenario_measurement import ScenarioMeasurement
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.triton_internals.config_names import describe
 
@@ -113,8 +114,17 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
     tmp_path: Path,
     comparing: Callable[..., None],
     reason: str,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    timed: list[Any] = []
+    measure = ScenarioMeasurement.measure_due
+
+    def count(self: ScenarioMeasurement, due: list[Any]) -> None:
+        timed.append(due)
+        measure(self, due)
+
+    monkeypatch.setattr(ScenarioMeasurement, "measure_due", count)
     comparing(reason)
     for benchmarked in (2, 0):
         kernel = start_process(tmp_path)
@@ -123,6 +133,8 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
             kernel.forget_choices()
         assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, benchmarked)
         assert next(kernel.home.record_sets()).records[0].winner is None
+        assert len(timed) == 1, "the second launch times nothing again"
+        timed.clear()
     assert caplog.text.count(f"out_ptr: {reason}") == 1
     assert caplog.text.count("check=False") == 1
     comparing("")
