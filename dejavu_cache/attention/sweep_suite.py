@@ -171,7 +171,8 @@ def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
     implementation = kernel.split(".")[-2].removesuffix("_kernel")
     if implementation not in LAUNCHES or implementation == "hopper":
         return None
-    args, dtypes = scenario.args, scenario.dtypes
+    args = scenario.args
+    dtypes = {name: kind for name, kind in scenario.dtypes.items() if not kind.startswith("=")}
     heads, group, head, page, window = (
         int(args.get(name, -1) or 0) for name in ("KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW")
     )

@@ -323,7 +323,8 @@ class Scenario(ValueModel):
     @property
     def values(self) -> dict[str, Any]:
         """Return the key values and the dtypes by argument, which a decision tree takes."""
-        return {**self.args, **self.dtypes}
+        dtypes = {name: kind for name, kind in self.dtypes.items() if not kind.startswith("=")}
+        return {**self.args, **dtypes}
 
     def __str__(self) -> str:
         """Format the values and dtypes as a call's arguments."""

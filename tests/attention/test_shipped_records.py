@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from support.processes import run_python
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
@@ -27,7 +28,7 @@ from dejavu_cache.prewarm.messages import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
-from dejavu_cache.triton_internals.identity import identify, kernel_name
+from dejavu_cache.triton_internals.identity import kernel_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = json.loads((ROOT / "tools" / "shipped_records.json").read_text(encoding="utf-8"))
@@ -58,9 +59,14 @@ def test_the_library_finds_them() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_they_are_of_the_code_as_it_is(name: str) -> None:
     _, recorded_contexts = contexts(name)
-    assert {context.kernel.source for context in recorded_contexts} == {
-        identify(kernel(name).fn, ()).source
-    }
+    code = """
+        import sys
+        from dejavu_cache.attention.sweep_suite import kernel_of
+        from dejavu_cache.triton_internals.identity import identify
+        print(identify(kernel_of(sys.argv[1]).fn, ()).source)
+    """
+    source = run_python(code, name, TRITON_INTERPRET="").stdout.strip()
+    assert {context.kernel.source for context in recorded_contexts} == {source}
     assert [context.problem for context in recorded_contexts] == [problem(kernel(name))] * len(
         recorded_contexts
     )

@@ -54,6 +54,7 @@ TABLE = {
     "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
     "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
     "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
+    "adopt": Row(f"no_such_module --yes {SOURCE}", UNUSABLE, None, UNUSABLE),
     "push": Row(
         "--kernel {kernel} --store {local} --server {remote}", UNUSABLE, NO, UNUSABLE, REFUSED
     ),

@@ -186,7 +186,7 @@ STEPS = [
     (AdoptedAutotuner, "_choose_for_scenario"),
     (choice_report, "report_to_triton"),
     (choice_report, "report_resolution"),
-    (choosing_autotuner, "current_environment"),
+    (choosing_autotuner, "toolchain_on"),
     (choosing_autotuner, "current_settings"),
     (choosing_autotuner, "Resolver"),
     (triton_report, "launch_key"),

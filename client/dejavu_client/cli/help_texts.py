@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "doctor",
     ),
     "Tune": ("run", "sweep", "audit", "heuristics"),
-    "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "gc", "clear"),
+    "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "adopt", "gc", "clear"),
     "Move records": (
         "export",
         "import",
@@ -69,6 +69,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quarantine list": ("quarantine list",),
     "quarantine undo": ("quarantine undo 12",),
     "rename": ("rename 'pkg.old.*' 'pkg.new.*' --yes",),
+    "adopt": ("adopt shop.kernels --yes",),
     "gc": ("gc --dry-run --days 90",),
     "clear": ("clear add --yes",),
     "export": ("export records.jsonl --kernel add",),
