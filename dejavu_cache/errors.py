@@ -7,7 +7,6 @@ DejavuError
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── UncomparedResultsError   the default config's results cannot be computed for the moment
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
-├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
 ├── UnknownDeviceError       records cannot describe the current device
 ├── UnsupportedTritonError   the installed Triton is too old
 ├── PrewarmError             a folder cannot be prewarmed as asked
@@ -45,7 +44,6 @@ __all__ = [
     "TooFewRecordsError",
     "UncomparedResultsError",
     "UnknownDeviceError",
-    "UnreadableKernelError",
     "UnsupportedTritonError",
     "did_you_mean",
     "problem_text",
@@ -119,10 +117,6 @@ class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
 
     exit_code = ExitCode.NEGATIVE
-
-
-class UnreadableKernelError(DejavuError):
-    """A kernel reads something that has no encoding, so its timings cannot be stored."""
 
 
 class UnknownDeviceError(DejavuError):
