@@ -34,7 +34,7 @@ import triton
 
 from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.stores import MemoryStore
-from dejavu_cache.tuning.tensor_comparison import describe_difference
+from dejavu_cache.tuning.tensor_comparison import compare_tensors
 
 TUNES = 10
 LAUNCHES = 10
@@ -228,7 +228,7 @@ class ChunkScanTrial:
             for inputs in self.draws:
                 for _ in range(LAUNCHES):
                     out = self.kernel.launch(decorated, inputs)
-                    difference = describe_difference(out, inputs.expected)
+                    difference = compare_tensors(out, inputs.expected)
                     evidence += [difference] if difference else []
         except triton.runtime.errors.OutOfResources as error:
             return {"wrong": 0, "error": str(error)}

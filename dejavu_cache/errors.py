@@ -6,6 +6,7 @@ DejavuError
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── UncomparedResultsError   the default config's results cannot be computed for the moment
+│   └── NothingComparedError no config but the default may win, since nothing can be compared
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── UnknownDeviceError       records cannot describe the current device
 ├── UnsupportedTritonError   the installed Triton is too old
@@ -35,6 +36,7 @@ __all__ = [
     "MergeConflictError",
     "NewerFormatError",
     "NoValidConfigError",
+    "NothingComparedError",
     "PrewarmError",
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
@@ -111,6 +113,19 @@ class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
 
 class UncomparedResultsError(DejavuError, RuntimeError):
     """The machine could not compute the default config's results, so no other config may win."""
+
+
+class NothingComparedError(UncomparedResultsError):
+    """Nothing that a launch writes can be compared, so no config but the default may win.
+
+    Attributes:
+        results: why, by output, as `model.record.OutputVerdict`s.
+    """
+
+    def __init__(self, reason: str, results: Mapping[str, Any]) -> None:
+        """Say why nothing can be compared."""
+        super().__init__(reason)
+        self.results = results
 
 
 class TooFewRecordsError(DejavuError, LookupError):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ..errors import DejavuError, ScenarioNotTuned, SnapshotError
+from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, UncomparedResultsError
+from ..model.resolution import Resolution
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
@@ -86,6 +87,10 @@ class AdoptedAutotuner(CachedAutotuner):
         launched = self._run_by_triton(args, kwargs)
         self._explain_fallback(failure)
         return launched, ChosenConfig(self.best_config, {}, until=0.0)
+
+    def _accept_default(self, resolution: Resolution) -> None:
+        """Leave a kernel whose results cannot be compared to Triton, which compares none."""
+        raise UncomparedResultsError(f"no results can be compared: {resolution.uncompared}")
 
     def _explain_fallback(self, error: Exception) -> None:
         kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "

@@ -39,11 +39,17 @@ from .scenario import (
 
 __all__ = [
     "ALL_OUTPUTS",
+    "BEHIND_POINTERS",
     "FORMAT",
+    "HELD_BEFORE",
     "MOST_LAUNCHES",
     "MOST_MEASUREMENTS",
+    "NOT_COPYABLE",
+    "NOT_REPEATABLE",
     "NO_DEFAULT",
     "NO_MEMORY",
+    "NO_WORK",
+    "REASONS",
     "SWITCHED_OFF",
     "Confidence",
     "Failure",
@@ -56,10 +62,13 @@ __all__ = [
     "Results",
     "Winner",
     "are_compared",
+    "has_reason",
     "join_results",
+    "may_win",
     "reasons_not_compared",
     "record_set_line",
     "required_format",
+    "sum_up",
 ]
 
 FORMAT = 2
@@ -166,13 +175,40 @@ ALL_OUTPUTS = "all outputs"
 """Name under which a verdict stands that is the same for every output."""
 
 NO_MEMORY = "no memory"
-"""Beginning of the reason where memory lacked: another process, or a later one, may compare."""
+"""Memory lacked for a copy: another process, or a later launch, may compare."""
+
+NO_WORK = "no work"
+"""The launch wrote nothing: another one may."""
 
 NO_DEFAULT = "no default"
-"""Beginning of the reason where the default config, with which results are compared, cannot run."""
+"""The default config, with which results are compared, cannot run."""
 
 SWITCHED_OFF = "switched off"
-"""Beginning of the reason where the kernel's author, or the user, wants nothing compared."""
+"""The kernel's author, or the user, wants nothing compared."""
+
+BEHIND_POINTERS = "behind pointers"
+"""The kernel writes memory that is none of its arguments."""
+
+NOT_COPYABLE = "cannot be copied"
+"""A tensor's class or layout allows no copy."""
+
+NOT_REPEATABLE = "not repeatable"
+"""The default config does not repeat its own results."""
+
+HELD_BEFORE = "held before"
+"""An output held its results before the launch, so nothing shows whether they are written."""
+
+REASONS = (
+    NO_MEMORY,
+    NO_WORK,
+    NO_DEFAULT,
+    SWITCHED_OFF,
+    BEHIND_POINTERS,
+    NOT_COPYABLE,
+    NOT_REPEATABLE,
+    HELD_BEFORE,
+)
+"""How the reasons begin for which results are not compared."""
 
 Results = Mapping[str, OutputVerdict]
 """Verdicts on one config, by output."""
@@ -186,12 +222,37 @@ def are_compared(results: Results | None) -> bool:
     At least one output has to be equal. One that was not compared excuses itself alone, unless the
     reason is a lack of memory, which says nothing of the config.
     """
-    verdicts = list((results or {}).values())
-    return any(verdict.outcome == "equal" for verdict in verdicts) and not any(
-        verdict.outcome == "wrong"
-        or (verdict.outcome == "not_compared" and verdict.reason.startswith(NO_MEMORY))
-        for verdict in verdicts
+    return sum_up(results or {}).outcome == "equal" and not has_reason(results, NO_MEMORY)
+
+
+def may_win(results: Results) -> bool:
+    """Return whether a config may win a tune by what comparing it has shown.
+
+    At least one output has to be equal, unless nothing is to be compared, or nothing else can run.
+    """
+    excused = has_reason(results, SWITCHED_OFF) or has_reason(results, NO_DEFAULT)
+    return excused or sum_up(results).outcome == "equal"
+
+
+def has_reason(results: Results | None, reason: str) -> bool:
+    """Return whether some output was not compared for one of the `REASONS`."""
+    return any(
+        verdict.outcome == "not_compared" and verdict.reason.startswith(reason)
+        for verdict in (results or {}).values()
     )
+
+
+def sum_up(results: Results) -> OutputVerdict:
+    """Return the verdict on a config: wrong if an output is, equal if another one was compared."""
+    outcomes = {verdict.outcome for verdict in results.values()}
+    outcome = next((outcome for outcome in ("wrong", "equal") if outcome in outcomes), None)
+    if outcome == "equal":
+        return OutputVerdict(outcome="equal")
+    if outcome is None:
+        reason = "; ".join(reasons_not_compared(results))
+        return OutputVerdict(outcome="not_compared", reason=reason[:2000])
+    wrong = [f"{name} {item.reason}" for name, item in results.items() if item.outcome == "wrong"]
+    return OutputVerdict(outcome="wrong", reason="; ".join(wrong)[:2000])
 
 
 def reasons_not_compared(results: Results | None) -> list[str]:
@@ -351,9 +412,7 @@ class Record(FrozenModel):
         """Return whether a tune has ended with a winner that is not known to be wrong."""
         if self.winner is None:
             return False
-        return not any(
-            verdict.outcome == "wrong" for verdict in (self.winner.results or {}).values()
-        ) and not any(
+        return sum_up(self.winner.results or {}).outcome != "wrong" and not any(
             measurement.is_wrong and measurement.config == self.winner.config
             for measurement in self.measurements
         )
@@ -366,9 +425,7 @@ class Record(FrozenModel):
         """
         if self.winner is None or not self.is_finished:
             return False
-        verdicts = (self.winner.results or {}).values()
-        is_wanted = not any(verdict.reason.startswith(SWITCHED_OFF) for verdict in verdicts)
-        return self.winner.is_compared or not is_wanted
+        return self.winner.is_compared or has_reason(self.winner.results, SWITCHED_OFF)
 
     @property
     def is_unfinished(self) -> bool:

@@ -55,6 +55,8 @@ class Resolution:
         only: whether pruning left the launch no other config.
         ignored_pin: the config that a person chose and the launch may not run, or None.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
+        uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
+        is_idle: whether the launch has no work: then its config says nothing about others.
         recorded_in: the context of the record that stands in, if it is another one.
         recorded_for: the scenario of the record that stands in, if it is another one.
         nearest: on a miss, the distance of the nearest record of the context, however far; filled
@@ -77,6 +79,8 @@ class Resolution:
     only: bool = False
     not_stored: str | None = None
     ignored_pin: str | None = None
+    uncompared: str = ""
+    is_idle: bool = False
     recorded_in: Context | None = None
     recorded_for: Scenario | None = None
     nearest: float | None = None
@@ -90,6 +94,8 @@ class Resolution:
     @property
     def final(self) -> bool:
         """Return whether a later lookup cannot find better; fallbacks are looked up again."""
+        if self.is_idle:
+            return False
         return self.agreed or self.only or self.how in ("exact", "tuned", "pinned", "off")
 
     def __str__(self) -> str:
@@ -109,6 +115,8 @@ class Resolution:
             lines.append(f"  the nearest record is at distance {self.nearest:g}")
         if self.unfinished:
             lines.append("  no winner: configs were timed, and their results not compared")
+        if self.uncompared:
+            lines.append(f"  not tuned, since no results can be compared: {self.uncompared}")
         lines += [f"  not compared: {reason}" for reason in self.not_compared]
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")

@@ -16,6 +16,9 @@ __all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "NewChoice"]
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
 
+MOST_IDLE = 8
+"""Launches of a scenario without work in a row, each of which tries to tune; later ones wait."""
+
 MOST_CHOICES = 1 << 16
 """Launches whose config is kept; a program with ever new sizes looks the others up again."""
 
@@ -77,6 +80,7 @@ class Choices:
         self._final: dict[RawKey, ChosenConfig] = {}
         self._fallbacks: dict[RawKey, ChosenConfig] = {}
         self._revisions: dict[RawKey, Hashable | None] = {}
+        self._idle: dict[RawKey, int] = {}
 
     def final(self, key: RawKey) -> ChosenConfig | None:
         """Return the config of a launch if no later lookup can find better, or None."""
@@ -116,10 +120,12 @@ class Choices:
             revision: the revision of the records before the lookup, or None if it is unknown.
         """
         if len(self._final) + len(self._fallbacks) >= MOST_CHOICES:
-            for choices in (self._final, self._fallbacks, self._revisions):
+            for choices in (self._final, self._fallbacks, self._revisions, self._idle):
                 choices.clear()
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         config = resolution.config
+        if resolution.is_idle and self._is_news(key):
+            return ChosenConfig.of(config, until=0.0)._replace(resolution=resolution)
         chosen = ChosenConfig(config, config.all_kwargs(), until, resolution)
         if resolution.final:
             self._fallbacks.pop(key, None)
@@ -128,6 +134,11 @@ class Choices:
             self._revisions[key] = revision
             self._fallbacks[key] = chosen
         return chosen
+
+    def _is_news(self, key: RawKey) -> bool:
+        """Count a launch without work; return whether the next one may have some."""
+        self._idle[key] = self._idle.get(key, 0) + 1
+        return self._idle[key] % MOST_IDLE != 0
 
     def drop(self, key: RawKey) -> None:
         """Look a launch up again: its config cannot run."""

@@ -215,17 +215,31 @@ class ChoosingAutotuner(DeclaredAutotuner):
             self.bench_time = time.perf_counter() - start
             values = resolution.config.all_kwargs()
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
+        if resolution.is_idle:
+            return resolution
+        if resolution.uncompared:
+            self._accept_default(resolution)
         before = fallback.resolution if fallback else None
         choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
         report_choice(self, choice, self._resolver_of(request))
         return resolution
+
+    def _accept_default(self, resolution: Resolution) -> None:
+        """Say once why a launch runs the default config, though it might be tuned."""
+        warn_once(
+            f"uncompared {self._name}",
+            f"{self._name}{resolution.scenario}: the default config runs, since no other one's "
+            f"results can be compared with its: {resolution.uncompared}; declare what holds "
+            "results, check=CheckOptions(outputs=[…]), or have configs win by their times alone, "
+            "check=False",
+        )
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
         resolver = self._resolver_of(request)
         if request.has_no_choice:
             return resolver.only_config(request), 0
-        if self._consensus == "none" or request.not_stored:
+        if self._consensus == "none" or request.not_stored or request.has_empty_grid:
             return resolver.resolve(request, wait=wait)
 
         def resolve_now() -> Resolution:

@@ -70,24 +70,33 @@ def _agree(
     name = _job_key(request)
     decided = _read_decision(store, name)
     mine, benchmarked = None, 0
-    for claim in range(0 if is_capturing_graph() else _CLAIMS):
-        if decided is not None:
-            break
+    # As many claims were given up by ranks whose launches had no work, which decide nothing.
+    claim = idle = _ask(store.add, f"{name}/idle", 0)
+    while decided is None and claim < idle + _CLAIMS and not is_capturing_graph():
         given_up = f"{name}/given up{claim}"
         if _ask(store.add, f"{name}/claim{claim}", 1) == 1:
-            mine, benchmarked = _resolve_or_give_up(store, given_up, resolve)
+            mine, benchmarked = _resolve_or_give_up(store, name, given_up, resolve)
             break
         decided = _await_decision(store, name, given_up, wait)
+        claim, idle = claim + 1, _ask(store.add, f"{name}/idle", 0)
+    if mine is not None and mine.is_idle:
+        return mine, benchmarked
     if decided is None:
         mine = mine or resolve_now()
         decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
     return _adopt_decision(request, decided, mine, resolve, benchmarked)
 
 
-def _resolve_or_give_up(store: Any, given_up: str, resolve: _Resolve) -> tuple[Resolution, int]:
-    """Resolve a claimed scenario; the ranks that wait are told if that fails."""
+def _resolve_or_give_up(
+    store: Any, name: str, given_up: str, resolve: _Resolve
+) -> tuple[Resolution, int]:
+    """Resolve a claimed scenario; the ranks that wait are told if that fails or decides nothing."""
     try:
-        return resolve()
+        mine, benchmarked = resolve()
+        if mine.is_idle:
+            _ask(store.add, f"{name}/idle", 1)
+            _ask(store.set, given_up, "")
+        return mine, benchmarked
     except BaseException:
         with suppress(_JobStoreError):  # The error of `resolve` says more.
             _ask(store.set, given_up, "")

@@ -151,13 +151,14 @@ def check_compared_arguments(kernel: str, options: CacheOptions, arg_names: Sequ
     """Check that what is declared about comparing results is about arguments of the kernel.
 
     Raises:
-        SettingsError: a tolerance, or an argument to ignore, is of no argument.
+        SettingsError: a tolerance, an output or an argument to ignore is of no argument.
     """
     check = options.get("check")
     if not isinstance(check, CheckOptions):
         return
     tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-    for option, names in (("tolerance", tolerances), ("ignore", check.ignore)):
+    named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
+    for option, names in named.items():
         if mistake := unknown_argument(option, names, arg_names):
             raise SettingsError(f"{kernel}: check: {mistake}")
 
@@ -282,10 +283,11 @@ def _parse_check(value: Any) -> Any:
 
 
 def _refuse_malformed_check(check: CheckOptions) -> None:
-    if isinstance(check.ignore, str):
-        raise TypeError(f'ignore is a string: give a list such as ["{check.ignore}"]')
-    if not isinstance(check.ignore, Iterable):
-        raise TypeError(f"ignore={check.ignore!r}: give a list of arguments, or leave it out")
+    for option, names in (("ignore", check.ignore), ("outputs", check.outputs or ())):
+        if isinstance(names, str):
+            raise TypeError(f'{option} is a string: give a list such as ["{names}"]')
+        if not isinstance(names, Iterable):
+            raise TypeError(f"{option}={names!r}: give a list of arguments, or leave it out")
     if not isinstance(check.repeatable, bool):
         raise TypeError(f"repeatable={check.repeatable!r}: give True or False")
     tolerance = check.tolerance

@@ -12,6 +12,7 @@ from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..system.provenance import whoami
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
 from ..tuning.result_check import CheckOptions
@@ -74,6 +75,23 @@ class Request:
     def has_no_choice(self) -> bool:
         """Return whether pruning left one config, which then needs no benchmark."""
         return self.prunes and len(self.declared) == 1
+
+    @property
+    def has_empty_grid(self) -> bool:
+        """Return whether the launch of the default config has no programs, so that it does nothing.
+
+        A grid that cannot be evaluated fails at the launch.
+        """
+        grid = self.kwargs.get("grid")
+        named = {**self.autotuner.nargs, **self.kwargs, **self.default.all_kwargs()}
+        named.pop("grid", None)
+        try:
+            sizes = grid(named) if callable(grid) else grid
+            return sizes is not None and any(int(size) <= 0 for size in sizes)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            return False
 
     def refuse_conflicts(self) -> None:
         """Check that the launch sets nothing that the configs set.
@@ -179,6 +197,8 @@ class Request:
         wrong: Sequence[str] = (),
         only: bool = False,
         ignored_pin: str | None = None,
+        uncompared: str = "",
+        is_idle: bool = False,
     ) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
@@ -194,6 +214,8 @@ class Request:
             only=only,
             not_stored=self.not_stored,
             ignored_pin=ignored_pin,
+            uncompared=uncompared,
+            is_idle=is_idle,
         )
 
     def _remaining_configs(self, unmeasured: int) -> int:

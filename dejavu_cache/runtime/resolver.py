@@ -106,6 +106,10 @@ class Resolver:
         if found and self._compares_code:
             refuse_other_code(request, found.record)
         request = self._without_unusable(request, found)
+        if request.has_empty_grid:
+            recorded = self._resolve_trusted(request, found)
+            runs = recorded or request.resolution("default", request.default)
+            return replace(runs, is_idle=True), 0
         if found:
             note_timings(request, found.record)
         if not self._may_tune():

@@ -27,7 +27,7 @@ from .record_lookup import best_config, note_timings, winner_to_record
 from .request import Request
 from .tolerant_store import TolerantStore
 from .tune_search import earlier_measurements, make_search, may_launch_default
-from .winner_check import WinnerCheck, recording_crash
+from .winner_check import WinnerCheck, recording_crash, refuse_uncompared
 
 __all__ = ["ScenarioMeasurement"]
 
@@ -77,6 +77,10 @@ class ScenarioMeasurement:
             release_outdated(function, request.context.environment.variables)
         self._loaded = LoadedKernels(function)
 
+    def close(self) -> None:
+        """Let go of the launch's arguments and of all copies of them, whatever has happened."""
+        self._check.close()
+
     @property
     def best(self) -> Config | None:
         """The best config by the measurements, or None if none has a usable timing."""
@@ -96,6 +100,9 @@ class ScenarioMeasurement:
         """Return the best config whose results are not wrong, and what comparing it has shown.
 
         The config is None if none is left.
+
+        Raises:
+            NothingComparedError: nothing shows whether the best config's results are right.
         """
         results: Results = {}
         confirmed: set[Config] = set()
@@ -109,6 +116,7 @@ class ScenarioMeasurement:
             with recording_crash(best, lambda crash: self._write([crash])):
                 results, wrong = self._check.compare(best)
             if wrong is None:
+                refuse_uncompared(results)
                 break
             self._write([wrong])
         return best, results
@@ -207,6 +215,7 @@ class ScenarioMeasurement:
         def compute_expected() -> None:
             with recording_crash(launch.default, writer):
                 self._check.prepare()
+            self._check.refuse_tune()
 
         def announce(config: Config) -> None:
             compute_expected()

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
-from ..errors import NoValidConfigError, UncomparedResultsError
-from ..model.record import (
-    NO_DEFAULT,
-    NO_MEMORY,
-    Record,
-    Results,
-    are_compared,
-    reasons_not_compared,
-)
+from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
+from ..model.record import NO_MEMORY, NO_WORK, Record, Results, has_reason, reasons_not_compared
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..stores import Found
@@ -80,7 +73,9 @@ class ScenarioTuner:
         """Set up the tuner; the arguments are described at the class."""
         self._store = store
         self._trials = OwnTrials()
-        self._compared: dict[tuple[Context, Scenario], dict[Config, Results]] = {}
+        self._compared: dict[tuple[Context, Scenario], set[Config]] = {}
+        self._hidden: dict[tuple[Context, Scenario], Results] = {}
+        """Why nothing can be compared in any launch of a scenario."""
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -162,48 +157,19 @@ class ScenarioTuner:
         this process; a config is compared in any case before it runs.
         """
         recorded = resolve_from_record(request, found)
-        if recorded is None or found is None or recorded.how == "pinned":
+        if recorded is not None and recorded.how == "pinned":
             return recorded
-        fastest, record = describe(recorded.config), found.record
-        has_more = request.has_work if self._store.is_lasting else request.due_configs
-        if self._may_run(request, record, fastest):
-            return None if has_more(record) else recorded
-        results = self._comparisons(request).get(fastest)
-        if results is None or _lacked_memory(results) or request.due_configs(record):
+        hidden = self._hidden.get((request.context, request.scenario))
+        if hidden is not None and request.check is not None:
+            return self._run_default(request, found, hidden)
+        if recorded is None or found is None:
             return None
-        return self._without_comparison(request, found, fastest, results)
-
-    def _may_run(self, request: Request, record: Record, config: Config) -> bool:
-        """Return whether a config may run here without another comparison.
-
-        One that nobody could compare runs only in the process that has timed it, as without a
-        cache, and where the default config cannot run either.
-        """
-        if is_trusted(request, record, config):
-            return True
-        results = self._comparisons(request).get(config)
-        if results is None:
-            return False
-        is_own = config in self._trials.of(request.context, request.scenario)
-        return is_own or are_compared(results) or _lacks_default(results)
-
-    def _comparisons(self, request: Request) -> dict[Config, Results]:
-        """Return what this process has found by comparing a scenario's configs."""
-        return self._compared.get((request.context, request.scenario), {})
-
-    def _without_comparison(
-        self, request: Request, found: Found, config: Config, results: Results
-    ) -> Resolution:
-        """Return what runs in the place of a recorded config that cannot be compared here."""
-        name, reasons = request.context.kernel.name, reasons_not_compared(results)
-        warn_once(
-            f"uncompared {name}",
-            f"{name}{request.scenario}: ({config}) is recorded as the fastest, and its results "
-            f"cannot be compared with the default config's ({'; '.join(reasons)}), so it does not "
-            "run; declare the kernel's outputs, or have nothing compared by check=False",
-        )
-        instead = resolve_trusted(request, found) or request.resolution("default", request.default)
-        return replace(instead, not_compared=[f"({config}): {reason}" for reason in reasons])
+        fastest, record = describe(recorded.config), found.record
+        key = request.context, request.scenario
+        if fastest in self._compared.get(key, ()) or is_trusted(request, record, fastest):
+            has_more = request.has_work if self._store.is_lasting else request.due_configs
+            return None if has_more(record) else recorded
+        return None
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
         """Return the configs that are recorded as failed and that this process did not try."""
@@ -217,7 +183,8 @@ class ScenarioTuner:
         self, request: Request, record: Record, due: list[Config]
     ) -> tuple[Resolution | None, int]:
         """Measure due configs, or else those whose failure is disputable, and select the winner."""
-        with closing(MeasurementMark(request.context, request.scenario)) as mark:
+        with ExitStack() as stack:
+            mark = stack.enter_context(closing(MeasurementMark(request.context, request.scenario)))
             measurement = ScenarioMeasurement(
                 request,
                 record,
@@ -227,6 +194,7 @@ class ScenarioTuner:
                 before=self._before,
                 show_progress=self._show_progress,
             )
+            stack.callback(measurement.close)
             try:
                 if due or record.winner is None:
                     measurement.measure_due(due)
@@ -236,6 +204,9 @@ class ScenarioTuner:
             except UncomparedResultsError as error:
                 if self._expendable:  # a sweep has no launch to serve, and says what it lacked
                     raise
+                if isinstance(error, NothingComparedError):
+                    found = Found(measurement.record, self._store.url)
+                    return self._run_default(request, found, error.results), measurement.measured
                 name = request.context.kernel.name
                 warn_once(
                     f"uncompared {name}",
@@ -248,11 +219,8 @@ class ScenarioTuner:
             # Noted here too: the recorded winner may be that of a launch with other configs.
             if len(self._compared) >= MOST_SCENARIOS:
                 self._compared.clear()
-            self._compared.setdefault((request.context, request.scenario), {})[winner] = results
+            self._compared.setdefault((request.context, request.scenario), set()).add(winner)
             measurement.record_winner(winner, results)
-        if not self._may_run(request, measurement.record, winner):
-            found = Found(measurement.record, self._store.url)
-            return self._without_comparison(request, found, winner, results), measurement.measured
         how: How = "tuned" if due or measurement.measured else "exact"
         missing = len(request.unmeasured_configs(measurement.record))
         resolution = request.resolution(
@@ -263,6 +231,24 @@ class ScenarioTuner:
             not_compared=reasons_not_compared(results),
         )
         return resolution, measurement.measured
+
+    def _run_default(self, request: Request, found: Found | None, results: Results) -> Resolution:
+        """Return what runs where nothing shows whether the fastest config's results are right.
+
+        It is a recorded config that was compared elsewhere, or else the default.
+        """
+        reasons, is_idle = reasons_not_compared(results), has_reason(results, NO_WORK)
+        if not is_idle and not has_reason(results, NO_MEMORY):  # no launch would show more
+            if len(self._hidden) >= MOST_SCENARIOS:
+                self._hidden.clear()
+            self._hidden[request.context, request.scenario] = results
+        trusted = resolve_trusted(request, found)
+        if trusted is not None:
+            return replace(trusted, not_compared=reasons, is_idle=is_idle)
+        uncompared = "; ".join(reasons)
+        return request.resolution(
+            "default", request.default, uncompared=uncompared, is_idle=is_idle
+        )
 
     def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
         """Return the default config's resolution, or None where memory lacked for any config.
@@ -294,14 +280,6 @@ def _is_hung(request: Request) -> bool:
     """Return whether a process hangs while it tunes a scenario."""
     suspects = find_suspects(request.context, request.scenario)
     return any(suspect.is_hung for suspect in suspects)
-
-
-def _lacked_memory(results: Results) -> bool:
-    return any(verdict.reason.startswith(NO_MEMORY) for verdict in results.values())
-
-
-def _lacks_default(results: Results) -> bool:
-    return any(verdict.reason.startswith(NO_DEFAULT) for verdict in results.values())
 
 
 def _out_of_memory_text(request: Request) -> str:

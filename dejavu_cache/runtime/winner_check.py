@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any, Literal
+from typing import Any
 
-from ..errors import UncomparedResultsError
+from ..errors import NothingComparedError, UncomparedResultsError
 from ..model.record import (
     ALL_OUTPUTS,
     NO_DEFAULT,
-    NO_MEMORY,
     SWITCHED_OFF,
     Failure,
     Measurement,
     OutputVerdict,
     Results,
+    may_win,
     reasons_not_compared,
+    sum_up,
 )
 from ..model.scenario import Config
 from ..system.notices import logger, warn_once
+from ..system.signal_handlers import is_from_signal_handler
+from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
 from ..triton_internals.config_names import describe
+from ..triton_internals.environment import is_interpreting
+from ..triton_internals.loaded_kernels import compile_config
+from ..tuning.argument_snapshot import ArgumentSnapshot
 from ..tuning.config_failures import compile_failure_of, device_failure_of, failed_measurement
-from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
+from ..tuning.result_check import CheckOptions, ResultChecker
 from .request import Request
 
-__all__ = ["SWITCHED_OFF_BY_AUTHOR", "WinnerCheck", "recording_crash", "wrong_results"]
+__all__ = ["SWITCHED_OFF_BY_AUTHOR", "WinnerCheck", "recording_crash", "refuse_uncompared"]
 
 
-SWITCHED_OFF_BY_AUTHOR: Results = {
-    ALL_OUTPUTS: OutputVerdict(
-        outcome="not_compared", reason=f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0"
-    )
-}
+def _not_compared(reason: str) -> Results:
+    return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=reason[:2000])}
+
+
+SWITCHED_OFF_BY_AUTHOR = _not_compared(f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0")
 """What is recorded of a winner where nothing is to be compared."""
 
 _DEFAULT_FAILS = f"{NO_DEFAULT}: the default config cannot run on this device"
@@ -57,14 +63,23 @@ class WinnerCheck:
     ) -> None:
         """Set up the check; nothing is launched yet."""
         self._request = request
-        self._mark = mark
         self._checker: ResultChecker | None = None
-        self._reason = _DEFAULT_FAILS
-        """Why nothing is compared where something should be, if there is no checker."""
+        is_wanted = request.check is not None
+        self._unchecked = _not_compared(_DEFAULT_FAILS) if is_wanted else SWITCHED_OFF_BY_AUTHOR
+        """What is said of every config where there is no checker."""
         if options is not None:
             arguments = {**request.autotuner.nargs, **request.kwargs}
-            self._checker = ResultChecker(arguments, self._launch, request.default, options)
+            launches = CheckedLaunches(request, arguments, mark)
+            self._checker = ResultChecker(
+                arguments, launches.launch, request.default, options, launches.accesses
+            )
         self._is_prepared = False
+
+    def close(self) -> None:
+        """Let go of the launch's arguments and of all copies of them."""
+        if self._checker is not None:
+            self._checker.release()
+        self._checker = None
 
     def prepare(self) -> None:
         """Compute the expected results once, before any other config is launched.
@@ -88,8 +103,17 @@ class WinnerCheck:
                     f"the default config's results cannot be computed now: {failure.reason}"
                 ) from error
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
-            self._checker, self._reason = None, f"{_DEFAULT_FAILS}: {failure.reason}"[:2000]
+            self.close()
+            self._unchecked = _not_compared(f"{_DEFAULT_FAILS}: {failure.reason}")
         self._is_prepared = True
+
+    def refuse_tune(self) -> None:
+        """Check that there is something to compare, unless that is switched off.
+
+        Raises:
+            NothingComparedError: there is not.
+        """
+        refuse_uncompared(self.check(self._request.default))
 
     def check(self, config: Any) -> Results:
         """Compare the results of a `triton.Config` with the default's, output by output.
@@ -98,14 +122,11 @@ class WinnerCheck:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
-        if self._checker is None and self._request.check is None:
-            return SWITCHED_OFF_BY_AUTHOR
         if self._checker is None:
-            return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=self._reason)}
-        if config is self._request.default:
-            return {ALL_OUTPUTS: OutputVerdict(outcome="equal", reason="of the default config")}
-        results = _by_output(self._checker.check(config))
-        for reason in reasons_not_compared(results):
+            return self._unchecked
+        is_default = config is self._request.default
+        results = self._checker.trusted() if is_default else self._checker.check(config)
+        for reason in [] if is_default else reasons_not_compared(results):
             name = self._request.context.kernel.name
             logger.info("%s%s: not compared: %s", name, self._request.scenario, reason)
         return results
@@ -132,20 +153,55 @@ class WinnerCheck:
         """Return what comparing a config shows, and its failure if its results are wrong."""
         start = time.perf_counter()
         results = self.check(self._request.declared[best])
-        evidence = wrong_results(results)
-        if not evidence:
+        verdict = sum_up(results)
+        if verdict.outcome != "wrong":
             return results, None
         name = self._request.context.kernel.name
         warn_once(
             f"wrong {name} {best}",
             f"{name}{self._request.scenario}: ({best}) is fast but wrong, and is not used: "
-            f"{evidence}",
+            f"{verdict.reason}",
         )
-        failure = Failure(kind="wrong", reason=evidence)
+        failure = Failure(kind="wrong", reason=verdict.reason)
         return results, failed_measurement(best, failure, time.perf_counter() - start)
 
+
+class CheckedLaunches:
+    """Launches whose results are compared, and what the configs' code does with the arguments.
+
+    Args:
+        request: the launch.
+        arguments: its arguments by name.
+        mark: returns a context in which a config is launched.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        arguments: Mapping[str, Any],
+        mark: Callable[[Config], AbstractContextManager[None]],
+    ) -> None:
+        """Launch nothing yet."""
+        self._request = request
+        self._arguments = arguments
+        self._mark = mark
+        self._accesses: dict[int, Accesses | None] = {}
+
+    def accesses(self, config: Any) -> Accesses | None:
+        """Return what a config's code does; under the interpreter, once it was launched."""
+        if id(config) not in self._accesses and not is_interpreting():
+            request, known = self._request, None
+            try:
+                kernel = compile_config(request.autotuner, config, request.args, request.kwargs)
+                known = accesses_of_kernel(kernel)
+            except Exception as error:  # the launch will raise it, too
+                if is_from_signal_handler(error):
+                    raise
+            self._accesses[id(config)] = known
+        return self._accesses.get(id(config))
+
     @contextmanager
-    def _launch(self, config: Any) -> Iterator[None]:
+    def launch(self, config: Any) -> Iterator[None]:
         """Launch a config under its mark; an error of the device shows when results are read."""
         with self._mark(describe(config)), self._launch_unmarked(config):
             yield
@@ -164,7 +220,7 @@ class WinnerCheck:
             config.pre_hook(arguments)
         autotuner.pre_hook(arguments)
         try:
-            autotuner.fn.run(*request.args, **current)
+            self._run(config, current)
         except Exception as error:
             autotuner.post_hook(arguments, exception=error)
             raise
@@ -175,6 +231,16 @@ class WinnerCheck:
         finally:
             if autotuner.restore_value:
                 autotuner.post_hook(arguments, exception=None)
+
+    def _run(self, config: Any, current: Mapping[str, Any]) -> None:
+        request = self._request
+        if not is_interpreting() or id(config) in self._accesses:
+            request.autotuner.fn.run(*request.args, **current)
+            return
+        spans = ArgumentSnapshot(self._arguments, ()).spans
+        with watch_interpreter(spans) as seen:
+            request.autotuner.fn.run(*request.args, **current)
+        (self._accesses[id(config)],) = seen
 
 
 @contextmanager
@@ -189,18 +255,11 @@ def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Ite
         raise
 
 
-def wrong_results(results: Results) -> str:
-    """Return in which outputs a config is wrong and how far; empty if it is not."""
-    wrong = [verdict.reason for verdict in results.values() if verdict.outcome == "wrong"]
-    return "; ".join(wrong)[:2000]
+def refuse_uncompared(results: Results) -> None:
+    """Check that a config may win by what comparing it has shown.
 
-
-def _by_output(verdict: Verdict) -> Results:
-    """Return a verdict on a whole launch as that of all its outputs."""
-    reason = verdict.evidence
-    if verdict.outcome == "unchecked":
-        if "no memory" in reason:
-            reason = f"{NO_MEMORY}: {reason}"
-        return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=reason[:2000])}
-    outcome: Literal["equal", "wrong"] = "equal" if verdict.outcome == "right" else "wrong"
-    return {ALL_OUTPUTS: OutputVerdict(outcome=outcome, reason=reason[:2000])}
+    Raises:
+        NothingComparedError: it may not.
+    """
+    if not may_win(results):
+        raise NothingComparedError("; ".join(reasons_not_compared(results)), results)

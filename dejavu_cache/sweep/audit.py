@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from contextlib import closing
+from typing import NamedTuple
 
-from ..model.record import (
-    Failure,
-    OutputVerdict,
-    Record,
-    Winner,
-    are_compared,
-    reasons_not_compared,
-)
+from ..model.record import Failure, OutputVerdict, Record, Winner, are_compared, sum_up
 from ..model.scenario import Config, moment_after
 from ..model.selection import trusted_configs
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
-from ..runtime.winner_check import WinnerCheck, wrong_results
+from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
 from ..tuning.config_failures import failed_measurement
 from ..tuning.result_check import CheckOptions
@@ -45,16 +39,9 @@ class AuditedWinner(NamedTuple):
     results: dict[str, OutputVerdict]
 
     @property
-    def outcome(self) -> Literal["right", "wrong", "not compared"]:
-        """What the results say of the winner."""
-        if wrong_results(self.results):
-            return "wrong"
-        return "right" if are_compared(self.results) else "not compared"
-
-    @property
-    def evidence(self) -> str:
-        """In which outputs the winner is wrong and how far, or why they were not compared."""
-        return wrong_results(self.results) or "; ".join(reasons_not_compared(self.results))
+    def verdict(self) -> OutputVerdict:
+        """The outcome over all outputs, and its reason."""
+        return sum_up(self.results)
 
 
 def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner]:
@@ -76,9 +63,8 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
         best = best_config(request, stored.record) if stored else None
         if best is None:
             continue
-        check = WinnerCheck(request, request.check or CheckOptions())
-        check.prepare()
-        results = dict(check.check(request.declared[best]))
+        with closing(WinnerCheck(request, request.check or CheckOptions())) as check:
+            results = dict(check.check(request.declared[best]))
         name, scenario = request.context.kernel.name, str(request.scenario)
         audited = AuditedWinner(case.name, name, scenario, str(best), results)
         if stored is not None and not store.read_only:
@@ -92,10 +78,10 @@ def _addition(
     request: Request, record: Record, best: Config, audited: AuditedWinner
 ) -> Record | None:
     """Return what an audit adds to a record, or None."""
-    if audited.outcome == "wrong":
-        failed = failed_measurement(best, Failure(kind="wrong", reason=audited.evidence))
+    if audited.verdict.outcome == "wrong":
+        failed = failed_measurement(best, Failure(kind="wrong", reason=audited.verdict.reason))
         return Record(scenario=request.scenario, measurements=(failed,))
-    if audited.outcome != "right" or best in trusted_configs(record, None):
+    if not are_compared(audited.results) or best in trusted_configs(record, None):
         return None
     at = moment_after(record.winner.at if record.winner else None)
     winner = Winner(config=best, at=at, results=audited.results)

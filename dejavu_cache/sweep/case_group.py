@@ -19,7 +19,12 @@ from ..model.scenario import Config, now
 from ..model.selection import trusted_configs, winner
 from ..runtime.request import Request
 from ..runtime.tune_search import may_launch_default
-from ..runtime.winner_check import SWITCHED_OFF_BY_AUTHOR, WinnerCheck, recording_crash
+from ..runtime.winner_check import (
+    SWITCHED_OFF_BY_AUTHOR,
+    WinnerCheck,
+    recording_crash,
+    refuse_uncompared,
+)
 from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark
@@ -91,6 +96,7 @@ class CaseGroup:
 
         Raises:
             NoValidConfigError: every config failed in some case.
+            UncomparedResultsError: in some case nothing shows whether results are right.
         """
         with self._store.lease(self.context, self.scenario, wait=wait) as is_leased:
             self._group = GroupRecord(self._store, self.context, self.scenario)
@@ -203,16 +209,19 @@ class CaseGroup:
     ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
+        check = WinnerCheck(request, options, mark.around)
         try:
-            check = WinnerCheck(request, options, mark.around)
             if options is not None:
                 tuner.announce(self._default)
                 check.prepare()
                 tuner.announce(best)
             with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
                 results, wrong = check.compare(best)
+            if wrong is None:
+                refuse_uncompared(results)
             return results, None if wrong is None else self._group.with_case(case, wrong)
         finally:
+            check.close()
             mark.close()
 
     def _failures(self) -> dict[str, str]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Literal, NamedTuple
 
-from ..errors import NoValidConfigError
+from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import NOISE
 from ..runtime.record_lookup import best_config, winner_to_record
 from ..runtime.request import Request
-from ..runtime.winner_check import WinnerCheck
+from ..runtime.winner_check import WinnerCheck, refuse_uncompared
 from ..stores import Store
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
@@ -124,9 +124,11 @@ class _Verification:
         self._record = record
         self._best = best
         self._mark = MeasurementMark(request.context, request.scenario)
+        self._check = WinnerCheck(request, request.check, self._mark.around)
 
     def close(self) -> None:
-        """Forget that this process measures."""
+        """Forget that this process measures, and let go of the launch's arguments."""
+        self._check.close()
         self._mark.close()
 
     def run(self, verified: VerifiedWinner) -> VerifiedWinner:
@@ -142,7 +144,10 @@ class _Verification:
             verified = _judge(verified, self._best, look)
             if verified.outcome != "set aside":
                 return verified
-        return verified._replace(winner=str(self._set_winner_aside(look)))
+        try:
+            return verified._replace(winner=str(self._set_winner_aside(look)))
+        except UncomparedResultsError as error:
+            return verified._replace(outcome="unchecked", reason=str(error))
 
     def _rivals(self) -> list[Config]:
         """Return the fastest other config that the kernel declares, and the default config."""
@@ -188,10 +193,10 @@ class _Verification:
 
         Raises:
             NoValidConfigError: none of the recorded configs runs any longer.
+            UncomparedResultsError: nothing shows whether the best one's results are right.
         """
         request, measured = self._request, dict(look)
-        check = WinnerCheck(request, request.check, self._mark.around)
-        check.prepare()
+        self._check.prepare()
         while True:
             best = self._select({**self._record.by_config, **measured})
             if best is None:
@@ -203,8 +208,9 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            results, wrong = check.compare(best)
+            results, wrong = self._check.compare(best)
             if wrong is None:
+                refuse_uncompared(results)
                 break
             measured[best] = wrong
         all_measured = self._new_record({**self._record.by_config, **measured}.values())

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..triton_internals.async_compile import (
@@ -18,6 +18,7 @@ from ..triton_internals.async_compile import (
 from ..triton_internals.compiler_digest import await_digest
 from ..triton_internals.hooks import retry_parsing
 from ..triton_internals.triton_objects import find_jit_function
+from .config_failures import forget_frames
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
 
@@ -58,8 +59,10 @@ class Candidate(NamedTuple):
 
     def finish(self) -> None:
         """Wait for the compiler, after which Triton has the kernel; ignore a failure."""
-        with suppress(Exception):
+        try:
             await_kernel(self.kernel)
+        except Exception as error:  # kept by the compilation, and raised again
+            forget_frames(error)
 
 
 @contextmanager
@@ -131,6 +134,7 @@ def _submit(
     try:
         return Candidate(config, autotuner.fn.run(*args, **{**current, "warmup": True}))
     except Exception as error:
+        forget_frames(error)
         return Candidate(config, error)
 
 

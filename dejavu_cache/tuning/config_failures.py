@@ -18,6 +18,7 @@ __all__ = [
     "device_failure_of",
     "failed_measurement",
     "failure_of",
+    "forget_frames",
     "is_out_of_memory",
     "is_repeatable",
 ]
@@ -102,6 +103,16 @@ def failed_measurement(config: Config, failure: Failure, seconds: float = 0.0) -
     return Measurement(
         config=config, failure=failure, at=now(), by=whoami(), seconds=round(seconds, 3)
     )
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error passed, whose variables hold a launch's arguments.
+
+    An error that is kept, and passes a frame that refers to what keeps it, would hold them until
+    the garbage collector runs, which does not see how much memory a device has left.
+    """
+    for cause in _causes(error):
+        cause.__traceback__ = None
 
 
 def is_repeatable(failure: Failure | None) -> bool:

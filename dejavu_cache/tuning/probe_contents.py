@@ -1,31 +1,21 @@
-"""Contents of floating-point tensors by which to see what a launch writes.
+"""What outputs hold before a launch, so that elements which the launch does not write show.
 
-Integers are not changed: they may be addresses, or locks for which a kernel waits.
+It is a NaN in floating-point outputs, and in others the original content with some bits flipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..triton_internals.triton_objects import dtype_name
+from .argument_tensors import bits, open_for_writes, pieces, pieces_on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "blank_elements",
-    "can_be_probed",
-    "checksums",
-    "choose",
-    "equal_bits",
-    "fill_blank",
-    "have_same_bits",
-    "is_nudged",
-    "nudge",
-]
+__all__ = ["Filler", "find_filler"]
 
-BLANKS = {
+_NANS = {
     "float64": 0x7FFA5A5A5A5A5A5A,
     "float32": 0x7FDA5A5A,
     "float16": 0x7EDA,
@@ -37,105 +27,61 @@ BLANKS = {
 }
 """A NaN by dtype, as an integer: where the type allows it, one that no computation yields."""
 
-PIECE = 2**24
-"""Number of elements that are changed at once."""
-
-SUMMED = 2**20
-"""Number of elements with one checksum."""
+_FLIPS = (0x5A, 0x33, 0x6C)
+"""Bits to flip in an integer or boolean, of which one leads to no element's result."""
 
 
-def can_be_probed(tensor: Tensor) -> bool:
-    """Return whether a tensor is of a type that has NaN."""
-    return dtype_name(tensor.dtype) in BLANKS
-
-
-def fill_blank(tensor: Tensor, mask: Tensor) -> None:
-    """Fill the elements of a mask with the NaN of the tensor's dtype."""
-    _bits(tensor).masked_fill_(mask, BLANKS[dtype_name(tensor.dtype)])
-
-
-def blank_elements(tensor: Tensor) -> Tensor:
-    """Return which elements hold the NaN of `fill_blank`."""
-    return _bits(tensor) == BLANKS[dtype_name(tensor.dtype)]
-
-
-def equal_bits(left: Tensor, right: Tensor) -> Tensor:
-    """Return which elements of two tensors hold the same bits."""
-    return _bits(left) == _bits(right)
-
-
-def have_same_bits(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors of one dtype hold the same bits, NaN included."""
-    import torch
-
-    if left.dtype.is_floating_point:
-        left, right = _bits(left), _bits(right)
-    return bool(torch.equal(left, right))
-
-
-def choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the elements of `left` where a mask is true, and of `right` elsewhere."""
-    import torch
-
-    return torch.where(mask, _bits(left), _bits(right)).view(left.dtype)
-
-
-def nudge(tensor: Tensor, number: int) -> None:
-    """Change the last bits of all elements, those excepted that are or become not finite.
-
-    A launch then computes nearly what it would compute without that. So nothing can go wrong that
-    NaN in an input may cause, such as an index out of bounds.
+class Filler:
+    """Content of one output that no launch computes.
 
     Args:
-        tensor: the tensor.
-        number: the bits to flip; tensors that are copies of each other need different ones.
+        nan: the bits of a NaN, or None.
+        flip: the bits to flip in the original content, where there is no NaN.
+
+    Attributes:
+        is_nan: whether there is a NaN.
     """
-    for piece in _pieces(tensor):
-        piece.copy_(_flip_last_bits(piece, number))
+
+    def __init__(self, nan: int | None, flip: int) -> None:
+        """Keep what is described at the class."""
+        self.is_nan = nan is not None
+        self._nan = nan
+        self._flip = flip
+
+    def __str__(self) -> str:
+        """Return a text for people."""
+        return "NaN" if self.is_nan else "something else"
+
+    def write(self, tensor: Tensor, original: Tensor) -> None:
+        """Fill a tensor."""
+        with open_for_writes(tensor) as opened:
+            for part, before in pieces(opened, original):
+                if self._nan is None:
+                    bits(part).copy_(bits(before) ^ self._flip)
+                else:
+                    bits(part).fill_(self._nan)
+
+    def holds(self, part: Tensor, original: Tensor) -> Tensor:
+        """Return which elements of a part have not been written since."""
+        return bits(part) == (bits(original) ^ self._flip if self._nan is None else self._nan)
 
 
-def is_nudged(tensor: Tensor, original: Tensor, number: int) -> bool:
-    """Return whether a tensor holds what `nudge` made of the original, in all elements."""
-    return all(
-        bool(equal_bits(piece, _flip_last_bits(before, number)).all())
-        for piece, before in zip(_pieces(tensor), _pieces(original), strict=True)
-    )
+def find_filler(tensor: Tensor, original: Tensor, *, with_integers: bool) -> Filler | None:
+    """Return what to fill an output with whose result a tensor holds, or None.
 
-
-def checksums(tensor: Tensor) -> Tensor:
-    """Return numbers by which to see a change of a tensor's bits or of their order."""
-    import torch
-
-    # No longer than the tensor: torch uses threads for long ones, which a forked child has lost.
-    weights = torch.arange(1, 2 * min(SUMMED, tensor.numel()), 2, device=tensor.device)
-    sums = [
-        (bits * weights[: bits.numel()]).sum()
-        for piece in _pieces(tensor, SUMMED)
-        for bits in _bits(piece).flatten().split(SUMMED)
-    ]
-    return torch.stack(sums)
-
-
-def _flip_last_bits(tensor: Tensor, number: int) -> Tensor:
-    import torch
-
-    changed = (_bits(tensor) ^ number).view(tensor.dtype)
-    return choose(torch.isfinite(tensor.float()) & torch.isfinite(changed.float()), changed, tensor)
-
-
-def _pieces(tensor: Tensor, elements: int = PIECE) -> Iterator[Tensor]:
-    """Yield views of parts, so that a large input needs no further copies as a whole."""
-    if not tensor.dim():
-        yield tensor.detach()
-        return
-    longest = max(range(tensor.dim()), key=tensor.size)
-    length = max(1, elements * tensor.size(longest) // tensor.numel())
-    yield from tensor.detach().split(length, longest)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's bits as integers, unseen by autograd."""
-    import torch
-
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().view(integers[tensor.element_size()])
+    Args:
+        tensor: an output, as a launch has left it.
+        original: its content before.
+        with_integers: whether others than floating-point outputs may be filled, too.
+    """
+    nan = _NANS.get(dtype_name(tensor.dtype))
+    if nan is not None:
+        return Filler(nan, 0)
+    for flip in _FLIPS if with_integers else ():
+        filler = Filler(None, flip)
+        if not any(
+            bool(filler.holds(part, before).any())
+            for part, before in pieces_on_device(tensor, original)
+        ):
+            return filler
+    return None

@@ -10,20 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from .argument_snapshot import ArgumentSnapshot
+from ..model.record import (
+    ALL_OUTPUTS,
+    BEHIND_POINTERS,
+    HELD_BEFORE,
+    NO_WORK,
+    NOT_REPEATABLE,
+    OutputVerdict,
+)
+from .argument_snapshot import LACKS_MEMORY, ArgumentSnapshot
 from .config_failures import is_out_of_memory
-from .expected_results import Blanks, ExpectedResults
-from .probe_contents import choose
+from .expected_results import Output, find_outputs
+from .probe_contents import Filler
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from ..triton_internals.argument_access import Accesses
 
-__all__ = ["CheckOptions", "ResultChecker", "Verdict"]
+__all__ = ["CheckOptions", "ResultChecker"]
 
-REPEATS = 2
-"""Number of times a config's results are computed: a race need not show in the first launch."""
+EQUAL = OutputVerdict(outcome="equal")
+
+_HELD_BEFORE = f"{HELD_BEFORE}: nothing shows whether the launch writes the results that are there"
+
+_NO_WORK = f"{NO_WORK}: the default config changes no argument"
+
+_BEHIND_POINTERS = f"{BEHIND_POINTERS}: the default config writes to no argument"
 
 
 @dataclass(frozen=True)
@@ -38,36 +51,15 @@ class CheckOptions:
             the launch's arguments by name and writes its results into them.
         repeatable: whether two launches give the same results. Set it to False for kernels that
             race or accumulate in any order by design: their results are compared only once.
+        outputs: the arguments that hold results; only these are compared then. They may hold
+            anything before a launch, integers too: a lock, or an index that is read, is no output.
     """
 
     tolerance: float | Mapping[str, float] | None = None
     ignore: Sequence[str] = ()
     reference: Callable[[Mapping[str, Any]], None] | None = None
     repeatable: bool = True
-
-
-class Verdict(NamedTuple):
-    """The outcome of a comparison.
-
-    Attributes:
-        outcome: `unchecked` where nothing could be compared.
-        evidence: which argument differs and how far, or why nothing could be compared.
-    """
-
-    outcome: Literal["right", "wrong", "unchecked"]
-    evidence: str = ""
-
-
-class _Difference(NamedTuple):
-    """How a config's results differ.
-
-    Attributes:
-        evidence: which argument differs and how far.
-        is_nan: whether NaN stands where a number is expected: the argument may have held it before.
-    """
-
-    evidence: str
-    is_nan: bool
+    outputs: Sequence[str] | None = None
 
 
 class ResultChecker:
@@ -82,6 +74,7 @@ class ResultChecker:
         launch: Callable[[Any], AbstractContextManager[None]],
         default: Any,
         options: CheckOptions,
+        accesses: Callable[[Any], Accesses | None] = lambda config: None,
     ) -> None:
         """Set up the comparison for one launch; nothing is launched yet.
 
@@ -90,15 +83,18 @@ class ResultChecker:
             launch: launches a config; its results stand while the context is open.
             default: the config whose results count as right.
             options: declarations of the kernel's author.
+            accesses: returns what a config's code does with the arguments, as far as that is known
+                by then: at the latest after its first launch.
         """
         self._arguments = arguments
         self._launch = launch
         self._default = default
         self._options = options
+        self._accesses = accesses
         self._snapshot = ArgumentSnapshot(arguments, options.ignore)
-        self._expected = ExpectedResults(self._snapshot, self._run_expected, self._tolerance_of)
-        self._reason = "the default config was not launched"
-        """Why nothing can be compared, while nothing is expected."""
+        self._outputs: dict[str, Output] = {}
+        self._uncompared: dict[str, str] = {}
+        """Why some outputs are not compared."""
 
     def prepare(self) -> None:
         """Compute the expected results.
@@ -107,39 +103,73 @@ class ResultChecker:
         config wrote, and a config that writes nothing would look right.
         """
         try:
-            self._snapshot.copy()
-            self._expected.compute()
-            self._reason = "the default config changes no argument that could be copied"
+            found = find_outputs(
+                self._snapshot,
+                self._run_expected,
+                lambda: self._accesses(self._default),
+                self._tolerance_of,
+                self._options.outputs,
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            # What was computed is still compared, from the original content.
-            self._reason = "the device has no memory left for copies of the arguments"
+            self._uncompared = {ALL_OUTPUTS: LACKS_MEMORY}
+            return
         finally:
             self.restore()
-        self._snapshot.keep(self._expected.contents)
+        accesses = self._accesses(self._default)
+        self._outputs = {name: output for name, output in found.items() if output.is_visible}
+        self._uncompared = {
+            name: reason
+            for name, reason in self._snapshot.uncopied.items()
+            if accesses is None or name in accesses.written
+        }
+        lacks_memory = LACKS_MEMORY in self._uncompared.values()
+        is_known = accesses is not None and bool(self._uncompared)
+        if not (self._outputs or lacks_memory or is_known):
+            is_elsewhere = accesses is not None and accesses.elsewhere
+            self._uncompared[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
+        if accesses is None and self._options.outputs is None:  # the others may be inputs
+            for name in found.keys() - self._outputs.keys():
+                self._snapshot.forget(name)
+        else:
+            self._uncompared |= dict.fromkeys(found.keys() - self._outputs.keys(), _HELD_BEFORE)
 
-    def check(self, config: Any) -> Verdict:
-        """Compare a config's results with the expected ones."""
-        if not self._expected.contents:
-            return Verdict("unchecked", self._reason)
+    def check(self, config: Any) -> dict[str, OutputVerdict]:
+        """Compare a config's results with the expected ones; return a verdict for each output."""
+        reasons: dict[str, str] = {}
+        evidence: dict[str, str] = {}
         try:
-            difference = self._find_difference(config, self._expected.blanks)
-            if difference and difference.is_nan and self._expected.blanks:
-                difference = self._reconsider(config, difference)
-            if not difference and self._expected.find_more_outputs():
-                difference = self._find_difference(config, self._expected.blanks)
-            return self._judge(difference.evidence) if difference else Verdict("right")
+            evidence, unseen = self._find_differences(config)
+            reasons |= dict.fromkeys(unseen - evidence.keys(), _HELD_BEFORE)
+            if evidence and self._options.reference is None:
+                for name, other in self._compare(self._default, self._fillers(config)).items():
+                    reasons[name] = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return Verdict("unchecked", "the device has no memory left to compare results")
+            reasons |= dict.fromkeys(self._outputs, LACKS_MEMORY)
         finally:
             self.restore()
+        verdicts = self.trusted()
+        verdicts |= {name: _verdict("wrong", text) for name, text in evidence.items()}
+        return verdicts | {name: _verdict("not_compared", text) for name, text in reasons.items()}
+
+    def trusted(self) -> dict[str, OutputVerdict]:
+        """Return the verdicts on the default config itself."""
+        verdicts = dict.fromkeys(self._outputs, EQUAL)
+        reasons = self._uncompared.items()
+        return verdicts | {name: _verdict("not_compared", text) for name, text in reasons}
 
     def restore(self) -> None:
         """Give the arguments that are compared their original content again."""
         self._snapshot.restore()
+
+    def release(self) -> None:
+        """Let go of the arguments and of all copies."""
+        self._snapshot.release()
+        self._outputs.clear()
+        self._arguments = {}
 
     @contextmanager
     def _run_expected(self) -> Iterator[None]:
@@ -157,72 +187,56 @@ class ResultChecker:
             return tolerance.get(name.partition("[")[0])
         return tolerance
 
-    def _find_difference(self, config: Any, blanks: Blanks) -> _Difference | None:
-        """Return where a config's results differ in any of some launches; None if they agree."""
-        repeats = REPEATS if self._options.repeatable else 1
-        return next(filter(None, (self._compare(config, blanks) for _ in range(repeats))), None)
+    def _find_differences(self, config: Any) -> tuple[dict[str, str], set[str]]:
+        """Launch a config on what the program passed, and on filled outputs.
 
-    def _compare(self, config: Any, blanks: Blanks) -> _Difference | None:
-        """Return where the results of one launch differ; None if they agree."""
-        self._expected.prepare_outputs(blanks)
-        with self._launch(config):
-            for name, expected in self._expected.contents.items():
-                actual = self._snapshot.tensors[name]
-                evidence = self._expected.describe_difference(name, actual, expected)
-                if evidence:
-                    return _Difference(f"{name} {evidence}", _has_new_nan(actual, expected))
-        return None
+        A race need not show in the first launch.
 
-    def _reconsider(self, config: Any, difference: _Difference) -> _Difference | None:
-        """Compare a config that left NaN in its outputs again, if it adds to what they hold.
-
-        Such a config is right where callers pass zeros, as for sums over a split dimension, even if
-        the default overwrites its outputs. Any other config leaves elements out.
+        Returns:
+            How outputs differ, and those that a config that writes nothing would leave right.
         """
-        if self._adds_to_outputs(config):
-            return self._find_difference(config, {})
-        return _Difference(f"{difference.evidence}; its outputs held NaN before", is_nan=True)
+        evidence = self._compare(config, {}) if self._options.repeatable else {}
+        fillers = self._fillers(config)
+        for name, difference in self._compare(config, fillers).items():
+            held = f"; it held {fillers[name]} before" if name in fillers else ""
+            evidence.setdefault(name, difference + held)
+        unseen = {
+            name
+            for name, output in self._outputs.items()
+            if name not in fillers and output.needs_filling
+        }
+        return evidence, unseen
 
-    def _adds_to_outputs(self, config: Any) -> bool:
-        """Return whether a config adds its results to a number that its outputs held before."""
-        self.restore()
-        sums = {}
-        for name, mask in self._expected.blanks.items():
-            expected, original = self._expected.contents[name], self._snapshot.originals[name]
-            number, total = _number_and_total(expected)
-            self._snapshot.write(name, choose(mask, number, original))
-            sums[name] = choose(mask, total, expected)
-        with self._launch(config):
-            return not any(
-                self._expected.describe_difference(name, self._snapshot.tensors[name], total)
-                for name, total in sums.items()
+    def _fillers(self, config: Any) -> dict[str, Filler]:
+        """Return what a config may find in the outputs.
+
+        A config may read what the default does not, as sums over a split dimension do, whose
+        callers pass zeros. Where its code does not tell, it is not given invented integers.
+        """
+        accesses = self._accesses(config)
+        return {
+            name: output.filler
+            for name, output in self._outputs.items()
+            if output.filler is not None
+            and (
+                name not in accesses.read
+                if accesses is not None
+                else output.filler.is_nan or self._options.outputs is not None
             )
+        }
 
-    def _judge(self, evidence: str) -> Verdict:
-        """Tell a wrong config from a kernel whose default does not repeat its results either."""
-        if self._options.reference is None:
-            unrepeatable = self._compare(self._default, self._expected.blanks)
-            if unrepeatable:
-                reason = f"the default config does not repeat its results: {unrepeatable.evidence}"
-                return Verdict("unchecked", reason)
-        return Verdict("wrong", evidence)
-
-
-def _has_new_nan(actual: Tensor, expected: Tensor) -> bool:
-    """Return whether NaN stands where a number is expected."""
-    return expected.is_floating_point() and bool(
-        (actual.float().isnan() & ~expected.float().isnan()).any()
-    )
+    def _compare(self, config: Any, fillers: Mapping[str, Filler]) -> dict[str, str]:
+        """Launch a config once; return how each output differs that does."""
+        self._snapshot.begin()
+        for name, filler in fillers.items():  # last: another output may share its memory
+            self._outputs[name].fill(filler)
+        with self._launch(config):
+            found = {
+                name: output.describe_difference(self._tolerance_of(name), fillers.get(name))
+                for name, output in self._outputs.items()
+            }
+        return {name: difference for name, difference in found.items() if difference}
 
 
-def _number_and_total(expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a tensor full of one number, and the sum of that and the expected results.
-
-    The number is of the results' size, so that adding it loses few of their digits.
-    """
-    import torch
-
-    wide = expected.double() if expected.dtype == torch.float64 else expected.float()
-    sizes = wide[torch.isfinite(wide) & (wide != 0)].abs()
-    number = float(sizes.median()) if sizes.numel() else 1.0
-    return torch.full_like(wide, number).to(expected.dtype), (wide + number).to(expected.dtype)
+def _verdict(outcome: Literal["not_compared", "wrong"], reason: str) -> OutputVerdict:
+    return OutputVerdict(outcome=outcome, reason=reason[:2000])

@@ -21,6 +21,7 @@ from .config_failures import (
     device_failure_of,
     failed_measurement,
     failure_of,
+    forget_frames,
     is_out_of_memory,
     is_repeatable,
 )
@@ -224,6 +225,7 @@ class Tuner:
             failure = compile_failure_of(error, self._options_passed(config))
             if failure is None:
                 raise
+            forget_frames(error)
             return failed_measurement(config, failure, time.perf_counter() - start)
         return self._measure(config, SCREENING, patient=patient)
 
@@ -316,18 +318,27 @@ class Tuner:
         finally:
             autotuner.do_bench = self._benchmark
         if raised:
-            return self._failure_or_raise(config, raised[-1])
+            return self._failure_or_raise(config, raised)
         return quantiles_of(timing) if patient or not samples or samples[-1].steady else None
 
-    def _failure_or_raise(self, config: Config, error: Exception) -> Failure:
-        """Return the failure to record for an error; keep one that ends the process, and raise."""
+    def _failure_or_raise(self, config: Config, raised: list[Exception]) -> Failure:
+        """Return the failure to record for the last error, or raise it; keep one of the device.
+
+        The errors are taken out of the list: they have passed the frame that holds it.
+        """
+        error = raised[-1]
+        raised.clear()
         failure = failure_of(error)
         if failure is not None:
+            forget_frames(error)
             return failure
         crash = device_failure_of(error)
         if crash is not None:
             self._keep(failed_measurement(config, crash))
-        raise error
+        try:
+            raise error
+        finally:
+            del error
 
 
 def _reason(measurement: Measurement) -> str:

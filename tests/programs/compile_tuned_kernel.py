@@ -45,6 +45,7 @@ def make(**options: Any) -> Any:
         at = tl.program_id(0) * B + tl.arange(0, B)
         tl.store(out + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
 
+    options = {"check": False, **options}  # nothing is computed
     return cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, **options)(add)
 
 

@@ -14,7 +14,15 @@ import triton.language as tl
 from support.addition import Bench, make
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.model.record import NO_MEMORY, OutputVerdict, Record, Results, Winner
+from dejavu_cache.model.record import (
+    BEHIND_POINTERS,
+    NO_MEMORY,
+    NOT_REPEATABLE,
+    OutputVerdict,
+    Record,
+    Results,
+    Winner,
+)
 from dejavu_cache.model.scenario import now
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.triton_internals.config_names import describe
@@ -25,7 +33,8 @@ DEFAULT, RIGHT, WRONG = (
     triton.Config({"STEP": 3, "LIMIT": 4}),
 )
 MEMORY = f"{NO_MEMORY} left on the device to compare results"
-POINTERS = "behind pointers: nothing shows what is written"
+POINTERS = f"{BEHIND_POINTERS}: nothing shows what is written"
+NOISE = f"{NOT_REPEATABLE}: it draws numbers"
 
 
 @triton.jit
@@ -58,16 +67,41 @@ def recorded_winner(kernel: Any) -> Winner:
     return winner
 
 
+def record_uncompared(folder: Path, fast: triton.Config, reason: str | None, **options: Any) -> Any:
+    """Record a winner that nobody has compared, as a tool may do, and return the kernel.
+
+    Args:
+        folder: the store.
+        fast: the winner.
+        reason: why it was not compared; None: nothing is said.
+        **options: of the kernel.
+    """
+    kernel = start_process(folder, fast, check=False, **options)
+    launch(kernel)
+    record_set = next(kernel.home.record_sets())
+    (record,) = record_set.records
+    verdict = OutputVerdict(outcome="not_compared", reason=reason or "")
+    results = {"out_ptr": verdict} if reason else None
+    winner = record.winner.model_copy(update={"results": results})
+    kernel.home.delete(record_set.context)
+    kernel.home.put(record_set.context, [record.model_copy(update={"winner": winner})])
+    return kernel
+
+
 @pytest.fixture
-def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function after which nothing is compared, for a reason; an empty one ends that."""
+def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function after which nothing is compared, for a reason; an empty one ends that.
+
+    Its second argument is what else is said of outputs.
+    """
     compare = WinnerCheck.check
 
-    def set_reason(reason: str) -> None:
+    def set_reason(reason: str, others: Results | None = None) -> None:
         def check(self: WinnerCheck, config: Any) -> Results:
             if not reason or config is self._request.default:
                 return compare(self, config)
-            return {"out_ptr": OutputVerdict(outcome="not_compared", reason=reason)}
+            lacking = OutputVerdict(outcome="not_compared", reason=reason)
+            return {"out_ptr": lacking, **(others or {})}
 
         monkeypatch.setattr(WinnerCheck, "check", check)
 
@@ -75,36 +109,58 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize("reason", [MEMORY, POINTERS])
-def test_the_process_that_timed_it_runs_and_labels_it(
-    tmp_path: Path, comparing: Callable[[str], None], reason: str
+def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
+    tmp_path: Path,
+    comparing: Callable[..., None],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     comparing(reason)
-    kernel = start_process(tmp_path, RIGHT)
-    assert launch(kernel)
-    assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 2)
-    assert f"not compared: out_ptr: {reason}" in str(explain(kernel))
-    assert recorded_winner(kernel).not_compared == [f"out_ptr: {reason}"]
-
-
-@pytest.mark.parametrize("reason", [MEMORY, POINTERS])
-def test_the_next_process_compares_it_and_runs_no_wrong_one(
-    tmp_path: Path, comparing: Callable[[str], None], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    comparing(reason)
-    launch(start_process(tmp_path))
+    for benchmarked in (2, 0):
+        kernel = start_process(tmp_path)
+        for _ in range(2):
+            assert launch(kernel)
+            kernel.forget_choices()
+        assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, benchmarked)
+        assert next(kernel.home.record_sets()).records[0].winner is None
+    assert caplog.text.count(f"out_ptr: {reason}") == 1
+    assert caplog.text.count("check=False") == 1
     comparing("")
+    assert launch(start_process(tmp_path, RIGHT))
+
+
+@pytest.mark.parametrize("reason", [MEMORY, POINTERS, None])
+def test_a_process_that_may_tune_compares_it_and_runs_no_wrong_one(
+    tmp_path: Path, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    record_uncompared(tmp_path, WRONG, reason)
     kernel = start_process(tmp_path)
     assert launch(kernel)
     assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, 0)
     assert "is fast but wrong" in caplog.text
 
 
-def test_what_the_next_process_finds_equal_no_later_one_compares(
-    tmp_path: Path, comparing: Callable[[str], None]
+@pytest.mark.parametrize("reason", [MEMORY, NOISE])
+def test_one_equal_output_lets_it_win_and_only_a_lack_of_memory_has_others_compare_again(
+    tmp_path: Path, comparing: Callable[..., None], reason: str
 ) -> None:
-    comparing(MEMORY)
-    launch(start_process(tmp_path, RIGHT))
+    comparing(reason, {"total": OutputVerdict(outcome="equal")})
+    kernel = start_process(tmp_path, RIGHT)
+    assert launch(kernel)
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 2)
+    assert f"not compared: out_ptr: {reason}" in str(explain(kernel))
+    assert recorded_winner(kernel).not_compared == [f"out_ptr: {reason}"]
     comparing("")
+    again = start_process(tmp_path, RIGHT)
+    assert launch(again)
+    assert (again.best_config.kwargs, again.benchmarked) == (RIGHT.kwargs, 0)
+    assert recorded_winner(again).not_compared == ([f"out_ptr: {NOISE}"] if reason == NOISE else [])
+
+
+def test_what_the_next_process_finds_equal_no_later_one_compares(
+    tmp_path: Path, comparing: Callable[..., None]
+) -> None:
+    record_uncompared(tmp_path, RIGHT, MEMORY)
     kernel = start_process(tmp_path, RIGHT)
     assert launch(kernel)
     assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
@@ -117,10 +173,10 @@ def test_what_the_next_process_finds_equal_no_later_one_compares(
 
 
 def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_warning(
-    tmp_path: Path, comparing: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, comparing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
+    record_uncompared(tmp_path, WRONG, POINTERS)
     comparing(POINTERS)
-    launch(start_process(tmp_path))
     kernel = start_process(tmp_path)
     for _ in range(2):
         assert launch(kernel)
@@ -132,7 +188,7 @@ def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_
 
 
 def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
-    tmp_path: Path, comparing: Callable[[str], None]
+    tmp_path: Path, comparing: Callable[..., None]
 ) -> None:
     def decorate(configs: list[triton.Config], *times: float) -> Any:
         return make(Bench(times), fn=copy, configs=configs, store=tmp_path)
@@ -141,7 +197,7 @@ def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
     comparing(POINTERS)
     newer = decorate([DEFAULT, RIGHT, WRONG], 0.5, 2.0)
     launch(newer)
-    assert newer.best_config.kwargs == WRONG.kwargs, "this process has timed it"
+    assert newer.best_config.kwargs == RIGHT.kwargs
     for configs in ([DEFAULT, RIGHT, WRONG], [DEFAULT, RIGHT]):
         kernel = decorate(configs)
         assert launch(kernel)
@@ -150,11 +206,10 @@ def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
 
 @pytest.mark.parametrize("mode", ["reuse", "strict"])
 def test_where_nothing_may_be_compared_it_runs_and_is_labelled(
-    tmp_path: Path, comparing: Callable[[str], None], mode: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="dejavu_cache.launches")
-    comparing(MEMORY)
-    launch(start_process(tmp_path, RIGHT))
+    record_uncompared(tmp_path, RIGHT, MEMORY)
     caplog.clear()
     kernel = start_process(tmp_path, RIGHT, mode=mode)
     assert launch(kernel)
@@ -164,13 +219,7 @@ def test_where_nothing_may_be_compared_it_runs_and_is_labelled(
 
 
 def test_a_winner_of_which_nobody_said_anything_is_compared_once(tmp_path: Path) -> None:
-    kernel = start_process(tmp_path, RIGHT)
-    launch(kernel)
-    record_set = next(kernel.home.record_sets())
-    (record,) = record_set.records
-    kernel.home.delete(record_set.context)
-    unsaid = record.winner.model_copy(update={"results": None})
-    kernel.home.put(record_set.context, [record.model_copy(update={"winner": unsaid})])
+    record_uncompared(tmp_path, RIGHT, None)
     reader = start_process(tmp_path, RIGHT, mode="reuse")
     assert "no comparison is recorded" in str(explain(reader))
     assert "exact" in str(explain(reader))
@@ -215,10 +264,9 @@ def test_the_winner_runs_where_the_default_config_does_not(tmp_path: Path) -> No
 
 
 def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
-    tmp_path: Path, comparing: Callable[[str], None]
+    tmp_path: Path,
 ) -> None:
-    comparing(MEMORY)
-    launch(start_process(tmp_path, RIGHT))
+    record_uncompared(tmp_path, RIGHT, MEMORY)
     x, out = torch.rand(128), torch.zeros(128)
     reader = start_process(tmp_path, RIGHT, mode="reuse")
     found = reader.explain(x, out, 90)
@@ -228,16 +276,13 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
 
 
 def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
-    tmp_path: Path, comparing: Callable[[str], None]
+    tmp_path: Path,
 ) -> None:
-    comparing(MEMORY)
-    kernel = start_process(tmp_path, RIGHT)
-    launch(kernel)
+    kernel = record_uncompared(tmp_path, RIGHT, MEMORY)
     record_set = next(kernel.home.record_sets())
     (record,) = record_set.records
     ahead = recorded_winner(kernel).model_copy(update={"at": now() + timedelta(hours=12)})
     kernel.home.put(record_set.context, [Record(scenario=record.scenario, winner=ahead)])
-    comparing("")
     again = start_process(tmp_path, RIGHT)
     launch(again)
     assert recorded_winner(again).is_compared

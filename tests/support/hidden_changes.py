@@ -159,6 +159,15 @@ CHANGES: dict[str, Change] = {
         if @@ > 2:
             Wide.register(int)
         """),
+    "what a heuristic of the config multiplies by": _reads(
+        "return args['B'] // 32 * SIZE", "SIZE = @@"
+    ),
+    "what a heuristic of the config and of an argument does": _reads(
+        "return args['B'] // 32 + tile(args['n'] > 5)", "def tile(n):\n    return n * @@"
+    ),
+    "a file that a heuristic of the config reads": _reads(
+        "return args['B'] // 32 * int(FILE.read_text())", "FILE.write_text('@@')"
+    ),
     "a module that the heuristic imports": _reads(
         "import tile_settings; return tile_settings.SIZE", _SETTINGS
     ),
@@ -301,26 +310,31 @@ def check_changes(folder: Path, target: str) -> dict[str, str]:
     from dejavu_cache import cached_autotune, open_store  # noqa: F401
 
     prepare_process(folder, target)
-    return {
-        name: in_fork(_check_change, folder / str(number), change) or "refused"
-        for number, (name, change) in enumerate(CHANGES.items())
-    }
+    found = {}
+    for number, (name, change) in enumerate(CHANGES.items()):
+        for n, how in ((1001, ""), (1008, ", launched with another alignment")):
+            place = folder / f"{number} {n}"
+            found[name + how] = in_fork(_check_change, place, change, n) or "refused"
+    return found
 
 
-def _check_change(folder: Path, change: Change) -> str:
+def _check_change(folder: Path, change: Change, n: int = 1001) -> str:
     store = folder / "store"
     before = _launch(folder / "before" / "kernels.py", change, change.before, store)
     if not store.exists():
         return "unstored"
-    after = _launch(folder / "after" / "kernels.py", change, change.after, store)
-    if before.code == after.code:
+    after = _launch(folder / "after" / "kernels.py", change, change.after, store, n)
+    same = before
+    if n != 1001:
+        same = _launch(folder / "same" / "kernels.py", change, change.before, folder / "other", n)
+    if same.code == after.code:
         return "equal code"
     if after.benchmarked:
         return "tuned"
-    again = _launch(folder / "again" / "kernels.py", change, change.after, store)
+    again = _launch(folder / "again" / "kernels.py", change, change.after, store, n)
     return "noticed" if again.benchmarked else "wrong"
 
 
-def _launch(path: Path, change: Change, value: str, store: Path) -> Any:
-    kernel = CorpusKernel(change.source.replace("@@", value), {"B": 64}, 1001)
+def _launch(path: Path, change: Change, value: str, store: Path, n: int = 1001) -> Any:
+    kernel = CorpusKernel(change.source.replace("@@", value), {"B": 64}, n)
     return launch(path, kernel, store)

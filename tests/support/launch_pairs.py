@@ -28,13 +28,22 @@ BATCH = 20
 
 SECONDS = 4
 
-_HEAD = """import enum
+_HEAD = """import dataclasses
+import enum
 from typing import NamedTuple
 import triton
 import triton.language as tl
 from triton.language import core
 
 STATE = {"h": 4}
+
+class Mode(enum.IntEnum):
+    ONE = 3
+    TWO = 6
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    a: int
 
 class P(NamedTuple):
     a: object
@@ -123,6 +132,8 @@ SLOTS = (
          ("descriptor([16, 64])", "descriptor([32, 32])", "descriptor([16, 32])",
           "descriptor([16, 64], torch.float16)", "descriptor([16, 64], padding='nan')",
           "descriptor([16, 64], rows=128)")),
+    Slot("S: tl.constexpr", "v = v * S", ("Mode.ONE", "Mode.TWO", "3", "6", "3.0")),
+    Slot("plan: tl.constexpr", "v = v * plan.a", ("Plan(2)", "Plan(3)", "P(2, 3)", "P(3, 2)")),
     Slot("z=3", "v = v - z", ("", "3", "3.0", "5", "1", "2**40")),
     Slot("W: tl.constexpr = 3", "v = v / W", ("", "3", "3.0", "5", "1")),
     Slot("maybe=None", "if maybe is not None:\n        v += tl.load(maybe + at).to(tl.float32)",
@@ -163,6 +174,7 @@ EDITS = (
     ("z=3", "z=7"),
     ("W: tl.constexpr = 3", "W: tl.constexpr = 7"),
     ("import enum\n", "import enum\n\n# a comment\n"),
+    ("ONE = 3", "ONE = 4"),
     ("    v = tl.load(x", "    # a comment\n    v = tl.load(x"),
 )
 KEYS = ((), (), ("n",), ("n", "C"), ("number",))

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dejavu_cache.model.record import OutputVerdict, sum_up
+from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.result_check import CheckOptions, ResultChecker
 
 __all__ = [
@@ -23,15 +25,37 @@ __all__ = [
 Write = Callable[[dict[str, Any]], None]
 
 
-def checker(arguments: dict[str, Any], default: Write, **options: Any) -> ResultChecker:
-    """Return a prepared checker of launches that are functions of the arguments."""
+class Checker(ResultChecker):
+    """A checker that sums up what it says of a config's outputs."""
+
+    def judge(self, config: Any) -> OutputVerdict:
+        """Return the verdict on a config."""
+        return sum_up(self.check(config))
+
+
+def checker(
+    arguments: dict[str, Any],
+    default: Write,
+    *,
+    accesses: Accesses | Callable[[Write], Accesses | None] | None = None,
+    **options: Any,
+) -> Checker:
+    """Return a prepared checker of launches that are functions of the arguments.
+
+    Args:
+        arguments: the launch's arguments.
+        default: computes the expected results.
+        accesses: what the code says of all functions, or of each; by default nothing.
+        **options: declarations.
+    """
 
     @contextmanager
     def launch(write: Write) -> Iterator[None]:
         write(arguments)
         yield
 
-    made = ResultChecker(arguments, launch, default, CheckOptions(**options))
+    known = accesses if callable(accesses) else lambda write: accesses
+    made = Checker(arguments, launch, default, CheckOptions(**options), known)
     made.prepare()
     return made
 

@@ -31,7 +31,7 @@ def test_a_sweep_leaves_wrong_configs_out(tmp_path: Path) -> None:
     audited = dejavu("audit", SUITE, "--store", tmp_path)
     assert (audited.returncode, audited.stdout) == (
         0,
-        "2 winners audited: 2 right, 0 wrong, 0 not compared\n",
+        "2 winners audited: 2 equal, 0 wrong, 0 not compared\n",
     )
 
 
@@ -46,7 +46,7 @@ def test_winners_of_cases_that_a_sweep_leaves_out_are_audited_and_verified(tmp_p
     suite = f"{SUITE}:on_demand"
     assert dejavu("sweep", suite, "--option", "only=all", "--store", tmp_path).returncode == 0
     audited = dejavu("audit", suite, "--store", tmp_path)
-    assert audited.stdout == "2 winners audited: 2 right, 0 wrong, 0 not compared\n"
+    assert audited.stdout == "2 winners audited: 2 equal, 0 wrong, 0 not compared\n"
     verified = dejavu("verify", "--winners", "5", "--store", tmp_path, suite)
     assert verified.stdout.endswith("2 winners measured again: 2 hold, 0 set aside, 0 unchecked\n")
 
@@ -58,8 +58,7 @@ def test_winners_that_nobody_checked_are_found_recorded_and_replaced(tmp_path: P
     assert audited.returncode == 1
     told = json.loads(audited.stdout)
     assert told["wrong"] == 2
-    (verdict,) = told["winners"][0]["results"].values()
-    assert "out_ptr differs in 1 of 1 elements" in verdict["reason"]
+    assert "out_ptr differs in 1 of 1 elements" in told["winners"][0]["verdict"]["reason"]
     assert failures_in(tmp_path) == ["wrong", "wrong"]
     again = dejavu("audit", SUITE, "--store", tmp_path)
-    assert again.stdout == "2 winners audited: 2 right, 0 wrong, 0 not compared\n"
+    assert again.stdout == "2 winners audited: 2 equal, 0 wrong, 0 not compared\n"

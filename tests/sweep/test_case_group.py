@@ -134,8 +134,9 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
 ) -> None:
     """As where the last case, the largest one, leaves no memory for a comparison."""
     lacking = OutputVerdict(outcome="not_compared", reason=NO_MEMORY)
+    partly = {"count": OutputVerdict(outcome="equal"), "out_ptr": lacking}
     with monkeypatch.context() as patch:
-        patch.setattr(WinnerCheck, "check", lambda *_: {"out_ptr": lacking})
+        patch.setattr(WinnerCheck, "check", lambda *_: partly)
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None

@@ -16,7 +16,8 @@ from support.result_checks import (
     write_nothing,
 )
 
-from dejavu_cache.tuning.tensor_comparison import describe_difference
+from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE, REASONS
+from dejavu_cache.tuning.tensor_comparison import compare_tensors
 
 
 def input_overwritten(arguments: dict[str, Any]) -> None:
@@ -35,9 +36,9 @@ def infinite(arguments: dict[str, Any]) -> None:
 def test_a_config_that_differs_is_wrong_and_the_argument_is_named(
     write: Write, dtype: torch.dtype
 ) -> None:
-    verdict = checker(launch_arguments(dtype), double).check(write)
+    verdict = checker(launch_arguments(dtype), double).judge(write)
     assert verdict.outcome == "wrong"
-    assert verdict.evidence.startswith("out differs in ")
+    assert verdict.reason.startswith("out differs in ")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -46,7 +47,7 @@ def test_another_order_of_summation_is_right(dtype: torch.dtype) -> None:
         double(arguments)
         arguments["out"].mul_(1 + 4 * torch.finfo(dtype).eps)
 
-    assert checker(launch_arguments(dtype), double).check(write_rounded).outcome == "right"
+    assert checker(launch_arguments(dtype), double).judge(write_rounded).outcome == "equal"
 
 
 @pytest.mark.parametrize("write", [half_of_it, write_nothing])
@@ -56,9 +57,9 @@ def test_outputs_that_held_the_results_before_the_tune_prove_nothing_by_themselv
     arguments = launch_arguments()
     double(arguments)
     before = arguments["out"].clone()
-    made = checker(arguments, double)
-    assert made.check(write).outcome == "wrong"
-    assert made.check(double).outcome == "right"
+    made = checker(arguments, double, outputs=["out"])
+    assert made.judge(write).outcome == "wrong"
+    assert made.judge(double).outcome == "equal"
     assert torch.equal(arguments["out"], before)
 
 
@@ -69,7 +70,7 @@ def test_arguments_hold_what_they_held_before() -> None:
         arguments["sums"].add_(1)
 
     made = checker(arguments, accumulate)
-    assert made.check(accumulate).outcome == "right"
+    assert made.judge(accumulate).outcome == "equal"
     assert torch.equal(arguments["sums"], torch.ones(10))
 
 
@@ -80,7 +81,7 @@ def test_a_race_is_found_though_the_first_launch_was_right() -> None:
         double(arguments)
         arguments["out"].mul_(next(launches))
 
-    assert checker(launch_arguments(), double).check(racy).outcome == "wrong"
+    assert checker(launch_arguments(), double).judge(racy).outcome == "wrong"
 
 
 def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> None:
@@ -89,9 +90,9 @@ def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> Non
     def random(arguments: dict[str, Any]) -> None:
         arguments["out"].copy_(torch.rand(1000, generator=generator))
 
-    verdict = checker(launch_arguments(), random).check(double)
-    assert verdict.outcome == "unchecked"
-    assert "does not repeat" in verdict.evidence
+    verdict = checker(launch_arguments(), random).judge(double)
+    assert verdict.outcome == "not_compared"
+    assert NOT_REPEATABLE in verdict.reason
 
 
 def test_declared_scratch_memory_is_not_compared() -> None:
@@ -101,8 +102,8 @@ def test_declared_scratch_memory_is_not_compared() -> None:
         double(arguments)
         arguments["scratch"].fill_(5)
 
-    assert checker(arguments, with_scratch).check(double).outcome == "wrong"
-    assert checker(arguments, with_scratch, ignore=["scratch"]).check(double).outcome == "right"
+    assert checker(arguments, with_scratch).judge(double).outcome == "wrong"
+    assert checker(arguments, with_scratch, ignore=["scratch"]).judge(double).outcome == "equal"
 
 
 def test_a_reference_replaces_the_default() -> None:
@@ -110,8 +111,8 @@ def test_a_reference_replaces_the_default() -> None:
         arguments["out"].copy_(arguments["x"] * 3)
 
     made = checker(launch_arguments(), double, reference=reference)
-    assert made.check(input_overwritten).outcome == "right"
-    assert made.check(double).outcome == "wrong"
+    assert made.judge(input_overwritten).outcome == "equal"
+    assert made.judge(double).outcome == "wrong"
 
 
 def test_a_declared_tolerance_holds_for_its_argument() -> None:
@@ -119,15 +120,15 @@ def test_a_declared_tolerance_holds_for_its_argument() -> None:
         double(arguments)
         arguments["out"].mul_(1.05)
 
-    assert checker(launch_arguments(), double).check(slightly_off).outcome == "wrong"
+    assert checker(launch_arguments(), double).judge(slightly_off).outcome == "wrong"
     loose = checker(launch_arguments(), double, tolerance={"out": 0.1})
-    assert loose.check(slightly_off).outcome == "right"
+    assert loose.judge(slightly_off).outcome == "equal"
 
 
 def test_a_launch_without_outputs_is_unchecked_and_says_why() -> None:
-    verdict = checker(launch_arguments(), write_nothing).check(double)
-    assert verdict.outcome == "unchecked"
-    assert "changes no argument" in verdict.evidence
+    made = checker(launch_arguments(), write_nothing)
+    assert made.judge(double).outcome == "not_compared"
+    assert "changes no argument" in made.judge(double).reason
 
 
 def test_restoring_is_unseen_by_autograd() -> None:
@@ -138,7 +139,7 @@ def test_restoring_is_unseen_by_autograd() -> None:
     def write_like_a_kernel(arguments: dict[str, Any]) -> None:
         arguments["out"].data.copy_(arguments["x"] * 2)
 
-    assert checker(arguments, write_like_a_kernel).check(write_like_a_kernel).outcome == "right"
+    assert checker(arguments, write_like_a_kernel).judge(write_like_a_kernel).outcome == "equal"
     assert versions == {name: arguments[name]._version for name in ("x", "out")}
 
 
@@ -155,14 +156,14 @@ def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
         write_both(arguments, 2.1)
 
     made = checker(arguments, write_both)
-    verdict = made.check(slightly_off)
+    verdict = made.judge(slightly_off)
     assert verdict.outcome == "wrong"
-    assert verdict.evidence.startswith("outs[1][0] differs in ")
-    assert made.check(write_both).outcome == "right"
+    assert verdict.reason.startswith("outs[1][0] differs in ")
+    assert made.judge(write_both).outcome == "equal"
     assert torch.equal(second, before)
     loose = checker(arguments, write_both, tolerance={"outs": 0.1})
-    assert loose.check(slightly_off).outcome == "right"
-    assert checker(arguments, write_both, ignore=["outs"]).check(slightly_off).outcome != "wrong"
+    assert loose.judge(slightly_off).outcome == "equal"
+    assert checker(arguments, write_both, ignore=["outs"]).judge(slightly_off).outcome != "wrong"
 
 
 def test_expanded_and_empty_tensors_are_left_alone() -> None:
@@ -171,19 +172,111 @@ def test_expanded_and_empty_tensors_are_left_alone() -> None:
         "wide": torch.ones(1).expand(10),
         "empty": torch.empty(0),
     }
-    assert checker(arguments, double).check(double).outcome == "right"
+    assert checker(arguments, double).judge(double).outcome == "equal"
 
 
 def test_integers_must_be_equal() -> None:
     numbers = torch.arange(10)
-    assert describe_difference(numbers, numbers.clone()) == ""
-    assert describe_difference(numbers + 1, numbers) == "differs in 10 of 10 elements"
+    assert compare_tensors(numbers, numbers.clone()) == ""
+    assert compare_tensors(numbers + 1, numbers) == "differs in 10 of 10 elements"
 
 
 def test_nan_must_stand_in_the_same_places() -> None:
     expected = torch.tensor([1.0, float("nan"), float("inf")])
-    assert describe_difference(expected.clone(), expected) == ""
+    assert compare_tensors(expected.clone(), expected) == ""
     moved = torch.tensor([float("nan"), 1.0, float("inf")])
-    assert "NaN or infinite on one side only" in describe_difference(moved, expected)
+    assert "NaN or infinite on one side only" in compare_tensors(moved, expected)
     negative = torch.tensor([1.0, float("nan"), -float("inf")])
-    assert describe_difference(negative, expected) != ""
+    assert compare_tensors(negative, expected) != ""
+
+
+def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> None:
+    arguments = {**launch_arguments(), "order": torch.zeros(4)}
+    launches = iter(range(1, 100))
+
+    def with_noise(write: Write) -> Write:
+        def write_noise(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["order"].fill_(next(launches))
+
+        return write_noise
+
+    made = checker(arguments, with_noise(double))
+    for write, outcome in ((half_of_it, "wrong"), (double, "equal")):
+        verdicts = made.check(with_noise(write))
+        assert verdicts["out"].outcome == outcome
+        assert verdicts["order"].outcome == "not_compared"
+        assert verdicts["order"].reason.startswith(NOT_REPEATABLE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_large_tensors_are_compared_in_pieces(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_cache.tuning.argument_tensors.PIECE", 50)
+    x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype).t()
+    arguments = {"x": x, "out": torch.zeros_like(x)}
+
+    def last_element_off(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["out"][-1, -1] += 100
+
+    made = checker(arguments, double)
+    assert made.judge(double).outcome == "equal"
+    verdict = made.check(last_element_off)["out"]
+    assert verdict.outcome == "wrong"
+    assert verdict.reason.startswith("differs in 1 of 1200 elements")
+
+
+def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.free_memory", lambda device: 5000.0)
+    arguments = {**launch_arguments(), "total": torch.zeros(1)}
+
+    def double_and_add_up(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["total"].copy_(arguments["out"].sum()[None])
+
+    made = checker(arguments, double_and_add_up, outputs=["out", "total"])
+    verdicts = made.check(double_and_add_up)
+    assert verdicts["total"].outcome == "equal"
+    assert verdicts["out"].outcome == "not_compared"
+    assert verdicts["out"].reason.startswith(NO_MEMORY)
+    assert checker(arguments, double_and_add_up, outputs=["out"]).judge(double).outcome != "equal"
+
+
+def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
+    negative = torch.conj(torch.ones(4, dtype=torch.complex64)).imag
+    arguments = {**launch_arguments(), "x2": negative, "out2": torch.zeros(4)}
+
+    def with_more(write: Write) -> Write:
+        def write_more(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["out2"].copy_(arguments["x2"] + 1)
+
+        return write_more
+
+    verdicts = checker(arguments, with_more(double)).check(with_more(half_of_it))
+    outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
+    assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
+    assert verdicts["x2"].reason.startswith(NOT_COPYABLE)
+
+
+DTYPES = sorted({kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_type_are_compared_or_say_why_not(dtype: torch.dtype) -> None:
+    memory = torch.zeros(64, dtype=torch.uint8)
+    try:
+        arguments = {**launch_arguments(), "other": memory.view(dtype)}
+    except (RuntimeError, TypeError) as error:  # quantized
+        pytest.skip(str(error))
+
+    def write(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        memory.fill_(0x35)
+
+    verdicts = checker(arguments, write, outputs=["out", "other"]).check(double)
+    assert verdicts["out"].outcome == "equal"
+    other = verdicts["other"]
+    assert other.outcome == "wrong" or other.reason.startswith(REASONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dejavu_cache.tuning.tensor_comparison import TOLERANCES, describe_difference
+from dejavu_cache.tuning.tensor_comparison import TOLERANCES, compare_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LOW_DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -31,8 +31,8 @@ def test_one_large_element_does_not_hide_that_the_others_are_wrong(
     expected[-1] = -largest if outlier == "largest" else -min(float(outlier), largest)
     wrong = expected.clone()
     wrong[:41] = 0
-    assert "differs in 41 of 4096" in describe_difference(wrong, expected)
-    assert describe_difference(expected.clone(), expected) == ""
+    assert "differs in 41 of 4096" in compare_tensors(wrong, expected)
+    assert compare_tensors(expected.clone(), expected) == ""
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9])
@@ -46,11 +46,11 @@ def test_a_wrong_block_beside_masked_elements_is_different(
     expected.view(-1)[-masked:] = mask_of(mask, dtype)
     wrong = expected.clone()
     wrong[2:4] = 0
-    assert describe_difference(wrong, expected) != ""
+    assert compare_tensors(wrong, expected) != ""
     wrong[2:4] = random(2, 100, seed=1).to(dtype)
-    assert describe_difference(wrong, expected) != ""
+    assert compare_tensors(wrong, expected) != ""
     rounded = torch.where(expected.abs() > 1e3, expected, expected * (1 + torch.finfo(dtype).eps))
-    assert describe_difference(rounded, expected) == ""
+    assert compare_tensors(rounded, expected) == ""
 
 
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
@@ -59,8 +59,8 @@ def test_a_wrong_block_of_8_bit_numbers_is_different_beside_outliers(dtype: torc
     expected[0, :50] = 400.0
     wrong = expected.clone()
     wrong[2:4] = 0
-    assert describe_difference(wrong.to(dtype), expected.to(dtype)) != ""
-    assert describe_difference((expected * 1.06).to(dtype), expected.to(dtype)) == ""
+    assert compare_tensors(wrong.to(dtype), expected.to(dtype)) != ""
+    assert compare_tensors((expected * 1.06).to(dtype), expected.to(dtype)) == ""
 
 
 @pytest.mark.parametrize("depth", [64, 512, 2048, 8192])
@@ -76,7 +76,7 @@ def test_sums_in_another_order_agree(dtype: torch.dtype, depth: int, outlier: fl
         actual += left[:, part] @ right[part]
     if outlier:
         expected[-1, -3:] = actual[-1, -3:] = torch.finfo(dtype).max
-    assert describe_difference(actual.to(dtype), expected.to(dtype)) == ""
+    assert compare_tensors(actual.to(dtype), expected.to(dtype)) == ""
 
 
 @pytest.mark.parametrize("depth", [64, 512, 8192])
@@ -86,7 +86,7 @@ def test_rounded_factors_agree(depth: int) -> None:
     actual = left.half().float() @ right.half().float()
     expected = left @ right
     expected[0, 0] = actual[0, 0] = 1e9
-    assert describe_difference(actual, expected) == ""
+    assert compare_tensors(actual, expected) == ""
 
 
 def test_sums_of_two_sizes_agree() -> None:
@@ -95,35 +95,35 @@ def test_sums_of_two_sizes_agree() -> None:
     left[::3] *= 1e4
     expected = left @ right
     actual = left.flip(1) @ right.flip(0)
-    assert describe_difference(actual, expected) == ""
+    assert compare_tensors(actual, expected) == ""
     actual[1] = 0
-    assert describe_difference(actual, expected) != ""
+    assert compare_tensors(actual, expected) != ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sparse_results_are_compared(dtype: torch.dtype) -> None:
     expected = torch.zeros(2_200_000, dtype=dtype)
     expected[1001] = 3.0
-    assert describe_difference(expected * (1 + torch.finfo(dtype).eps), expected) == ""
+    assert compare_tensors(expected * (1 + torch.finfo(dtype).eps), expected) == ""
     wrong = expected.clone()
     wrong[1001] = 0
-    assert "differs in 1 of" in describe_difference(wrong, expected)
-    assert "differs in 2200000 of" in describe_difference(1 - expected, expected)
+    assert "differs in 1 of" in compare_tensors(wrong, expected)
+    assert "differs in 2200000 of" in compare_tensors(1 - expected, expected)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-40, 1e-30, 1.0, 1e30])
 def test_tensors_of_one_value_are_compared(value: float) -> None:
     expected = torch.full((100,), value)
-    assert describe_difference(expected * (1 + 1e-6), expected) == ""
+    assert compare_tensors(expected * (1 + 1e-6), expected) == ""
     wrong = expected.clone()
     wrong[0] = 2 * value or 1e-30
-    assert "differs in 1 of 100" in describe_difference(wrong, expected)
+    assert "differs in 1 of 100" in compare_tensors(wrong, expected)
 
 
 def test_tensors_without_finite_elements_are_compared() -> None:
     for empty in (torch.empty(0), torch.full((3,), float("nan")), torch.full((3,), float("inf"))):
-        assert describe_difference(empty.clone(), empty) == ""
-    assert describe_difference(torch.zeros(3), torch.full((3,), float("inf"))) != ""
+        assert compare_tensors(empty.clone(), empty) == ""
+    assert compare_tensors(torch.zeros(3), torch.full((3,), float("inf"))) != ""
 
 
 def test_tolerances_grow_with_coarser_types() -> None:

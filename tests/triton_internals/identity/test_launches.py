@@ -43,7 +43,7 @@ def test_harmless_edits_of_a_kernel_tune_nothing(found: dict[str, Any]) -> None:
 def test_what_no_text_of_a_kernel_shows_is_seen(found: dict[str, Any]) -> None:
     changes = found["changes"]
     assert changes["wrong"] == []
-    assert changes.get("equal code", []) == changes.get("refused", []) == []
+    assert len(changes["tuned"]) > len(CHANGES)  # each is launched with two alignments
 
 
 def test_no_launch_of_another_kind_takes_a_record(found: dict[str, Any]) -> None:

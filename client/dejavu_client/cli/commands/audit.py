@@ -49,19 +49,22 @@ def audit(
     with open_existing_store(store, write=True) as chosen:
         next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
         for winner in audit_winners(load_suite(suite).load_all_cases(options), chosen):
-            outcomes[winner.outcome] += 1
+            verdict = winner.verdict
+            outcomes[verdict.outcome] += 1
             results = {output: entry.model_dump() for output, entry in winner.results.items()}
-            rows.append({**winner._asdict(), "outcome": winner.outcome, "results": results})
-            if winner.evidence and not as_json:
-                evidence = f"({winner.config}): {winner.evidence}"
-                say(f"{winner.outcome}: {winner.kernel}{winner.scenario} {evidence}")
+            rows.append({**winner._asdict(), "verdict": verdict.model_dump(), "results": results})
+            if verdict.outcome != "equal" and not as_json:
+                outcome = verdict.outcome.replace("_", " ")
+                reason = f"({winner.config}): {verdict.reason}"
+                say(f"{outcome}: {winner.kernel}{winner.scenario} {reason}")
         url = chosen.url
     if not rows:
         raise NothingFoundError(f"{url} has no winner for a case of {suite} on this GPU")
     if as_json:
         show_json({"winners": rows, **outcomes})
     else:
-        amounts = [f"{outcomes[kind]} {kind}" for kind in ("right", "wrong", "not compared")]
+        kinds = ("equal", "wrong", "not_compared")
+        amounts = [f"{outcomes[kind]} {kind.replace('_', ' ')}" for kind in kinds]
         say(f"{counted(outcomes.total(), 'winner')} audited: {', '.join(amounts)}")
     if outcomes["wrong"]:
         raise typer.Exit(1)

@@ -1,0 +1,277 @@
+"""Tell which of a launch's arguments a kernel reads and which it writes.
+
+A compiled kernel says so by its Triton IR, for all launches of its code. The interpreter shows it
+for one launch, by the addresses that are loaded and stored.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ..system.notices import logger
+
+__all__ = ["Accesses", "accesses_of_kernel", "watch_interpreter"]
+
+READ, WRITTEN, UNKNOWN = "read", "written", "unknown"
+
+_EFFECTS = {
+    "tt.load": (READ,),
+    "tt.descriptor_load": (READ,),
+    "tt.descriptor_gather": (READ,),
+    "tt.store": (WRITTEN,),
+    "tt.descriptor_store": (WRITTEN,),
+    "tt.descriptor_scatter": (WRITTEN,),
+    "tt.descriptor_reduce": (READ, WRITTEN),
+    "tt.atomic_rmw": (READ, WRITTEN),
+    "tt.atomic_cas": (READ, WRITTEN),
+}
+"""What operations do to the memory behind their first operand."""
+
+_DERIVING = frozenset(
+    {
+        "arith.select", "scf.condition", "scf.for", "scf.if", "scf.while", "tt.addptr",
+        "tt.advance", "tt.bitcast", "tt.broadcast", "tt.cat", "tt.expand_dims", "tt.join",
+        "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape", "tt.splat", "tt.split",
+        "tt.trans", "tt.unsplat",
+    }
+)  # fmt: skip
+"""Operations whose pointers are those that they are given."""
+
+
+class Accesses(NamedTuple):
+    """What a kernel does with the memory behind its arguments.
+
+    Attributes:
+        read: the arguments that it may read; parts of tuples have names such as `outs[0]`.
+        written: those that it may write.
+        elsewhere: whether it may write memory to which no argument points.
+        is_observed: whether a launch has done all that, and not only may do it.
+    """
+
+    read: frozenset[str]
+    written: frozenset[str]
+    elsewhere: bool = False
+    is_observed: bool = False
+
+
+def accesses_of_kernel(kernel: Any) -> Accesses | None:
+    """Return what a compiled kernel does by its IR, or None where that cannot be told."""
+    try:
+        text = kernel.asm["ttir"]
+        names = list(_pointers(kernel.src.signature))
+        return _trace_pointers(_parse(text), names)
+    except Exception as error:  # another language than Triton's, or a function that is not inlined
+        logger.debug("a kernel's accesses are unknown: %r", error)
+        return None
+
+
+def _pointers(signature: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a kernel's pointers and descriptors, in order."""
+    for name, kind in signature.items():
+        if isinstance(kind, (tuple, list)):
+            yield from _pointers({f"{name}[{index}]": part for index, part in enumerate(kind)})
+        elif str(kind).startswith(("*", "tensordesc")):
+            yield name
+
+
+def _parse(text: str) -> Any:
+    from triton._C.libtriton import ir
+
+    context = ir.context()
+    ir.load_dialects(context)
+    with tempfile.NamedTemporaryFile("w", suffix=".ttir") as file:
+        file.write(text)
+        file.flush()
+        module = ir.parse_mlir_module(file.name, context)
+    module.context = context
+    return module
+
+
+def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:
+    """Follow the pointers from a kernel's arguments to what uses them.
+
+    Raises:
+        ValueError: the module has a function that is called, or other arguments than the names.
+    """
+    flow = _PointerFlow()
+    module.walk(flow.visit)
+    function = module.get_function(module.get_entry_func_name())
+    arguments = _pointers_among([function.args(at) for at in range(function.get_num_args())])
+    if flow.functions != 1 or len(arguments) != len(names):
+        raise ValueError("the kernel's arguments cannot be told apart")
+    effects = {name: flow.effects_on(at) for name, at in zip(names, arguments, strict=True)}
+    known = {flow.root(at) for at in arguments}
+    others = {effect for root, effect in flow.effects if flow.root(root) not in known}
+    read = frozenset(name for name, seen in effects.items() if seen & {READ, UNKNOWN} or others)
+    written = frozenset(name for name, seen in effects.items() if seen & {WRITTEN, UNKNOWN})
+    return Accesses(read, written, bool(others & {WRITTEN, UNKNOWN}))
+
+
+class _PointerFlow:
+    """Sets of values of a module that hold the same pointers, and what is done with each.
+
+    Values are known by their id. MLIR visits what is inside an operation before the operation.
+    """
+
+    def __init__(self) -> None:
+        self.effects: list[tuple[int, str]] = []
+        self.functions = 0
+        self._parents: dict[int, int] = {}
+        self._block_pointers: dict[int, dict[int, Any]] = {}
+        self._yielded: dict[int, list[list[Any]]] = {}
+
+    def root(self, value: int) -> int:
+        """Return the value that stands for a set."""
+        while (parent := self._parents.get(value, value)) != value:
+            value = parent
+        return value
+
+    def effects_on(self, value: int) -> set[str]:
+        """Return what is done to the memory that a value points to."""
+        root = self.root(value)
+        return {effect for changed, effect in self.effects if self.root(changed) == root}
+
+    def visit(self, operation: Any) -> None:
+        """Note what an operation does with pointers."""
+        name = operation.get_name()
+        self.functions += name == "tt.func"
+        if name in ("tt.func", "builtin.module"):
+            return
+        operands = [operation.get_operand(at) for at in range(operation.get_num_operands())]
+        results = [operation.get_result(at) for at in range(operation.get_num_results())]
+        region = self._note_block(operation.get_block())
+        if name == "scf.yield":
+            self._yielded.setdefault(region, []).append(operands)
+        elif name in ("scf.for", "scf.if"):
+            self._join_structured(operation, operands, results)
+        elif name in _EFFECTS:
+            first = operands[0].id()
+            self.effects += [(first, effect) for effect in _EFFECTS[name]]
+            self.effects += [(at, UNKNOWN) for at in _pointers_among(operands[1:])]
+        else:
+            pointers = [*_pointers_among([*operands, *results]), *self._inside(operation)]
+            self._join(pointers)
+            if name not in _DERIVING:
+                self.effects += [(at, UNKNOWN) for at in _pointers_among(operands)]
+
+    def _note_block(self, block: Any) -> int:
+        """Note the pointers that a block is given; return the id of its region."""
+        region = int(block.get_parent().id())
+        given = [block.get_argument(at) for at in range(block.get_num_arguments())]
+        self._block_pointers.setdefault(region, {})[block.id()] = given
+        return region
+
+    def _join_structured(
+        self, operation: Any, operands: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Join what a loop or branch is given, passes on and returns, position by position."""
+        regions = [operation.get_region(at).id() for at in range(operation.get_num_regions())]
+        for position, result in enumerate(results):
+            if not _pointers_among([result]):
+                continue
+            same = [result]
+            for region in regions:
+                same += [values[position] for values in self._yielded.get(region, ())]
+                if operation.get_name() == "scf.for":  # bounds and step, and the loop's counter
+                    same.append(operands[position + 3])
+                    for given in self._block_pointers.get(region, {}).values():
+                        same.append(given[position + 1])
+            self._join([value.id() for value in same])
+
+    def _inside(self, operation: Any) -> list[int]:
+        """Return the pointers that the blocks inside an operation are given or return."""
+        inside: list[int] = []
+        for at in range(operation.get_num_regions()):
+            region = operation.get_region(at).id()
+            for given in self._block_pointers.get(region, {}).values():
+                inside += _pointers_among(given)
+            for values in self._yielded.get(region, ()):
+                inside += _pointers_among(values)
+        return inside
+
+    def _join(self, values: Sequence[int]) -> None:
+        for value in values[1:]:
+            self._parents[self.root(value)] = self.root(values[0])
+
+
+def _pointers_among(values: Sequence[Any]) -> list[int]:
+    """Return the ids of the values that hold pointers or descriptors."""
+    kinds = ("!tt.ptr", "!tt.tensordesc")
+    return [value.id() for value in values if any(kind in str(value.get_type()) for kind in kinds)]
+
+
+class _Watch:
+    """Stands in for the interpreter's accesses to memory, and notes their addresses."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+        self.addresses: dict[str, list[Any]] = {READ: [], WRITTEN: []}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def load(self, pointers: Any, mask: Any, *rest: Any) -> Any:
+        self._note(pointers, mask, READ)
+        return self._memory.load(pointers, mask, *rest)
+
+    def store(self, pointers: Any, value: Any, mask: Any) -> Any:
+        self._note(pointers, mask, WRITTEN)
+        return self._memory.store(pointers, value, mask)
+
+    def atomic_cas(self, pointers: Any, *rest: Any) -> Any:
+        self._note(pointers, True, READ, WRITTEN)
+        return self._memory.atomic_cas(pointers, *rest)
+
+    def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        self._note(pointers, mask, READ, WRITTEN)
+        return self._memory.atomic_rmw(operation, pointers, value, mask, *rest)
+
+    def _note(self, pointers: Any, mask: Any, *effects: str) -> None:
+        import numpy
+
+        accessed = numpy.unique(pointers[numpy.broadcast_to(mask, pointers.shape).astype(bool)])
+        for effect in effects:
+            self.addresses[effect].append(accessed)
+
+
+@contextmanager
+def watch_interpreter(spans: Mapping[str, tuple[int, int]]) -> Iterator[list[Accesses]]:
+    """Watch what a launch by Triton's interpreter reads and writes.
+
+    Args:
+        spans: the addresses of the arguments' elements, from the first to behind the last.
+
+    Yields:
+        A list that holds the accesses once the context has ended without an error.
+    """
+    from triton.runtime import interpreter
+
+    seen: list[Accesses] = []
+    watch = _Watch(interpreter._interpreter)
+    interpreter._interpreter = watch
+    try:
+        yield seen
+    finally:
+        interpreter._interpreter = watch._memory
+    read, _ = _arguments_at(watch.addresses[READ], spans)
+    written, elsewhere = _arguments_at(watch.addresses[WRITTEN], spans)
+    seen.append(Accesses(read, written, elsewhere, is_observed=True))
+
+
+def _arguments_at(
+    addresses: Sequence[Any], spans: Mapping[str, tuple[int, int]]
+) -> tuple[frozenset[str], bool]:
+    """Return the arguments that hold some addresses, and whether others lie outside of all."""
+    import numpy
+
+    found = numpy.unique(numpy.concatenate(addresses)) if addresses else numpy.zeros(0, "uint64")
+    names, covered = [], numpy.zeros(len(found), bool)
+    for name, (start, end) in spans.items():
+        inside = (found >= numpy.uint64(start)) & (found < numpy.uint64(end))
+        covered |= inside
+        if inside.any():
+            names.append(name)
+    return frozenset(names), bool(len(found)) and not bool(covered.all())
