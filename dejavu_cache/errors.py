@@ -8,7 +8,6 @@ DejavuError
 ├── UncomparedResultsError   the default config's results cannot be computed for the moment
 │   └── NothingComparedError no config but the default may win, since nothing can be compared
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
-├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
 ├── UnknownDeviceError       records cannot describe the current device
 ├── UnsupportedTritonError   the installed Triton is too old
 ├── PrewarmError             a folder cannot be prewarmed as asked
@@ -47,7 +46,6 @@ __all__ = [
     "TooFewRecordsError",
     "UncomparedResultsError",
     "UnknownDeviceError",
-    "UnreadableKernelError",
     "UnsupportedTritonError",
     "did_you_mean",
     "problem_text",
@@ -134,10 +132,6 @@ class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
 
     exit_code = ExitCode.NEGATIVE
-
-
-class UnreadableKernelError(DejavuError):
-    """A kernel reads something that has no encoding, so its timings cannot be stored."""
 
 
 class UnknownDeviceError(DejavuError):

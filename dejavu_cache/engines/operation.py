@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from ..triton_internals.async_compile import await_kernel, load_binary
 
-__all__ = ["EngineOperation", "replaced_global"]
+__all__ = ["EngineOperation"]
 
 
 class EngineOperation:
@@ -59,27 +58,13 @@ class EngineOperation:
         if not warmup:
             self._launch(arguments, config)
             return None
-        with self._compiling() as kernels:
-            self._launch(arguments, config)
-        return CompiledLaunches(kernels)
-
-    @contextmanager
-    def _compiling(self) -> Iterator[list[Any]]:
-        """Collect the compiled kernels of launches that the engine's module begins meanwhile."""
         kernels: list[Any] = []
-        with replaced_global(self._module, self._kernel, _CompilingKernel(self.fn, kernels)):
-            yield kernels
-
-
-@contextmanager
-def replaced_global(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    """Have a module's global be another value meanwhile."""
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
+        setattr(self._module, self._kernel, _CompilingKernel(self.fn, kernels))
+        try:
+            self._launch(arguments, config)
+        finally:
+            setattr(self._module, self._kernel, self.fn)
+        return CompiledLaunches(kernels)
 
 
 class _CompilingKernel:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import SettingsError, UnreadableKernelError
+from ..errors import SettingsError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem, Scenario
@@ -121,7 +121,7 @@ class DeclaredAutotuner(ChangingAutotuner):
             is_graph = self.use_cuda_graph and assigned is None
             method = declared or method_name(own_bench, is_graph, self._interpreted)
             return method if self._is_timed_by_triton else name_for(self, method)
-        except (UnreadableKernelError, OSError) as error:
+        except (TypeError, OSError) as error:
             self._unnamed_method = str(error)
             return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
 

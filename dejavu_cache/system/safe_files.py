@@ -25,7 +25,6 @@ __all__ = [
     "open_to_append",
     "open_to_write",
     "read_file",
-    "read_own_file",
     "replace_file",
     "sha256_of",
 ]
@@ -117,28 +116,10 @@ def read_file(path: Path, root: Path | None = None) -> bytes:
         OSError: it cannot be read, is no regular file, or is larger (`EFBIG`).
     """
     with open(open_regular(root or path.parent, path), "rb") as file:
-        return _read_whole(file, path)
-
-
-def read_own_file(path: Path) -> bytes:
-    """Return the content of a regular file that only this user or root can have written.
-
-    Raises:
-        OSError: it cannot be read as by `read_file`, or another user may have written it (`EPERM`).
-    """
-    with open(open_regular(path.parent, path), "rb") as file:
-        status = os.fstat(file.fileno())
-        is_own = status.st_uid in (0, os.geteuid()) and status.st_nlink == 1
-        if not is_own or status.st_mode & 0o022:
-            raise OSError(errno.EPERM, "another user may have written this file", str(path))
-        return _read_whole(file, path)
-
-
-def _read_whole(file: IO[bytes], path: Path) -> bytes:
-    size = os.fstat(file.fileno()).st_size
-    if size > MAX_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return file.read(size)  # the buffer has this size at once, also for a file that is shorter
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read(size)  # the buffer has this size at once, also for a file that is shorter
 
 
 def sha256_of(file: IO[bytes]) -> str:

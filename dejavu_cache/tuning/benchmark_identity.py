@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import UnreadableKernelError
 from ..triton_internals.identity import syntax_of, value_text
 from ..triton_internals.triton_objects import module_name
 
@@ -25,7 +24,7 @@ def benchmark_name(do_bench: Any) -> str:
     values that it was bound to when it was first seen: it may count its calls.
 
     Raises:
-        UnreadableKernelError: it is bound to a value that has no encoding.
+        TypeError: it is bound to a value that has no encoding.
         OSError: its source text is not available.
     """
     function = do_bench if hasattr(do_bench, "__qualname__") else type(do_bench)
@@ -87,4 +86,4 @@ def _bound_values(value: Any) -> list[Any]:
         return [part for item in value.items() for part in item]
     if type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
         return [f"{module_name(type(value))}.{type(value).__qualname__}", dict(vars(value))]
-    raise UnreadableKernelError(f"it is bound to a {type(value).__qualname__}")
+    raise TypeError(f"it is bound to a {type(value).__qualname__}")

@@ -48,7 +48,7 @@ def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
     It is part of a record's key, so timings of two methods are never compared.
 
     Raises:
-        UnreadableKernelError: the benchmark function is bound to a value that has no encoding.
+        TypeError: the benchmark function is bound to a value that has no encoding.
     """
     if use_cuda_graph:
         return "cudagraph-warm"

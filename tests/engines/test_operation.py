@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,6 @@ import torch
 from support.addition import CONFIGS, add_one
 
 from dejavu_cache.engines.operation import CompiledLaunches, EngineOperation
-from dejavu_cache.engines.sized_kernel import sized_kernel
 from dejavu_cache.model.record import Record
 from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
@@ -111,23 +109,3 @@ def test_a_config_is_compiled_for_every_launch_and_nothing_runs(engine: ModuleTy
     with pytest.raises(ValueError, match="no blocks"):
         whole.run(torch.ones(40), torch.zeros(40), 40, warmup=True, BLOCK=32)
     assert engine.add_one is whole.fn, "also after an error"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the tensors are on the host")
-@pytest.mark.parametrize(("tolerance", "winner"), [(None, 16), (0.5, 64)])
-def test_an_operation_that_rounds_between_its_launches_says_how_far_results_differ(
-    engine: ModuleType, tmp_path: Path, tolerance: float | None, winner: int
-) -> None:
-    def launch(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        engine.add_one[(3,)](arguments["x"], arguments["out"], 40, BLOCK=config["BLOCK"])
-        arguments["out"].add_(1)
-        if config["BLOCK"] == 64:
-            arguments["out"][7] *= 1.5
-        else:
-            time.sleep(0.1)
-
-    rounding = EngineOperation(engine, "add_one", NAMES, launch)
-    kernel = sized_kernel(rounding, ("M",), "M", {40: CONFIGS[::2]}, ("x",), tolerance=tolerance)
-    record = tune(kernel, tmp_path)
-    assert record.winner is not None
-    assert record.winner.config.params["BLOCK"] == winner

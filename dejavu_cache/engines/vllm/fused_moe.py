@@ -8,6 +8,8 @@ grid around the number of tokens that an expert gets.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
+from ...integrations.table_names import parse_labels
 from ...runtime.cached_autotuner import CachedAutotuner
+from ...tuning.result_check import CheckOptions
 from ..operation import EngineOperation
-from ..sized_kernel import HOPPER_SHARED_MEMORY, distinct_configs, sized_kernel
-from .shipped_tables import shipped_configs
 
 __all__ = [
     "KEYS",
@@ -29,6 +32,7 @@ __all__ = [
     "experts_kernel",
     "make_arguments",
     "run_experts",
+    "shipped_configs",
 ]
 
 SCALARS = ("M", "N", "K", "E", "top_k", "group_n", "group_k")
@@ -45,6 +49,9 @@ BATCHES = 4
 Each chooses other experts. On one batch alone, the config would win whose programs happen to fill
 the GPU for its number of experts.
 """
+
+HOPPER_SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a program of a Hopper GPU may have."""
 
 FLOAT8_TOLERANCE = 0.5
 """Largest relative difference of results where the first product is rounded to 8 bits.
@@ -247,7 +254,9 @@ def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None
 
 @cache
 def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
-    """Return the operation as a kernel whose configs are those of a layer's batches.
+    """Return the operation as a kernel that tries the configs of its batch.
+
+    It is measured by graphs with a cold L2 cache, since an engine runs other layers in between.
 
     Args:
         layer: the layer.
@@ -258,9 +267,30 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
     names = (*TENSORS, *KEYS, *PARAMS)
     operation = EngineOperation(fused_moe, "fused_moe_kernel", names, run_experts)
     by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
-    inputs = ("w1", "w2", "hidden_states")
+    configs = {str(config): config for size in by_size for config in by_size[size]}
+
+    def prune(configs: list[Any], named: Mapping[str, Any], **_: Any) -> list[Any]:
+        declared = {str(config): config for config in configs}
+        return [declared[str(config)] for config in by_size[named["M"]]]
+
+    def default(named: Mapping[str, Any]) -> Any:
+        return configs[str(by_size[named["M"]][0])]
+
     tolerance = FLOAT8_TOLERANCE if layer.is_float8 else None
-    return sized_kernel(operation, KEYS, "M", by_size, inputs, tolerance=tolerance)
+    return CachedAutotuner(
+        operation,
+        operation.arg_names,
+        list(configs.values()),
+        KEYS,
+        None,
+        None,
+        prune_configs_by={"early_config_prune": prune},
+        options={
+            "method": "cudagraph-cold",
+            "default": default,
+            "check": CheckOptions(tolerance, ignore=("w1", "w2", "hidden_states")),
+        },
+    )
 
 
 def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
@@ -270,15 +300,22 @@ def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
         _table_configs(layer, tokens),
         _grid_configs(layer, tokens),
     )
-    launched = (_as_launched(layer, entry) for entry in entries)
-    yield from distinct_configs(launched, left_out=("SPLIT_K",))
+    seen = set()
+    for entry in entries:
+        values = _as_launched(layer, entry)
+        options = {name: values.pop(name) for name in ("num_warps", "num_stages") if name in values}
+        config = triton.Config(values, **options)
+        if str(config) not in seen:
+            seen.add(str(config))
+            yield config
 
 
 def _as_launched(layer: ExpertLayer, entry: Mapping[str, int]) -> dict[str, int]:
-    """Return an entry of a table with the blocks that the engine launches."""
-    if not layer.block:
-        return dict(entry)
-    return {**entry, "BLOCK_SIZE_K": min(entry["BLOCK_SIZE_K"], layer.block)}
+    """Return an entry of a table as the engine launches it: blocks fit, and K is not split."""
+    values = {name: value for name, value in entry.items() if name != "SPLIT_K"}
+    if layer.block:
+        values["BLOCK_SIZE_K"] = min(entry["BLOCK_SIZE_K"], layer.block)
+    return values
 
 
 def _table_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
@@ -289,6 +326,40 @@ def _table_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
         layer.experts, layer.intermediate, layer.table_dtype, layer.block_shape
     )
     yield from shipped_configs(Path(fused_moe.__file__).with_name("configs"), own, tokens)
+
+
+def shipped_configs(folder: Path, name: str, tokens: int) -> Iterator[dict[str, int]]:
+    """Yield what tables like the named one have for a batch.
+
+    They are of the same quantization and may be for other sizes of the layer, and for GPUs with
+    another number in their name.
+
+    Args:
+        folder: the folder of the tables.
+        name: the name of the table that the engine looks for.
+        tokens: the size of the batch.
+    """
+    for table in _tables_like(folder, name):
+        yield dict(table[min(table, key=lambda size: abs(size - tokens))])
+
+
+@cache
+def _tables_like(folder: Path, name: str) -> list[dict[int, Mapping[str, int]]]:
+    wanted = _family(name)
+    tables = []
+    for path in sorted(folder.glob("*.json")):
+        if _family(path.name) == wanted:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content.pop("triton_version", None)
+            tables.append({int(size): config for size, config in content.items()})
+    return tables
+
+
+def _family(name: str) -> dict[str, str]:
+    labels = parse_labels(name.removesuffix(".json"))
+    device = re.split(r"\d", labels.get("device_name", ""))[0]
+    sizes = dict.fromkeys(labels.keys() & {"E", "N"}, "")
+    return {**labels, **sizes, "device_name": device}
 
 
 def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:

@@ -13,7 +13,6 @@ from functools import partial
 
 from ...sweep.suite import Case, Suite
 from ...sweep.suite_options import preset_of, read_numbers
-from ..batch_cases import batch_cases
 from .fused_moe import ExpertLayer, experts_kernel, make_arguments
 
 __all__ = ["PRESETS", "SIZES", "suite"]
@@ -64,11 +63,10 @@ def cases(
 
 
 def layer_cases(layer: ExpertLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
-    """Yield the cases of a layer."""
+    """Yield the cases of a layer, the largest batch first: it compiles what others need too."""
     kernel = experts_kernel(layer, sizes)
-    yield from batch_cases(
-        kernel, sizes, lambda tokens: f"{layer} x {tokens}", partial(make_arguments, layer)
-    )
+    for tokens in sorted(sizes, reverse=True):
+        yield Case(f"{layer} x {tokens}", kernel, (1,), partial(make_arguments, layer, tokens))
 
 
 suite = Suite(cases=cases)
