@@ -457,7 +457,7 @@ class Record(FrozenModel):
             return self
         return self.without_adopted()
 
-    def adopted(self, at: datetime) -> Record:
+    def as_adopted(self, at: datetime) -> Record:
         """Return the record as it is kept under another key of equal code from a moment on."""
         assert self.winner is not None
         winner = self.winner.model_copy(update={"adopted_at": at, "at": at})

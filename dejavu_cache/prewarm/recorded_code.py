@@ -43,7 +43,7 @@ def equal_records(kernel: DiscoveredKernel, store: Store) -> Iterator[RecordSet]
         current, declared = _current_context(kernel, context), kernel.configs(target.backend)
         known = set(store.scenario_texts(current)) if current in every else set()
         records = [
-            record.adopted(now())
+            record.as_adopted(now())
             for record in store.records(context)
             if record.scenario.text not in known and _is_equal(kernel, record, declared)
         ]

@@ -154,7 +154,7 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     @cached_property
     def _scenario_key(self) -> ScenarioKey:
-        keys = [name for name in self.keys if name in self.arg_names and not self._unnamed]
+        keys = [name for name in self.keys if name in self.arg_names and not self._why_unnamed]
         return ScenarioKey(self.fn, keys, self._buckets, self.configs)
 
     def __copy__(self) -> Any:
@@ -170,8 +170,8 @@ class DeclaredAutotuner(ChangingAutotuner):
 
         A kernel with configs that records must not hold is left to Triton.
         """
-        if self._unnamed:
-            warn_once(f"name {self._name}", f"{self._name}: {self._unnamed}")
+        if self._why_unnamed:
+            warn_once(f"name {self._name}", f"{self._name}: {self._why_unnamed}")
             return Mode.OFF
         if not can_be_recorded(self._name, self.configs, self.arg_names):
             return Mode.OFF
@@ -179,7 +179,7 @@ class DeclaredAutotuner(ChangingAutotuner):
         return current_settings().mode if mode is None else Mode(mode)
 
     @cached_property
-    def _unnamed(self) -> str | None:
+    def _why_unnamed(self) -> str | None:
         """Why no record can name the kernel's arguments, any of which may be a tensor, or None."""
         try:
             Scenario(dtypes=dict.fromkeys(self.arg_names, "float32"))
@@ -313,9 +313,9 @@ class DeclaredAutotuner(ChangingAutotuner):
         return Resolution(
             "off",
             self.cache[key] if key in self.cache else only,  # noqa: SIM401 - it may have no `get`
-            Scenario() if self._unnamed else self._scenario_key.scenario(args, kwargs),
+            Scenario() if self._why_unnamed else self._scenario_key.scenario(args, kwargs),
             self._context(self._device()),
-            not_stored=self._unnamed,
+            not_stored=self._why_unnamed,
         )
 
     def _request(

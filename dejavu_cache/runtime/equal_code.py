@@ -45,7 +45,7 @@ def adopt_equal_code(request: Request, store: TolerantStore) -> Found | None:
     for found, is_same_scenario in _candidates(request, store):
         if not _is_equal(request, found.record, is_same_scenario=is_same_scenario):
             continue
-        adopted = found.record.adopted(now()).model_copy(update={"scenario": request.scenario})
+        adopted = found.record.as_adopted(now()).model_copy(update={"scenario": request.scenario})
         store.put(request.context, adopted)
         name = request.context.kernel.name
         logger.info("%s%s: recorded of equal code before an edit", name, request.scenario)

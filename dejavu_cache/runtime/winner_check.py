@@ -114,7 +114,7 @@ class WinnerCheck:
             NothingComparedError: there is not.
         """
         if self._checker is not None:
-            refuse_uncompared(self._checker.trusted())
+            refuse_uncompared(self._checker.trust_default())
 
     def check(self, config: Any) -> Results:
         """Compare the results of a `triton.Config` with the default's, output by output.
@@ -126,7 +126,7 @@ class WinnerCheck:
         if self._checker is None:
             return self._unchecked
         is_default = config is self._request.default
-        results = self._checker.trusted() if is_default else self._checker.check(config)
+        results = self._checker.trust_default() if is_default else self._checker.check(config)
         for reason in [] if is_default else reasons_not_compared(results):
             name = self._request.context.kernel.name
             logger.info("%s%s: not compared: %s", name, self._request.scenario, reason)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..system.notices import logger
+from .hooks import set_interpreter_memory
 
 __all__ = ["Accesses", "accesses_of_kernel", "watch_interpreter"]
 
@@ -203,7 +204,7 @@ def _pointers_among(values: Sequence[Any]) -> list[int]:
     return [value.id() for value in values if any(kind in str(value.get_type()) for kind in kinds)]
 
 
-class _Watch:
+class _WatchedMemory:
     """Stands in for the interpreter's accesses to memory, and notes their addresses."""
 
     def __init__(self, memory: Any) -> None:
@@ -250,12 +251,12 @@ def watch_interpreter(spans: Mapping[str, tuple[int, int]]) -> Iterator[list[Acc
     from triton.runtime import interpreter
 
     seen: list[Accesses] = []
-    watch = _Watch(interpreter._interpreter)
-    interpreter._interpreter = watch
+    watch = _WatchedMemory(interpreter._interpreter)
+    set_interpreter_memory(watch)
     try:
         yield seen
     finally:
-        interpreter._interpreter = watch._memory
+        set_interpreter_memory(watch._memory)
     read, _ = _arguments_at(watch.addresses[READ], spans)
     written, elsewhere = _arguments_at(watch.addresses[WRITTEN], spans)
     seen.append(Accesses(read, written, elsewhere, is_observed=True))

@@ -22,6 +22,7 @@ __all__ = [
     "replace_autotune",
     "retry_parsing",
     "set_cache_folder",
+    "set_interpreter_memory",
     "set_platform_key",
     "set_target",
     "store_binaries_in",
@@ -165,6 +166,13 @@ def set_cache_folder(folder: str) -> None:
     from triton import knobs
 
     knobs.cache.dir = folder
+
+
+def set_interpreter_memory(memory: Any) -> None:
+    """Have Triton's interpreter load and store by an object's methods."""
+    from triton.runtime import interpreter
+
+    interpreter._interpreter = memory
 
 
 def set_platform_key(key: str) -> None:

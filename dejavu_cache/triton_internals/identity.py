@@ -109,11 +109,11 @@ def function_key(function: Any) -> str:
     """
     function = jit_function(function)
     if _interprets(function):
-        return _digest(*_interpreted(function, set()))
-    return _digest(*_compiled(function, set()))
+        return _digest(*_write_interpreted(function, set()))
+    return _digest(*_write_compiled(function, set()))
 
 
-def _compiled(function: Any, seen: set[int]) -> Iterator[str]:
+def _write_compiled(function: Any, seen: set[int]) -> Iterator[str]:
     """Write what Triton's key is made of, for a function and those that it calls, each once."""
     if id(function.fn) in seen:
         return
@@ -123,7 +123,7 @@ def _compiled(function: Any, seen: set[int]) -> Iterator[str]:
         read = _read[function.fn] = source, *_references(function)
     yield from (read[1], str(bool(getattr(function, "noinline", False))))
     for callee in read[2]:
-        yield from _compiled(callee, seen)
+        yield from _write_compiled(callee, seen)
 
 
 _read: WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...]]] = WeakKeyDictionary()
@@ -247,7 +247,7 @@ def _interprets(function: Any) -> bool:
     return type(function).__name__ == "InterpretedFunction"
 
 
-def _interpreted(function: Any, seen: set[int]) -> Iterator[str]:
+def _write_interpreted(function: Any, seen: set[int]) -> Iterator[str]:
     """Write the syntax of a function that the interpreter runs, and of what it refers to."""
     python = python_function(function)
     if id(python) in seen:
@@ -265,7 +265,7 @@ def _interpreted(function: Any, seen: set[int]) -> Iterator[str]:
         for path, member in sorted(members.items()):
             if is_jit(member) and not is_triton_own(member):
                 yield path
-                yield from _interpreted(member, seen)
+                yield from _write_interpreted(member, seen)
             elif not inspect.ismodule(member):
                 yield f"{path}{value_text(member) or type(member).__qualname__}"
 

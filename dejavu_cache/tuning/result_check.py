@@ -151,11 +151,11 @@ class ResultChecker:
             reasons |= dict.fromkeys(self._outputs, LACKS_MEMORY)
         finally:
             self.restore()
-        verdicts = self.trusted()
+        verdicts = self.trust_default()
         verdicts |= {name: _verdict("wrong", text) for name, text in evidence.items()}
         return verdicts | {name: _verdict("not_compared", text) for name, text in reasons.items()}
 
-    def trusted(self) -> dict[str, OutputVerdict]:
+    def trust_default(self) -> dict[str, OutputVerdict]:
         """Return the verdicts on the default config itself."""
         verdicts = dict.fromkeys(self._outputs, EQUAL)
         reasons = self._uncompared.items()

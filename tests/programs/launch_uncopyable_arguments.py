@@ -74,12 +74,12 @@ def copy(x: Any, o: Any, n: Any, B: tl.constexpr) -> None:
 
 
 def decorators() -> dict[str, Callable[[], Any]]:
-    def cached(**options: Any) -> Any:
+    def decorate_cached(**options: Any) -> Any:
         return cached_autotune(CONFIGS, ["n"], do_bench=bench, store=tempfile.mkdtemp(), **options)(
             triton.jit(copy)
         )
 
-    def adopted() -> Any:
+    def decorate_adopted() -> Any:
         dejavu_cache.install()
         try:
             return triton.autotune(CONFIGS, ["n"], do_bench=bench)(triton.jit(copy))
@@ -88,10 +88,10 @@ def decorators() -> dict[str, Callable[[], Any]]:
 
     return {
         "tune": cached,
-        "ignored": lambda: cached(check=CheckOptions(ignore=["x"])),
-        "declared": lambda: cached(check=CheckOptions(outputs=["x", "o"])),
-        "unchecked": lambda: cached(check=False),
-        "reuse": lambda: cached(mode="reuse"),
+        "ignored": lambda: decorate_cached(check=CheckOptions(ignore=["x"])),
+        "declared": lambda: decorate_cached(check=CheckOptions(outputs=["x", "o"])),
+        "unchecked": lambda: decorate_cached(check=False),
+        "reuse": lambda: decorate_cached(mode="reuse"),
         "adopted": adopted,
     }
 

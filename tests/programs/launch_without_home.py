@@ -20,7 +20,7 @@ pwd.getpwuid = _unknown
 how, *variables = sys.argv[1:]
 for name in ("HOME", "XDG_CACHE_HOME", "DEJAVU_CACHE_URL"):
     os.environ.pop(name, None)
-os.environ.update(variable.split("=", 1) for variable in variables)
+os.environ.update(dict(variable.split("=", 1) for variable in variables))
 
 import torch  # noqa: E402
 import triton  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import support.pretended_gpu  # noqa: F401 - replaces the driver
@@ -50,9 +51,9 @@ def bench(call: Callable[[], None], quantiles: Any = None) -> list[float]:
 
 
 for kernel in (name_nothing, refuse_blocks, multiply_scalars):
-    for decorate, options in ((triton.autotune, {}), (cached_autotune, {"store": MemoryStore()})):
+    for decorate in (triton.autotune, partial(cached_autotune, store=MemoryStore())):
         configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-        tuned: Any = decorate(configs, ["n"], do_bench=bench, **options)(kernel)
+        tuned: Any = decorate(configs, ["n"], do_bench=bench)(kernel)
         for _ in range(2):
             try:
                 tuned[(1,)](torch.empty(64), 3)

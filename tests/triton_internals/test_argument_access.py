@@ -16,7 +16,7 @@ from dejavu_cache.tuning.argument_snapshot import ArgumentSnapshot
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, list[Any]]:
+def accesses_by_kernel() -> dict[str, list[Any]]:
     done = fork_program("tell_accesses.py", TRITON_INTERPRET="0")
     found: dict[str, list[Any]] = json.loads(done.stdout)
     return found
@@ -38,9 +38,9 @@ def compiled() -> dict[str, list[Any]]:
     }.items(),
 )
 def test_compiled_code_tells(
-    kernel: str, expected: list[Any] | None, compiled: dict[str, list[Any]]
+    kernel: str, expected: list[Any] | None, accesses_by_kernel: dict[str, list[Any]]
 ) -> None:
-    assert compiled[kernel] == expected
+    assert accesses_by_kernel[kernel] == expected
 
 
 def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:

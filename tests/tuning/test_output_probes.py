@@ -334,7 +334,7 @@ def test_what_is_written_and_stays_as_it_is_may_stay() -> None:
 )
 def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason: str) -> None:
     made = checker(launch_arguments(), write_nothing, accesses=accesses)
-    assert has_reason(made.trusted(), reason)
+    assert has_reason(made.trust_default(), reason)
     assert made.judge(double).outcome == "not_compared"
 
 

@@ -67,7 +67,7 @@ def summarize(record: Record) -> Summary:
         failed=len(record.measurements) - len(medians),
         seconds=sum(item.seconds for item in record.measurements),
         pinned=record.pinned is not None,
-        compared=(record.winner is not None and record.winner.is_compared) or None,
+        compared=True if record.winner and record.winner.is_compared else None,
     )
 
 

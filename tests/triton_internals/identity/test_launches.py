@@ -17,7 +17,7 @@ SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def findings() -> dict[str, Any]:
     """Return what was found for the fixed sample, in processes in which Triton compiles."""
     env = environment(TRITON_INTERPRET="")
     result = subprocess.run(
@@ -29,34 +29,34 @@ def found() -> dict[str, Any]:
     return json.loads(result.stdout)["cuda:90"]  # type: ignore[no-any-return]
 
 
-def test_no_edit_of_a_kernel_runs_with_the_record_of_other_code(found: dict[str, Any]) -> None:
-    edits = found["edits"]
+def test_no_edit_of_a_kernel_runs_with_the_record_of_other_code(findings: dict[str, Any]) -> None:
+    edits = findings["edits"]
     assert edits["wrong"] == []
     assert edits["reused"]
     assert edits["refused"] < edits["edited"] / 3
 
 
-def test_harmless_edits_of_a_kernel_tune_nothing(found: dict[str, Any]) -> None:
-    assert found["edits"]["costly"] == []
+def test_harmless_edits_of_a_kernel_tune_nothing(findings: dict[str, Any]) -> None:
+    assert findings["edits"]["costly"] == []
 
 
-def test_what_no_text_of_a_kernel_shows_is_seen(found: dict[str, Any]) -> None:
-    changes = found["changes"]
+def test_what_no_text_of_a_kernel_shows_is_seen(findings: dict[str, Any]) -> None:
+    changes = findings["changes"]
     assert changes["wrong"] == []
     assert len(changes["tuned"]) > len(CHANGES)  # each is launched with two alignments
 
 
-def test_no_launch_of_another_kind_takes_a_record(found: dict[str, Any]) -> None:
-    launches = found["launches"]
+def test_no_launch_of_another_kind_takes_a_record(findings: dict[str, Any]) -> None:
+    launches = findings["launches"]
     assert launches["wrong"] == []
     assert launches["reused"]
     assert launches["refused"] < launches["pairs"] / 5
 
 
 def test_no_setting_of_the_compiler_runs_with_the_record_of_other_code(
-    found: dict[str, Any],
+    findings: dict[str, Any],
 ) -> None:
-    settings = found["settings"]
+    settings = findings["settings"]
     assert settings["wrong"] == []
     assert settings["equal"]
 
