@@ -87,12 +87,12 @@ def decorators() -> dict[str, Callable[[], Any]]:
             dejavu_cache.uninstall()
 
     return {
-        "tune": cached,
+        "tune": decorate_cached,
         "ignored": lambda: decorate_cached(check=CheckOptions(ignore=["x"])),
         "declared": lambda: decorate_cached(check=CheckOptions(outputs=["x", "o"])),
         "unchecked": lambda: decorate_cached(check=False),
         "reuse": lambda: decorate_cached(mode="reuse"),
-        "adopted": adopted,
+        "adopted": decorate_adopted,
     }
 
 
