@@ -175,7 +175,7 @@ def _sample(parts: Callable[[], Iterator[Tensor]]) -> Tensor:
     start, spaced = 0, []
     for part in parts():
         magnitude = _magnitude(part).flatten()
-        spaced.append(magnitude[start::step])
+        spaced.append(magnitude[start::step].clone())  # a view would keep the whole part
         start = (start - magnitude.numel()) % step
     sample = torch.cat(spaced)
     sample = sample[sample > 0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from dejavu_cache.tuning.tensor_comparison import TOLERANCES, compare_tensors
+from dejavu_cache.tuning.tensor_comparison import TOLERANCES, compare_tensors, scale_of
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LOW_DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -130,3 +133,18 @@ def test_tolerances_grow_with_coarser_types() -> None:
     eps = [torch.finfo(dtype).eps for dtype in DTYPES]
     assert eps == sorted(eps)
     assert list(TOLERANCES.values()) == sorted(TOLERANCES.values())
+
+
+def test_the_scale_of_a_large_tensor_is_computed_in_few_parts_of_memory() -> None:
+    size, count = 1 << 16, 128
+    held: list[int] = []
+
+    def parts() -> Iterator[torch.Tensor]:
+        for _ in range(count):
+            yield torch.ones(size, dtype=torch.bfloat16)
+            tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+            storages = {one.untyped_storage().data_ptr(): one for one in tensors if one.numel()}
+            held.append(sum(one.untyped_storage().nbytes() for one in storages.values()))
+
+    assert scale_of(parts) == 1.0
+    assert max(held) - min(held) < count * size * 2, "half of what all parts together take"
