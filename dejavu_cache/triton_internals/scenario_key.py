@@ -12,7 +12,6 @@ import inspect
 import reprlib
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import KeyArgumentError
@@ -90,7 +89,7 @@ class ScenarioKey:
             if not parameter.is_constexpr and name not in left_out
         ]
         self._order = tuple(parameters)
-        self._computed = Answers(self._order, self._compute)
+        self._tables = Answers(self._order, self._tabulate)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
             name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
             for name in self.keys
@@ -121,7 +120,8 @@ class ScenarioKey:
                 if name not in self._names and name not in _NOT_OPTIONS
             ]
         if self._heuristics:
-            raw.append(self._computed.answer(device, args, kwargs).text)
+            known, tables = self._computed(device, args, kwargs)
+            raw += [*known, *map(_raw_constant, known.values()), *tables.values()]
         return tuple(raw)
 
     def launch_scenario(
@@ -146,7 +146,8 @@ class ScenarioKey:
                 texts[name] = kind
         texts.update({name: value_text(bound.get(name)) for name in self._constants})
         if self._heuristics:
-            texts.update(self._computed.answer(device, args, kwargs).texts)
+            known, tables = self._computed(device, args, kwargs)
+            texts |= tables | {name: value_text(value) for name, value in known.items()}
         options = _options_of(named, self._names)
         texts.update({name: value_text(value) for name, value in options.items()})
         refused = sorted(options.keys() - LAUNCH_OPTIONS)
@@ -166,32 +167,47 @@ class ScenarioKey:
         bucket = self._bucket_of[name]
         return value if bucket is None else bucket(value)
 
-    def _compute(self, reads: Reads, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Computed:
+    def _computed(
+        self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what heuristics compute for a launch.
 
         A constant that needs no config's values is known. Of any other, the values by config count,
         for the bucketed key arguments: within a bucket they may differ.
+
+        Returns:
+            The known values, and the digests of the others' values by config.
         """
+        known = _ask_heuristics(
+            self._heuristics, {**dict(zip(self._order, args, strict=False)), **kwargs}, {}
+        )
+        if len(known) == len(self._heuristics):
+            return known, {}
+        tables = self._tables.answer(device, args, kwargs)
+        return known, {name: text for name, text in tables.items() if name not in known}
+
+    def _tabulate(
+        self, reads: Reads, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return a digest of the values that each heuristic computes for the declared configs."""
         named = {**dict(zip(self._order, args, strict=False)), **kwargs}
-        promised = named | {
-            name: bucket(named[name])
-            for name, bucket in self._bucket_of.items()
-            if bucket is not None and name in named
-        }
+        for name, bucket in self._bucket_of.items():
+            if bucket is not None and name in named:
+                named[name] = bucket(named[name])
         with reads.watched():
-            known = _ask_heuristics(self._heuristics, reads.mapping({**named}), {})
-            tables = [
-                _ask_heuristics(self._heuristics, reads.mapping({**promised}), values)
-                for values in (self._configs if len(known) < len(self._heuristics) else ())
+            computed = [
+                (values, _ask_heuristics(self._heuristics, reads.mapping({**named}), values))
+                for values in self._configs
             ]
-        texts = {name: value_text(value) for name, value in known.items()}
-        for name in self._heuristics.keys() - known.keys():
+        digests = {}
+        for name in self._heuristics:
             by_config = sorted(
-                f"{sorted(values.items(), key=str)}: {value_text(table.get(name, _ABSENT))}"
-                for values, table in zip(self._configs, tables, strict=True)
+                f"{sorted(values.items(), key=str)}: {value_text(of_config.get(name, _ABSENT))}"
+                for values, of_config in computed
             )
-            texts[name] = f"by config {hashlib.sha256(repr(by_config).encode()).hexdigest()[:32]}"
-        return _Computed(texts, repr(sorted(texts.items())))
+            digest = hashlib.sha256(repr(by_config).encode()).hexdigest()
+            digests[name] = f"by config {digest[:32]}"
+        return digests
 
     def _form(self, value: Any) -> Any:
         """Return what tells the kinds of two arguments apart, faster than `_kind`."""
@@ -219,14 +235,6 @@ class ScenarioKey:
         ):  # a hook sets the block from the config
             return f"descriptor of {dtype_name(base.dtype)}"
         return _type_of(value)
-
-
-@dataclass(frozen=True)
-class _Computed:
-    """What heuristics compute: texts by name, None for a value without one, and all as one."""
-
-    texts: Mapping[str, str | None]
-    text: str
 
 
 def _heuristics_of(kernel: Any) -> dict[str, Callable[[Any], Any]]:
