@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
     def launch() -> None:
         kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, factor, out, 96, WIDTH=64)
 
+    gc.collect()  # to free another test's graph during a capture would end it
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         before = torch.cuda.memory_allocated()
