@@ -72,7 +72,7 @@ _OPTIONS_OF_OTHER_VERSIONS = frozenset(
     {"clc", "cluster_dims", "enable_reflect_ftz", "fpsan_homomorphic_casts", "instrumentation_mode"}
     | {"ir_override", "llvm_fn_attrs", "min_shared_mem", "sched4reg", "warp_size", "wgp_cu_mode"}
 )
-"""Options that only some of Triton 3.4 to 3.9 have: no misspelled names, if they are set."""
+"""Options that only some of Triton 3.6 to 3.9 have: no misspelled names, if they are set."""
 
 
 def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
