@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config
@@ -143,13 +143,20 @@ def generates_equal_code(
         None if no launch says what was generated, or none can be generated.
     """
     function, target, answer = jit_function(kernel), current_target(), None
+    refused = _refused.setdefault(function.fn, set())
     for launch in _launches_with_code(launches, name)[:MOST_GENERATED]:
+        asked = f"{function.cache_key} {name.digest} {launch.model_dump_json()}"
+        if asked in refused:
+            answer = False
+            continue
         with suppress(ValueError):  # the kernel has other parameters by now
             compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
             code = code_of_compilation(compilation)
             if code == launch.code:
                 return True
-            answer = answer if code is None else False
+            if code is not None:
+                refused.add(asked)
+                answer = False
     return answer
 
 
@@ -204,6 +211,11 @@ def find_other_code(
     return code if generates_equal_code(autotuner.fn, noted, name, config) is False else None
 
 
+_refused: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""By Python function of a kernel, the recorded launches that are known to be of other code.
+
+Without it, each write to a store would have their IR generated again, 5 to 100 ms a launch.
+"""
 _generated_again: WeakSet[Any] = WeakSet()
 """The Python functions of kernels of which a recorded launch was generated again."""
 

@@ -36,7 +36,7 @@ __all__ = [
     "quiet_processes",
 ]
 
-BATCH = 300
+BATCH = 60
 """Edits that one process launches, so that it starts rarely and keeps little of the others."""
 
 

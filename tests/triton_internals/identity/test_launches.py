@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +83,34 @@ def test_variables_that_triton_reads_when_imported_count(variable: str, value: s
     """
     done = run_python(code, variable, value, TRITON_INTERPRET="")
     assert done.stdout != "{}\n"
+
+
+def test_a_recorded_launch_of_other_code_is_generated_once(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from pathlib import Path
+        from support.identity_check import import_anew, launch, prepare_process
+        from support.identity_corpus import CORPUS
+        from dejavu_cache.stores import FileStore
+        from dejavu_cache.triton_internals import generated_code
+        from dejavu_cache.triton_internals.config_names import describe
+
+        folder = Path(sys.argv[1])
+        prepare_process(folder, "cuda:90")
+        kernel = CORPUS["helpers"]
+        tuned = launch(folder / "kernels.py", kernel, folder / "store").kernel
+        [records] = FileStore(folder / "store").record_sets()
+        [record] = records.records
+        [config] = [c for c in tuned.configs if describe(c) == record.winner.config]
+        generated, generate = [], generated_code._generate
+        def count(compilation):
+            generated.append(compilation)
+            return generate(compilation)
+        generated_code._generate = count
+        edited = import_anew(folder / "kernels.py", kernel.source.replace("- 4", "- 5")).k
+        for function in edited, edited, tuned.fn, tuned.fn:
+            asked = function, record.launches, record.winner.config, config
+            print(generated_code.generates_equal_code(*asked), len(generated))
+    """
+    done = run_python(code, str(tmp_path), TRITON_INTERPRET="", PYTHONPATH=str(ROOT / "tests"))
+    assert done.stdout == "False 1\nFalse 1\nTrue 2\nTrue 3\n"
