@@ -22,7 +22,7 @@ import triton
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
 from dejavu_cache.attention.batch import Batch
-from dejavu_cache.attention.sweep_batches import PRESETS, Lengths, batch_of, ragged
+from dejavu_cache.attention.sweep_suite import PRESETS, Lengths, batch_of, ragged
 
 RESULTS = Path(__file__).parent / "results"
 COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")

@@ -134,15 +134,14 @@ def pretend_gpu() -> None:
 
 def pretend_gpu_file() -> None:
     """Have our `install` find a GPU among the devices."""
-    from dejavu_cache.triton_internals import compiler_digest
+    from dejavu_cache.triton_internals import environment
 
-    compiler_digest.GPU_FILES = (os.devnull,)
+    environment.GPU_FILES = (os.devnull,)
 
 
 def pretend_timings() -> None:
     """Have our timer run kernels once, and find that they take 1 ms."""
-    from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
-    from dejavu_cache.tuning.timed_calls import TimedCall, do_nothing
+    from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedCall, do_nothing
 
     def sample_part(self: Any, launch: TimedCall, *args: Any, **kwargs: Any) -> Sample:
         launch(do_nothing, do_nothing)

@@ -36,7 +36,7 @@ import torch
 from dejavu_cache.attention import dispatch
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences, hopper, qblock, segmented
-from dejavu_cache.attention.sweep_batches import PRESETS, Model
+from dejavu_cache.attention.sweep_suite import PRESETS, Model
 from dejavu_cache.model.buckets import Exact
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import FileStore

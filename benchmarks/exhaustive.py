@@ -31,8 +31,7 @@ import triton
 
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
 from dejavu_cache.attention.search_space import METHOD, why_not
-from dejavu_cache.attention.sweep_batches import PRESETS, Lengths, batch_of, lengths
-from dejavu_cache.attention.sweep_suite import LAUNCHES
+from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of, lengths
 from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
 
 RESULTS = Path(__file__).parent / "results"

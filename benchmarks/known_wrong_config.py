@@ -34,7 +34,7 @@ import triton
 
 from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.stores import MemoryStore
-from dejavu_cache.tuning.tensor_comparison import compare_tensors
+from dejavu_cache.tuning.expected_results import compare_tensors
 
 TUNES = 10
 LAUNCHES = 10

@@ -41,8 +41,7 @@ def serve(out: str) -> None:
     import triton  # noqa: F401 - part of what a program imports
 
     from dejavu_cache.attention.kernels import segmented
-    from dejavu_cache.attention.sweep_batches import PRESETS, batch_of, lengths
-    from dejavu_cache.attention.sweep_suite import LAUNCHES
+    from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, batch_of, lengths
 
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
@@ -210,8 +209,8 @@ def make_records(url: str) -> None:
 
     from dejavu_cache.model.scenario import Scenario
     from dejavu_cache.stores import open_store
-    from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
-    from dejavu_cache.triton_internals.triton_objects import jit_function
+    from dejavu_cache.triton_internals.hooks import DevicelessDriver
+    from dejavu_cache.triton_internals.identity import jit_function
 
     driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
     product = prewarm_product.product

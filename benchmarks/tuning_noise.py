@@ -27,9 +27,8 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, Scenario
 from dejavu_cache.model.selection import winner
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
-from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
+from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedCall, do_nothing
 from dejavu_cache.tuning.search import Exhaustive
-from dejavu_cache.tuning.timed_calls import TimedCall, do_nothing
 from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
 
 CONFIGS = 40

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .settings import Mode as Mode
     from .settings import Settings as Settings
     from .stores import open_store as open_store
-    from .tuning.config_space import ConfigSpace as ConfigSpace
-    from .tuning.config_space import config_space as config_space
     from .tuning.result_check import CheckOptions as CheckOptions
+    from .tuning.search import ConfigSpace as ConfigSpace
+    from .tuning.search import config_space as config_space
 
 _MODULES = {
     "CachedAutotuner": "runtime.autotuner",
     "CheckOptions": "tuning.result_check",
-    "ConfigSpace": "tuning.config_space",
+    "ConfigSpace": "tuning.search",
     "DejavuError": "errors",
     "Edges": "model.buckets",
     "Exact": "model.buckets",
@@ -52,7 +52,7 @@ _MODULES = {
     "Settings": "settings",
     "StoreError": "errors",
     "cached_autotune": "runtime.autotuner",
-    "config_space": "tuning.config_space",
+    "config_space": "tuning.search",
     "install": "installation.autotune_replacement",
     "open_store": "stores",
     "serving": "runtime.service_phase",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import SettingsError, did_you_mean, problem_text
 from .system.notices import warn_once
-from .system.user_folder import NOWHERE, user_folder
+from .system.safe_files import NOWHERE, user_folder
 
 __all__ = [
     "NAMESPACE",

@@ -40,7 +40,7 @@ def test_records_and_stores_need_no_triton() -> None:
             sys.modules[name] = None
         import dejavu_cache, dejavu_cache.model.record, dejavu_cache.model.selection
         from dejavu_cache import Pow2, Settings, open_store
-        import dejavu_cache.sweep.ray_hosts, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
+        import dejavu_cache.sweep.hosts, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
         assert list(open_store("memory://").contexts()) == []
     """
     run_python(code)

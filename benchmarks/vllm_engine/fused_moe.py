@@ -48,7 +48,7 @@ def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
     from dejavu_cache.runtime.resolver import Resolver
     from dejavu_cache.settings import Mode, current_settings
     from dejavu_cache.stores import TieredStore
-    from dejavu_cache.sweep.requests import make_request
+    from dejavu_cache.sweep.suite import make_request
 
     until = time.monotonic() + seconds
     counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
@@ -123,11 +123,15 @@ def speedups(ms: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
 
-    from dejavu_cache.engines.vllm.fused_moe import make_arguments, run_experts
-    from dejavu_cache.engines.vllm.fused_moe_suite import PRESETS, SIZES, layer_cases
-    from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
-    from dejavu_cache.integrations.tuned_tables import collect_tables
-    from dejavu_cache.triton_internals.distribution import triton_version
+    from dejavu_cache.engines.vllm.fused_moe import (
+        PRESETS,
+        SIZES,
+        layer_cases,
+        make_arguments,
+        run_experts,
+    )
+    from dejavu_cache.integrations.tuned_tables import TABLE_FILES, collect_tables, write_tables
+    from dejavu_cache.triton_internals.environment import triton_version
 
     layer = PRESETS[name]
     cases = list(layer_cases(layer, SIZES))

@@ -12,7 +12,7 @@ import torch
 from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import Batch
 from .kernels import few_sequences, hopper, qblock, segmented, static_grid
-from .kernels.multiprocessors import num_sms
+from .kernels.kernel_call import num_sms
 from .kernels.write_cache import WritingLayers
 from .layers import Layers
 from .new_tokens import NewTokens

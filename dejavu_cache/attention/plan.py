@@ -8,13 +8,11 @@ from typing import NamedTuple
 import torch
 
 from . import dispatch
-from .argument_checks import check_out, scale_tensor
-from .batch import Batch
-from .kernels.counters import queue
+from .batch import Batch, TensorForm, check_out, form_of, has_form, scale_tensor
+from .kernels.kernel_call import queue
 from .layer_tensors import LayerTensors, Scales
 from .layers import Repeat
 from .new_tokens import NewTokens, check_new
-from .tensor_form import TensorForm, form_of, has_form
 
 __all__ = ["Plan"]
 

@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..triton_internals.repeated_launch import RepeatedLaunch
+from ..triton_internals.binder import RepeatedLaunch
 from .batch import Batch
-from .kernels.kernel_call import KernelCall
-from .kernels.multiprocessors import num_sms
+from .kernels.kernel_call import KernelCall, num_sms
 from .kernels.schedule_kernel import schedule_kernel
 
 __all__ = [

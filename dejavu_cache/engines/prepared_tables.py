@@ -17,13 +17,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import StoreError
-from ..integrations.table_files import TABLE_FILES, TableFile, write_tables
-from ..integrations.tuned_tables import TunedTable, collect_tables
+from ..integrations.tuned_tables import (
+    TABLE_FILES,
+    TableFile,
+    TunedTable,
+    collect_tables,
+    write_tables,
+)
 from ..stores import Store
 from ..system.background_threads import start_thread
 from ..system.notices import logger
-from ..system.user_folder import user_folder
-from ..triton_internals.distribution import triton_version
+from ..system.safe_files import user_folder
+from ..triton_internals.environment import triton_version
 
 __all__ = ["VARIABLES", "prepare_tables"]
 

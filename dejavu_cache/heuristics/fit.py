@@ -4,6 +4,10 @@ The tree learns what each config of the set is expected to cost in a scenario, n
 there. So choosing the second best where the two are close is no mistake, and a config that won by
 chance is not chosen if it is slow in neighbouring scenarios. The tree's regret is measured on
 scenarios that were held out of all steps, the choice of the set included.
+
+Grow a decision tree whose questions minimise the cost of the leaves' choices.
+
+Choose the fewest configs that are close to the best in every scenario.
 """
 
 from __future__ import annotations
@@ -15,15 +19,175 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TooFewRecordsError
-from ..model.decision_tree import Input, Node, Regret, Tree, compile_tree
+from ..model.decision_tree import MOST_QUESTIONS, Input, Leaf, Node, Regret, Tree, compile_tree
 from ..model.record import RecordSet
-from ..system.plurals import counted
-from .config_subset import smallest_subset
-from .features import ScenarioEncoder
-from .slowdowns import Matrix, SlowdownTable
-from .tree_growth import grow_tree
+from ..system.notices import counted
+from .features import Matrix, ScenarioEncoder, SlowdownTable
 
-__all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
+__all__ = [
+    "BOUND",
+    "LEAVES",
+    "LIMIT",
+    "NEEDED",
+    "Subset",
+    "fit",
+    "grow_tree",
+    "smallest_subset",
+]
+
+
+_WORTH = 0.001
+"""Cost that a question must save, so that none is asked because of rounding errors."""
+
+
+def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix, leaves: int) -> Node:
+    """Grow a tree by asking the question that saves most until there are enough leaves.
+
+    Args:
+        columns: the encoder of the scenarios.
+        encoded: [points, columns], the encoded scenarios.
+        burden: [points, configs], the cost of each config at each point.
+        leaves: maximum number of leaves.
+    """
+    root = _Region(encoded, burden, np.arange(len(encoded)))
+    regions = [root]
+    while len(regions) < leaves:
+        best = max(regions, key=lambda region: region.saving)
+        if best.saving < _WORTH:
+            break
+        regions.remove(best)
+        regions += best.divide()
+    return root.node(columns)
+
+
+class _Region:
+    """Some of the points, the question that saves most for them, and the regions that it makes.
+
+    Below `MOST_QUESTIONS` others, no question saves anything.
+    """
+
+    def __init__(
+        self, encoded: Matrix, burden: Matrix, rows: NDArray[np.intp], depth: int = 0
+    ) -> None:
+        self._encoded, self._burden, self._rows, self._depth = encoded, burden, rows, depth
+        self._regions: list[_Region] = []
+        if depth == MOST_QUESTIONS:
+            self.saving = 0.0
+            return
+        self.saving, self._column, self._threshold = max(
+            (self._cut(column) for column in range(encoded.shape[1])), key=lambda cut: cut[0]
+        )
+
+    def _cut(self, column: int) -> tuple[float, int, float]:
+        """Return the saving of a column's best threshold, the column, and the threshold."""
+        order = self._rows[self._encoded[self._rows, column].argsort(kind="stable")]
+        values, below = self._encoded[order, column], self._burden[order].cumsum(axis=0)
+        ends = np.flatnonzero(values[1:] > values[:-1])
+        if not len(ends):
+            return 0.0, column, 0.0
+        cost = below[ends].min(axis=1) + (below[-1] - below[ends]).min(axis=1)
+        # Rounding makes savings equal that differ in the order of summation only; of equal savings,
+        # the first column's is taken.
+        saves = (below[-1].min() - cost).round(6)
+        best = ends[saves.argmax()]
+        return float(saves.max()), column, float(values[best] + values[best + 1]) / 2
+
+    def divide(self) -> list[_Region]:
+        is_below = self._encoded[self._rows, self._column] <= self._threshold
+        self._regions = [
+            _Region(self._encoded, self._burden, self._rows[side], self._depth + 1)
+            for side in (is_below, ~is_below)
+        ]
+        return self._regions
+
+    def node(self, columns: ScenarioEncoder) -> Node:
+        if self._regions:
+            below, above = (region.node(columns) for region in self._regions)
+            return columns.split(self._column, self._threshold, below, above)
+        burdens = self._burden[self._rows].sum(axis=0).round(6)
+        return Leaf(ranking=tuple(burdens.argsort(kind="stable").tolist()))
+
+
+_HOPELESS_SLOWDOWN = 0.5
+"""Slowdown beyond the bound from which on a config counts as badly as one that failed."""
+
+_WITHIN = 1e-4
+"""Weight of a slowdown within the bound, relative to one beyond it."""
+
+
+class Subset(NamedTuple):
+    """A set of configs, and how close it stays.
+
+    Attributes:
+        columns: columns of the configs, the one that serves the most scenarios first.
+        bound: in every scenario one of the configs is slower than the best by at most this share.
+    """
+
+    columns: list[int]
+    bound: float
+
+
+def smallest_subset(slowdown: Matrix, bound: float = 0.05, limit: int = 12) -> Subset:
+    """Cover every scenario with a config within a bound of its best, greedily.
+
+    If that takes more configs than the limit, choose those that exceed the bound least on average.
+    Among sets that keep the bound equally well, prefer one with a low average slowdown.
+
+    Args:
+        slowdown: [scenarios, configs], times as multiples of each scenario's best.
+        bound: accepted slowdown as a share: 0.05 is 5% slower than the best.
+        limit: maximum number of configs.
+    """
+    columns = _cover(slowdown <= 1 + bound)
+    cost = np.minimum(slowdown - 1, bound + _HOPELESS_SLOWDOWN)
+    loss = np.maximum(cost - bound, 0) + _WITHIN * cost
+    columns = _exchange_columns(
+        loss, columns if len(columns) <= limit else _choose_greedily(loss, limit)
+    )
+    columns.sort(key=lambda column: -int((slowdown[:, column] <= 1 + bound).sum()))
+    worst = slowdown[:, columns].min(axis=1).max(initial=1.0) - 1
+    return Subset(columns, float(max(bound, worst if np.isfinite(worst) else 0.0)))
+
+
+def _choose_greedily(loss: Matrix, limit: int) -> list[int]:
+    """Choose columns one by one, each the one that reduces the remaining loss most."""
+    chosen: list[int] = []
+    left = np.full((len(loss), 1), np.inf)
+    for _ in range(limit):
+        chosen.append(int(np.minimum(loss, left).sum(axis=0).argmin()))
+        left = np.minimum(left, loss[:, chosen[-1:]])
+    return chosen
+
+
+def _exchange_columns(loss: Matrix, chosen: list[int]) -> list[int]:
+    """Replace columns by better ones, one at a time, until no replacement reduces the loss."""
+    least, index, unchanged = loss[:, chosen].min(axis=1).sum(), 0, 0
+    while unchanged < len(chosen):
+        others = chosen[:index] + chosen[index + 1 :]
+        left = np.minimum(loss, loss[:, others].min(axis=1, keepdims=True, initial=np.inf)).sum(
+            axis=0
+        )
+        if left.min() < least - 1e-12:
+            least, unchanged = left.min(), 0
+            chosen = [*chosen[:index], int(left.argmin()), *chosen[index + 1 :]]
+        index, unchanged = (index + 1) % len(chosen), unchanged + 1
+    return chosen
+
+
+def _cover(serves: NDArray[np.bool_]) -> list[int]:
+    """Choose columns that together serve all rows, without redundant ones."""
+    chosen: list[int] = []
+    open_rows = np.ones(len(serves), dtype=bool)
+    while open_rows.any():
+        gain = serves[open_rows].sum(axis=0)
+        chosen.append(int(gain.argmax()))
+        open_rows &= ~serves[:, chosen[-1]]
+    for column in reversed(chosen):
+        others = [other for other in chosen if other != column]
+        if others and serves[:, others].any(axis=1).all():
+            chosen = others
+    return chosen
+
 
 BOUND = 0.05
 """Default for the accepted slowdown of the set's configs, as a share."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..errors import SettingsError
 from ..model.decision_tree import AtMost, Equals, Input, Leaf, Node, Tree
 from ..model.scenario import Config
-from ..system.printable_text import printable
+from ..system.notices import printable
 
 __all__ = ["as_python"]
 

@@ -13,14 +13,12 @@ from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, UncomparedRes
 from ..model.resolution import Resolution
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
-from ..runtime.choices import ChosenConfig
-from ..runtime.config_cache import ConfigCache
+from ..runtime.choices import ChosenConfig, ConfigCache
 from ..settings import Mode, current_settings
+from ..system.background_threads import is_from_signal_handler
 from ..system.fork_lock import cached_property
 from ..system.notices import logger, warn_once
-from ..system.signal_handlers import is_from_signal_handler
-from ..triton_internals.compiler_digest import begin_digest_beside_imports
-from ..triton_internals.environment import is_interpreting
+from ..triton_internals.environment import begin_digest_beside_imports, is_interpreting
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.upstream import Autotuner, Heuristics, autotune

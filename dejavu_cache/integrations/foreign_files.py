@@ -1,23 +1,244 @@
-"""Read the result files of the other autotuners, by the tool's name."""
+"""Read the result files of the other autotuners, by the tool's name.
+
+Parse configs and timings as other tools write them.
+
+Report how many results of other autotuners launches can take over, and on which condition.
+
+Config files of flash-linear-attention (FLA).
+
+Triton's own results on disk, written where `TRITON_CACHE_AUTOTUNING=1`.
+
+Results of the triton-dejavu package.
+
+Tuned tables of vLLM and SGLang, which hold the best config of each batch size.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, StoreError
-from ..model.foreign_result import ForeignResult
+from ..model.foreign_result import ForeignResult, ForeignTiming, alphanumeric, version_order
+from ..model.scenario import Config
+from ..system.notices import warn_once
 from ..system.safe_files import read_file
-from .flash_linear_attention import read_flash_linear_attention
-from .triton_autotuner import read_triton_autotuner
-from .triton_dejavu import read_triton_dejavu
-from .vllm import read_lora_table, read_table
+from .tuned_tables import LORA_KERNELS, TableEntry, parse_labels, read_lora
 
-__all__ = ["READERS", "Reader", "read_foreign_files"]
+__all__ = [
+    "READERS",
+    "Reader",
+    "finite_times",
+    "parse_config",
+    "read_flash_linear_attention",
+    "read_foreign_files",
+    "read_lora_table",
+    "read_table",
+    "read_triton_autotuner",
+    "read_triton_dejavu",
+    "report_matches",
+]
+
+
+_OPTIONS = frozenset({"num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override"})
+_REMOVED_FIELDS = frozenset(
+    {"num_buffers_warp_spec", "num_consumer_groups", "reg_dec_producer", "reg_inc_consumer"}
+)
+"""Fields of `triton.Config` that later versions of Triton dropped."""
+
+_IGNORED = _REMOVED_FIELDS | {"pre_hook"}
+
+
+def parse_config(fields: Mapping[str, Any]) -> Config:
+    """Parse a `triton.Config` from its fields, meta-parameters under `kwargs` or beside it.
+
+    Raises:
+        ValueError: these are no fields, or a value is none of a config.
+    """
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("kwargs", {}), Mapping):
+        raise ValueError(f"{fields!r:.100} is no config")
+    values = {**fields.get("kwargs", {}), **fields}
+    values.pop("kwargs", None)
+    params = {
+        name: value
+        for name, value in values.items()
+        if name not in _OPTIONS and name not in _IGNORED
+    }
+    options = {
+        name: value for name, value in values.items() if name in _OPTIONS and value is not None
+    }
+    return Config(params=params, options=options)
+
+
+def finite_times(times: Any) -> list[float]:
+    """Return times as floats, or none if one is infinite, which marks a config that failed."""
+    values = [float(value) for value in (times if isinstance(times, list) else [times])]
+    return values if all(0 <= value < float("inf") for value in values) else []
+
+
+_SHOWN = 4
+"""Versions of Triton that are named."""
+
+
+def report_matches(results: Iterable[ForeignResult], installed: str) -> list[str]:
+    """Return lines that say which results can match a launch here.
+
+    Args:
+        results: as they were read.
+        installed: the version of Triton; empty where it is not installed.
+    """
+    every = [result for result in results if not result.proof]  # Triton's own prove their kernel
+    if not every:
+        return []
+    named = [result for result in every if result.named]
+    ordered = [result for result in every if not result.named and _has_dtypes(result)]
+    lost = len(every) - len(named) - len(ordered)
+    ways = [
+        f"{len(named)} by the names of arguments" if named else "",
+        f"{len(ordered)} by their order and dtypes" if ordered else "",
+        f"{lost} never, as they have neither names nor dtypes" if lost else "",
+    ]
+    usable = [*named, *ordered]
+    versions = {result.triton for result in usable} - {"", installed}
+    other = sorted(versions, key=version_order, reverse=True)
+    strangers = sum(result.triton in other for result in usable)
+    lines = [f"match: {', '.join(filter(None, ways))}"]
+    if strangers:
+        shown = ", ".join([*other[:_SHOWN], *(["…"] if len(other) > _SHOWN else [])])
+        here = f"Triton {installed}" if installed else "the Triton that will run"
+        lines.append(
+            f"{len(usable) - strangers} of these are of {here} or of no version; {strangers} of "
+            f"others ({shown}) serve with DEJAVU_CACHE_TOOLCHAIN=loose"
+        )
+    return lines
+
+
+def _has_dtypes(result: ForeignResult) -> bool:
+    return any(value.startswith("torch.") for value in result.key)
+
+
+def read_flash_linear_attention(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read `GPU/KERNEL.json`: the best config of each key."""
+    for entry in (content.get("autotune_entries") or {}).values():
+        yield ForeignResult(
+            origin="fla",
+            function=content.get("kernel_name") or path.stem,
+            key=tuple(map(str, entry["autotune_key"])),
+            device=alphanumeric(path.parent.name),
+            triton=content.get("triton_version") or "",
+            timings=(ForeignTiming(config=parse_config(entry["config"])),),
+        )
+
+
+def read_triton_autotuner(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read `HASH/KERNEL.autotune.json` in Triton's cache folder: the timings of every config."""
+    timings = []
+    for config, raw_times in content["configs_timings"]:
+        if times := finite_times(raw_times):
+            quantiles = dict(zip(("median", "p20", "p80"), times, strict=False))
+            timings.append(ForeignTiming(config=parse_config(config), **quantiles))
+    if timings:
+        yield ForeignResult(
+            origin="triton",
+            function=path.name.removesuffix(".autotune.json"),
+            key=tuple(map(str, content["key"])),
+            proof=path.parent.name,
+            timings=tuple(sorted(timings, key=lambda timing: timing.median or 0.0)),
+        )
+
+
+def read_triton_dejavu(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read `…/triton_3.3.1/…/gpu_NVIDIA_H100/KERNEL/…/cache.json`: the best config of each key."""
+    versions = dict(part.split("_", 1) for part in path.parts if "_" in part)
+    function = re.sub(r".*:|\)$", "", content["signature"])
+    for key, config in content["cache"].items():
+        times = finite_times(content.get("timings", {}).get(key, []))
+        timing = ForeignTiming(
+            config=parse_config(_parse_fields(config)), median=times[0] if times else None
+        )
+        values = tuple(map(str, ast.literal_eval(key)))
+        names = content.get("keys") or ()
+        # Its values are the arguments' in the order of `keys`; dtypes may follow them.
+        yield ForeignResult(
+            origin="triton-dejavu",
+            function=function,
+            named=dict(zip(names, values, strict=False)),
+            key=values[len(names) :],
+            device=alphanumeric(versions.get("gpu", "")),
+            triton=versions.get("triton", ""),
+            timings=(timing,),
+        )
+
+
+def _parse_fields(text: str) -> dict[str, Any]:
+    """Parse a config as `str(triton.Config)` prints it: `BLOCK: 64, num_warps: 8`."""
+    pairs = (field.partition(": ") for field in text.split(", "))
+    return {name: _parse_value(value) for name, _, value in pairs}
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read a table of fused experts, block-scaled products or Mamba's state.
+
+    A table of another operation, which an engine's folder may have too, is left out with a warning.
+
+    Raises:
+        ValueError: the file has another form.
+    """
+    labels = parse_labels(path.stem)
+    entry = TableEntry.of_labels(labels)
+    if entry is None:
+        about = ", ".join(labels)
+        warn_once(str(path), f"{path} is left out: its table, of {about}, is of no known operation")
+        return
+    triton = content.get("triton_version") or _version_of(path.parent.name)
+    for size, config in content.items():
+        if size == "triton_version":
+            continue
+        if not size.isdecimal():
+            raise ValueError(f"{size!r} is no batch size")
+        yield ForeignResult(
+            origin="vllm",
+            function=entry.function,
+            named={**entry.named, entry.size_name: size},
+            device=labels["device_name"],
+            triton=triton,
+            timings=(ForeignTiming(config=parse_config(config)),),
+        )
+
+
+def read_lora_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read a table of LoRA; nothing if the file's name is not one of a table.
+
+    Raises:
+        ValueError: the file has another form.
+    """
+    for line in read_lora(path.stem, content):
+        yield ForeignResult(
+            origin="vllm",
+            function=LORA_KERNELS[line.operation],
+            named=line.named,
+            device=line.device,
+            timings=(ForeignTiming(config=parse_config(line.config)),),
+        )
+
+
+def _version_of(folder: str) -> str:
+    """Return the version in the name of a folder such as `triton_3_4_0`, or an empty string."""
+    match = re.fullmatch(r"triton_(\d+)_(\d+)_(\d+)", folder)
+    return ".".join(match.groups()) if match else ""
 
 
 class Reader(NamedTuple):

@@ -1,21 +1,319 @@
-"""Tuned tables of engines, made from the records and imported results of a store."""
+"""Tuned tables of engines, made from the records and imported results of a store.
+
+vLLM's tuned tables of LoRA: one file for each operation, nested by the launch's sizes.
+
+A table such as `NVIDIA_H200_EXPAND_TRUE.json` has configs by the number of adapters, of slices, and
+by m, k and n. Here it is one table for each choice of all but m, the batch.
+
+Names of engines' tuned tables, and the launches that a table is for.
+
+A name such as `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json` has labels. They stand for
+the values of a kernel's arguments; a table has a config for each of several batch sizes.
+
+Files of tuned tables, named and written as each engine reads them.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..model.foreign_result import ForeignResult
+from ..model.foreign_result import ForeignResult, version_order
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scalar
 from ..model.selection import winner
 from ..stores import Store
-from .lora_tables import LORA_KERNELS
-from .table_names import FUNCTIONS, SIZE_NAMES, STATE_UPDATE, TableEntry
+from ..system.safe_files import open_replacement
 
-__all__ = ["TableValue", "TunedTable", "collect_tables"]
+__all__ = [
+    "ANY_VERSION",
+    "FUNCTIONS",
+    "LORA_KERNELS",
+    "SIZE_NAMES",
+    "STATE_UPDATE",
+    "TABLE_FILES",
+    "LoraLine",
+    "TableEntry",
+    "TableFile",
+    "TableValue",
+    "TunedTable",
+    "collect_tables",
+    "fill_slices",
+    "format_labels",
+    "lora_file_name",
+    "lora_labels",
+    "nest_lines",
+    "parse_labels",
+    "read_lora",
+    "write_tables",
+]
+
+
+_FUSED = tuple(
+    f"fused_moe_lora_{product}_{step}" for product in ("w13", "w2") for step in ("shrink", "expand")
+)
+_OPERATIONS = ("shrink", "expand_true", "expand_false", *_FUSED)
+"""Operations as the files name them; `expand` says whether it adds to its inputs."""
+
+LORA_KERNELS = {
+    "shrink": "_lora_shrink_kernel",
+    "expand_true": "_lora_expand_kernel",
+    "expand_false": "_lora_expand_kernel",
+    **dict.fromkeys(_FUSED, "_fused_moe_lora_kernel"),
+}
+
+_PATH = ("max_loras", "num_slices", "m", "k", "n")
+_EXPERTS = "moe_intermediate_size"
+"""The last level, which only tables of fused experts have."""
+
+_MOST_SLICES = 8
+"""Slices of a layer that a table serves at least; those of Q, K and V are three."""
+
+_FILE = re.compile(rf"(.+?)_({'|'.join(sorted(map(str.upper, _OPERATIONS), key=len)[::-1])})")
+
+
+class LoraLine(NamedTuple):
+    """A config of a table.
+
+    Attributes:
+        operation: the operation, in small letters.
+        device: the GPU's name, with underscores for spaces and hyphens.
+        named: the launch's sizes, as text, and the operation.
+        config: the fields of the config.
+    """
+
+    operation: str
+    device: str
+    named: dict[str, str]
+    config: Mapping[str, Any]
+
+
+def read_lora(stem: str, content: Mapping[str, Any]) -> Iterator[LoraLine]:
+    """Yield the configs of a table; nothing if a file's name is not one of a table.
+
+    Raises:
+        ValueError: the file has another form.
+    """
+    match = _FILE.fullmatch(stem)
+    if match is None:
+        return
+    device, operation = match[1], match[2].lower()
+    names = (*_PATH, _EXPERTS) if operation in _FUSED else _PATH
+    for sizes, config in _walk(content, (), len(names), len(_PATH)):
+        named = dict(zip(names, sizes, strict=False))
+        yield LoraLine(operation, device, {"operation": operation, **named}, config)
+
+
+def _walk(
+    content: Any, sizes: tuple[str, ...], most: int, least: int
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield the configs at the leaves, with the sizes that lead to them."""
+    if not isinstance(content, dict) or not content:
+        raise ValueError("a table of LoRA has a config for each of its sizes")
+    if all(key.isdecimal() for key in content) and len(sizes) < most:
+        for key, inner in content.items():
+            yield from _walk(inner, (*sizes, key), most, least)
+    elif len(sizes) >= least:
+        yield sizes, content
+    else:
+        raise ValueError(f"a table of LoRA has sizes at {least} levels")
+
+
+def lora_labels(function: str, named: Mapping[str, str]) -> dict[str, str] | None:
+    """Return what tells a table from others, or None for a launch that no table is for."""
+    operation = named.get("operation", "")
+    known = {"operation", *_PATH, *([_EXPERTS] if operation in _FUSED else [])}
+    if LORA_KERNELS.get(operation) != function or not {*_PATH} <= named.keys() <= known:
+        return None
+    labels = {name: named[name] for name in (*_PATH, _EXPERTS) if name in named and name != "m"}
+    return {"lora": operation, **labels} if all(map(str.isdecimal, labels.values())) else None
+
+
+def lora_file_name(labels: Mapping[str, str], device: str) -> str:
+    """Return the name of the file that a table is part of; the device's has no hyphens."""
+    return f"{device}_{labels['lora'].upper()}.json"
+
+
+def nest_lines(
+    content: dict[str, Any], labels: Mapping[str, str], lines: Iterable[tuple[str, Any]]
+) -> None:
+    """Add the lines of a table to a file's content.
+
+    A table of fused experts may end before its last level, which vLLM reads as well. Where another
+    one has that level, the more exact one counts.
+    """
+    for size, config in lines:
+        sizes = {**labels, "m": size}
+        path = [sizes[name] for name in (*_PATH, _EXPERTS) if name in sizes]
+        inner = content
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+            if not all(map(str.isdecimal, inner)):  # a config that holds for all sizes below
+                inner.clear()
+        if not inner.get(path[-1]):
+            inner[path[-1]] = config
+
+
+def fill_slices(name: str, content: Mapping[str, Any]) -> None:
+    """Have a file of linear layers serve those of any number of slices, by the nearest number.
+
+    vLLM takes the nearest one of all other sizes, and fails where the number of slices is missing.
+    """
+    if "_FUSED_" in name:
+        return
+    for by_slices in content.values():
+        numbers = sorted(by_slices, key=int)
+        for number in map(str, range(1, _MOST_SLICES + 1)):
+            if number not in by_slices:
+                nearest = min(numbers, key=lambda other: abs(int(other) - int(number)))
+                by_slices[number] = by_slices[nearest]
+
+
+FUSED_MOE = "fused_moe_kernel"
+STATE_UPDATE = "_selective_scan_update_kernel"
+BLOCK_PRODUCTS = {
+    "fp8_w8a8": "_w8a8_triton_block_scaled_mm",
+    "int8_w8a8": "_w8a8_block_int8_matmul",
+}
+"""Kernels that multiply block-scaled matrices, by the dtype in their tables' names."""
+
+SIZE_NAMES = {
+    **dict.fromkeys(LORA_KERNELS.values(), "m"),
+    FUSED_MOE: "M",
+    STATE_UPDATE: "effective_batch",
+    **dict.fromkeys(BLOCK_PRODUCTS.values(), "M"),
+}
+"""The argument that counts the batch, by kernel."""
+
+FUNCTIONS = tuple(SIZE_NAMES)
+"""Kernels that have tables."""
+
+_QUANTIZATION_FLAGS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16")
+"""Quantizations that the fused kernel is told by arguments `use_…`."""
+
+_UNLABELLED = frozenset({"E", "N", "K", "M", "top_k", "group_n", "group_k"})
+_FURTHER = ("backend", "per_channel_quant", "down")
+"""Labels of fused experts that stand for themselves."""
+
+_OF_STATES = frozenset({"dim", "dstate", "cache_dtype"})
+"""Arguments of a state update that the labels of its table stand for."""
+
+_UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
+_ORDER = (
+    *("E", "headdim", "N", "K", "dstate", "device_name"),
+    *("dtype", "block_shape", "per_channel_quant", "backend", "cache_dtype"),
+)
+_DOWN = "_down"
+"""End of the names of SGLang's tables for the second product."""
+
+
+class TableEntry(NamedTuple):
+    """The launches that one config of a table is for.
+
+    Attributes:
+        function: the kernel's name.
+        named: values of its arguments, as text.
+        size_name: the argument that counts the batch, which is not among `named`.
+    """
+
+    function: str
+    named: dict[str, str]
+    size_name: str
+
+    @classmethod
+    def of_labels(cls, labels: Mapping[str, str]) -> TableEntry | None:
+        """Return the launches of a table, or None for a table of another operation.
+
+        One without a quantization is for launches without one.
+        """
+        if {"E", "N"} <= labels.keys():
+            return cls(FUSED_MOE, _fused_moe_arguments(labels), "M")
+        if {"N", "K", "block_shape"} <= labels.keys():
+            function = BLOCK_PRODUCTS.get(labels.get("dtype", "fp8_w8a8"))
+            if function:
+                named = {"N": labels["N"], "K": labels["K"], **_block_arguments(labels)}
+                return cls(function, named, "M")
+        if {"headdim", "dstate"} <= labels.keys():
+            named = {"dim": labels["headdim"], "dstate": labels["dstate"]}
+            named["cache_dtype"] = labels.get("cache_dtype", "")
+            return cls(STATE_UPDATE, named, "effective_batch")
+        return None
+
+    def labels(self) -> dict[str, str] | None:
+        """Return the labels of the table without its device, or None if there is no such table.
+
+        The arguments that tell the layer's features and experts per token, which a table does not
+        depend on, are left out. Any other argument that no label names could change what is best.
+        """
+        named = self.named
+        dtypes = {dtype for dtype, function in BLOCK_PRODUCTS.items() if function == self.function}
+        if self.function in LORA_KERNELS.values():
+            return lora_labels(self.function, named)
+        if self.function == FUSED_MOE and {"E", "N"} <= named.keys():
+            quantization = _quantization_labels(named)
+            if quantization is not None:
+                return {"E": named["E"], "N": named["N"], **quantization}
+        if dtypes and {"N", "K", "group_n", "group_k"} <= named.keys():
+            return {"N": named["N"], "K": named["K"], "dtype": dtypes.pop(), **_block_label(named)}
+        if self.function == STATE_UPDATE and named.keys() - {self.size_name} == _OF_STATES:
+            labels = {"headdim": named["dim"], "dstate": named["dstate"]}
+            dtype = named["cache_dtype"]  # earlier tables are of no dtype
+            return {**labels, "cache_dtype": dtype} if dtype else labels
+        return None
+
+
+def parse_labels(stem: str) -> dict[str, str]:
+    """Parse a table's name without its suffix, `E=8,N=7168,block_shape=[128, 128]`."""
+    base = stem.removesuffix(_DOWN)
+    pairs = re.findall(r"(\w+)=(\[[^\]]*\]|[^,]*)", base)
+    labels = {label: value.replace(" ", "") for label, value in pairs}
+    return labels if base == stem else {**labels, "down": "True"}
+
+
+def format_labels(labels: Mapping[str, str]) -> str:
+    """Return a table's name without its suffix; the inverse of `parse_labels`."""
+    ordered = [label for label in _ORDER if label in labels]
+    text = ",".join(f"{label}={labels[label]}" for label in ordered)
+    return text + (_DOWN if labels.get("down") == "True" else "")
+
+
+def _fused_moe_arguments(labels: Mapping[str, str]) -> dict[str, str]:
+    named = {"E": labels["E"], "N": labels["N"], **_block_arguments(labels)}
+    dtype = labels.get("dtype", "")
+    named |= {label: value for label, value in labels.items() if label not in _UNDERSTOOD}
+    for quantized in {*_QUANTIZATION_FLAGS, *([dtype] if dtype else [])}:
+        named[f"use_{quantized}"] = str(quantized == dtype)
+    return named
+
+
+def _quantization_labels(named: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the labels of a quantization, or None for arguments that no label stands for."""
+    labels: dict[str, str] = {}
+    for name, value in sorted(named.items()):
+        if value == "False" or name in _UNLABELLED:
+            continue
+        if name.startswith("use_") and value == "True" and "dtype" not in labels:
+            labels["dtype"] = name.removeprefix("use_")
+        elif name in _FURTHER:
+            labels[name] = value
+        else:
+            return None
+    return {**labels, **_block_label(named)}
+
+
+def _block_arguments(labels: Mapping[str, str]) -> dict[str, str]:
+    sizes = labels.get("block_shape", "[0,0]").strip("[]").split(",")
+    return {"group_n": sizes[0], "group_k": sizes[-1]}
+
+
+def _block_label(named: Mapping[str, str]) -> dict[str, str]:
+    sizes = [named.get("group_n", "0"), named.get("group_k", "0")]
+    return {"block_shape": f"[{','.join(sizes)}]"} if "0" not in sizes else {}
+
 
 TableValue = int | str | None
 """Value of a parameter in a table."""
@@ -191,3 +489,160 @@ def _is_allowed(name: str, value: TableValue) -> bool:
     if name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST:
         return name in _FLAGS or not isinstance(value, bool)
     return (name == "grf_mode" and value in _REGISTER_MODES) or (name, value) == ("max_nreg", None)
+
+
+ANY_VERSION = "any"
+"""Stands for a choice of the newest version of Triton that has a table."""
+
+_FOR_SGLANG = {"SPLIT_K", "SWAP_AB"}
+"""Fields of block-scaled products that vLLM's kernel does not have: its launch would fail."""
+
+_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K")
+
+
+class TableFile(NamedTuple):
+    """A file to write: its path within an engine's folder, and its content."""
+
+    path: str
+    content: Mapping[str, Any]
+
+
+def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names.
+
+    vLLM reads tables of block-scaled products from its package alone, and those only without a
+    stamp. Up to 0.27 it looks for those of int8 by a name with a space, unlike its own files'.
+    """
+    ordered = sorted(tables, key=lambda table: table.device == _vllm_device(table))
+    renamed = [table._replace(device=_vllm_device(table)) for table in ordered]
+    lora: dict[str, dict[str, Any]] = {}
+    for table in _of_version(renamed, version):
+        if "lora" in table.labels:
+            content = lora.setdefault(lora_file_name(table.labels, table.device), {})
+            nest_lines(content, table.labels, _lines(table).items())
+            continue
+        is_product = "K" in table.labels
+        lines = _lines(table)
+        if is_product:
+            lines = {size: line for size, line in lines.items() if not _FOR_SGLANG & line.keys()}
+        stamp = {"triton_version": table.triton} if table.triton and not is_product else {}
+        is_int8 = is_product and table.labels["dtype"] == "int8_w8a8"
+        name = _name(_with_space(table) if is_int8 else table)
+        if lines:
+            yield TableFile(f"{name}.json", {**stamp, **lines})
+    for name, content in lora.items():
+        fill_slices(name, content)
+        yield TableFile(name, content)
+
+
+def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder that `SGLANG_MOE_CONFIG_DIR` names, of all versions of Triton.
+
+    SGLang looks in the folder of its own version first, then in all others, and writes blocks with
+    a space. It stops at a folder whose name has more than numbers, so that tables of 3.4.0+git are
+    in that of 3.4.0, unless there is one of 3.4.0 itself. Tables of an unknown version have no
+    folder. Those of block-scaled products are read from SGLang's package alone; its tables of LoRA
+    have another form, and it has none of Mamba's states.
+    """
+    files: dict[str, TableFile] = {}
+    for table in sorted(tables, key=lambda table: _release(table.triton) == table.triton):
+        labels = table.labels
+        if "lora" in labels or "headdim" in labels:
+            continue
+        name = _name(_with_space(table))
+        release = _release(table.triton)
+        if "E" not in labels:
+            path = f"quantization/{name}.json"
+        elif release and version in ("", ANY_VERSION, table.triton):
+            path = f"configs/triton_{release.replace('.', '_')}/{name}.json"
+        else:
+            continue
+        files[path] = TableFile(path, _lines(table))
+    yield from files.values()
+
+
+def hugging_face_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder `configs` of Hugging Face's kernel `kernels-community/moe`.
+
+    It has vLLM's names, and its loader takes batch sizes only.
+    """
+    for table in _of_version(tables, version):
+        if "E" in table.labels:
+            yield TableFile(f"{_name(table)}.json", _lines(table))
+
+
+TABLE_FILES = {"vllm": vllm_files, "sglang": sglang_files, "hf": hugging_face_files}
+"""The files of each engine's tables: `(tables, version of Triton)`."""
+
+
+def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
+    """Write files into a folder, each as a whole; other files in the folder stay.
+
+    No link below the folder is followed.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    paths = []
+    for file in files:
+        path = folder / file.path
+        with open_replacement(path, folder) as out:
+            out.write((json.dumps(file.content, indent=4) + "\n").encode())
+        paths.append(path)
+    return paths
+
+
+def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
+    """Return one table for each name: of a version of Triton, or else without one.
+
+    `ANY_VERSION` takes the newest one; of two of one version, the later one counts.
+    """
+    chosen: dict[str, TunedTable] = {}
+    for table in sorted(tables, key=lambda table: version_order(table.triton)):
+        if version == ANY_VERSION or table.triton in ("", version):
+            chosen[_name(table)] = table
+    return list(chosen.values())
+
+
+def _with_space(table: TunedTable) -> TunedTable:
+    """Return a table whose name has its blocks as `[128, 128]`."""
+    blocks = table.labels.get("block_shape")
+    if blocks is None:
+        return table
+    return table._replace(labels={**table.labels, "block_shape": blocks.replace(",", ", ")})
+
+
+def _release(version: str) -> str:
+    """Return the numbers that a version begins with, `3.4.0` of `3.4.0+git1a2b`; may be empty."""
+    match = re.match(r"\d+(?:\.\d+)*", version, re.ASCII)
+    return match[0] if match else ""
+
+
+def _name(table: TunedTable) -> str:
+    if "lora" in table.labels:
+        return f"{table.device} {sorted(table.labels.items())}"
+    return format_labels({**table.labels, "device_name": table.device})
+
+
+def _vllm_device(table: TunedTable) -> str:
+    """Return a device's name in a table of vLLM's.
+
+    For fused experts, all kinds of H200 have one, and the tables of the kind that has this name
+    itself go before those of another kind. For LoRA, underscores stand for hyphens too.
+    """
+    if "lora" in table.labels:
+        return table.device.replace("-", "_")
+    is_h200 = "E" in table.labels and "H200" in table.device.split("_")
+    return "NVIDIA_H200" if is_h200 else table.device
+
+
+def _lines(table: TunedTable) -> dict[str, dict[str, TableValue]]:
+    return {str(size): _sort_fields(config) for size, config in table.configs.items()}
+
+
+def _sort_fields(config: Mapping[str, TableValue]) -> dict[str, TableValue]:
+    first = [name for name in _FIELDS if name in config]
+    return {name: config[name] for name in [*first, *sorted(config.keys() - set(first))]}

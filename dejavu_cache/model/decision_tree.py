@@ -23,7 +23,7 @@ from pydantic import (
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..system.fork_lock import cached_property
-from .damaged_records import first_problem
+from .record import first_problem
 from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text
 
 __all__ = [

@@ -2,13 +2,16 @@
 
 A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a record owns one
 `Measurement` per `Config`.
+
+Read what can be read of a record, so that one bad entry costs itself alone.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +20,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationError,
     field_serializer,
 )
 
@@ -56,20 +60,24 @@ __all__ = [
     "Measurement",
     "OutputVerdict",
     "Pin",
+    "ReadRecord",
     "Record",
     "RecordSet",
     "RecordedLaunch",
     "Results",
     "Winner",
     "are_compared",
+    "first_problem",
     "has_reason",
     "join_results",
     "may_win",
+    "read_record",
     "reasons_not_compared",
     "record_set_line",
     "required_format",
     "sum_up",
 ]
+
 
 FORMAT = 2
 """The newest format version; this code reads every version up to it.
@@ -127,7 +135,7 @@ class Measurement(FrozenModel):
     cases: Annotated[dict[Text, Milliseconds], Field(min_length=1, max_length=256)] | None = None
     """Medians by case where a sweep measured several cases of the scenario.
 
-    `median` is then the score over all of them as `model.case_scores` defines it, in milliseconds.
+    `median` is then the score over all of them as `model.selection` defines it, in milliseconds.
     A failure has the cases that the config ran before it failed.
     """
     confidence: Confidence | None = None
@@ -524,3 +532,61 @@ def required_format(records: Iterable[str]) -> int:
 
 _SECOND_FORMAT = ('"kind": "wrong"', '"cases": {', '"confidence": {', '"results": {')
 """The JSON of version 2; a string cannot contain it, since its quotation marks are escaped."""
+
+
+Model = TypeVar("Model", bound=FrozenModel)
+
+
+class ReadRecord(NamedTuple):
+    """A record's readable part, and what is wrong with the rest.
+
+    Attributes:
+        record: the record without the entries that are damaged or of a newer version; None if
+            nothing of it can be used.
+        problem: what the first damaged entry is, or an empty string.
+    """
+
+    record: Record | None
+    problem: str = ""
+
+
+def read_record(text: str | bytes) -> ReadRecord:
+    """Read a record's JSON; a bad measurement, launch, winner or pin is left out."""
+    try:
+        return ReadRecord(Record.model_validate_json(text))
+    except ValidationError as error:
+        problem = first_problem(error)
+    try:
+        fields = json.loads(text)
+        scenario = Scenario.model_validate_json(json.dumps(fields["scenario"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ReadRecord(None, problem)
+    measurements = {entry.config: entry for entry in _readable(Measurement, fields, "measurements")}
+    launches = tuple(_readable(RecordedLaunch, fields, "launches"))
+    try:
+        record = Record(
+            scenario=scenario,
+            winner=next(_readable(Winner, fields, "winner"), None),
+            pin=next(_readable(Pin, fields, "pin"), None),
+            launches=launches or None,
+            measurements=tuple(measurements.values()),
+        )
+    except ValidationError:  # too many entries
+        return ReadRecord(None, problem)
+    return ReadRecord(None if record == Record(scenario=scenario) else record, problem)
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the place and the text of a validation's first error."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
+def _readable(kind: type[Model], fields: dict[str, Any], name: str) -> Iterator[Model]:
+    """Yield the valid entries of a field that holds one or a list of them."""
+    entries = fields.get(name)
+    for entry in entries if isinstance(entries, list) else [entries]:
+        try:
+            yield kind.model_validate_json(json.dumps(entry))
+        except (ValidationError, RecursionError):
+            continue

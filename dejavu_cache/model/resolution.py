@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .difference import Difference
-from .evidence import ChoiceEvidence
-from .scenario import GENERATED_MODULE, Context, Environment, Scenario
+from .scenario import GENERATED_MODULE, Context, Difference, Environment, Scenario
+from .selection import ChoiceEvidence
 
 __all__ = ["How", "Resolution"]
 

@@ -1,6 +1,8 @@
 """Kernels, environments, scenarios and configs: the identity of records and measurements.
 
 All models are frozen, keep their mappings sorted and are compared by value.
+
+Name the fields in which two scenarios, or two contexts, differ.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from pydantic import (
 )
 
 from ..system.fork_lock import cached_property
-from ..system.printable_text import printable
+from ..system.notices import printable
 from .buckets import Bucket, FiniteFloat
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+from typing import NamedTuple
 
 __all__ = [
     "GENERATED_MODULE",
@@ -39,6 +42,7 @@ __all__ = [
     "Config",
     "Context",
     "Device",
+    "Difference",
     "Digest",
     "Environment",
     "FrozenModel",
@@ -55,12 +59,14 @@ __all__ = [
     "as_text",
     "canonical_json",
     "correct_clock",
+    "differences",
     "is_from_future",
     "is_scalar",
     "moment_after",
     "now",
     "sort_by_name",
 ]
+
 
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 """An integer that an argument of a kernel can hold: any of i64 or u64."""
@@ -353,3 +359,29 @@ class Config(ValueModel):
         return ", ".join(
             f"{name}={value}" for name, value in {**self.params, **self.options}.items()
         )
+
+
+class Difference(NamedTuple):
+    """A field whose value in a record differs from the one looked for."""
+
+    field: str
+    wanted: Any
+    found: Any
+
+    def __str__(self) -> str:
+        """Name the field and both values."""
+        return f"{self.field}: {self.found!r} recorded, {self.wanted!r} wanted"
+
+
+def differences(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = ""
+) -> list[Difference]:
+    """Return the leaves in which two nested mappings differ, in order."""
+    result: list[Difference] = []
+    for name in dict.fromkeys([*wanted, *found]):
+        left, right = wanted.get(name), found.get(name)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            result += differences(left, right, f"{prefix}{name}.")
+        elif left != right or type(left) is not type(right):
+            result.append(Difference(prefix + name, left, right))
+    return result

@@ -15,8 +15,7 @@ from ..errors import PrewarmError
 from ..model.scenario import Config, Scenario
 from ..runtime.autotuner import CachedAutotuner
 from ..triton_internals.config_names import describe
-from ..triton_internals.identity import identify, kernel_name
-from ..triton_internals.triton_objects import find_jit_function
+from ..triton_internals.identity import find_jit_function, identify, kernel_name
 
 __all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values", "python_files"]
 

@@ -15,12 +15,11 @@ from ..model.record import Record, RecordedLaunch, RecordSet
 from ..model.scenario import Config, Context, Kernel, Scenario, now
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
-from ..triton_internals.compilation import recreate_compilation, target_of
+from ..triton_internals.compilation import decode_value, recreate_compilation, target_of
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import code_of_compilation, generates_equal_code
 from ..triton_internals.hooks import set_target
 from ..triton_internals.identity import is_decorated_alike, value_text
-from ..triton_internals.launch_encoding import decode_value
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels
 from .toolchain import installed_triton
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from ..errors import PrewarmError
 from ..model.scenario import Device, Environment
 from ..triton_internals.compilation import target_of
-from ..triton_internals.compiler_settings import compiler_settings
-from ..triton_internals.environment import backend_hash, describe_codegen
-from .messages import PrewarmSpec
+from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
+from .worker import PrewarmSpec
 
 __all__ = ["Toolchain", "builder_toolchain", "installed_triton", "is_alike", "refuse_toolchain"]
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ..errors import PrewarmError
 from ..system.fork_lock import ForkLock
 from ..system.worker_process import WorkerLostError, WorkerProcess
-from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
+from .worker import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["CompileProcess", "compile_all"]
 

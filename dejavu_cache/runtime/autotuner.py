@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cached_autotuner import CachedAutotuner
-from .declaration_checks import check_declaration
-from .options import CacheOptions
+from .options import CacheOptions, check_declaration
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig

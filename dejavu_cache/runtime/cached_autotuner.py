@@ -1,34 +1,66 @@
-"""Triton's `Autotuner` over a store of records."""
+"""Triton's `Autotuner` over a store of records.
+
+Keep torch.compile from tracing the code behind a launch.
+
+Torch mostly takes a kernel into its graph. Where it launches one while it compiles, as one of an
+exported program or of a compiled backward pass, it would trace what a launch calls.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from ..errors import NoValidConfigError
 from ..model.resolution import Resolution
 from ..stores.tiered import TieredStore
 from ..system.fork_lock import cached_property
+from ..system.import_hooks import after_import
 from ..system.notices import warn_once
-from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
-from ..tuning.config_failures import BEFORE_LAUNCH, failure_of
+from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
 from .activity_report import report_triton_activity
-from .author_errors import drop_own_frames
-from .choices import ChosenConfig
+from .choices import ChosenConfig, CompiledConfigs, ConfigCache
 from .choosing_autotuner import ChoosingAutotuner
-from .compiled_configs import CompiledConfigs
-from .config_cache import ConfigCache
 from .hot_path import HotPath
 from .launch_recorder import record_launches
+from .options import drop_own_frames
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .service_phase import may_benchmark
-from .untraced_code import leave_untraced
 
-__all__ = ["CachedAutotuner"]
+__all__ = [
+    "CachedAutotuner",
+    "leave_untraced",
+]
+
+
+_PACKAGE = __name__.partition(".")[0]
+_ROOMS = ("model", "runtime", "settings", "stores", "system", "triton_internals", "tuning")
+"""What a launch calls; attention's own code may be traced."""
+
+
+@cache
+def leave_untraced() -> None:
+    """Have torch run the code as it is, from now on or from when its compiler is imported."""
+    after_import("torch._dynamo.trace_rules", _add_rules)
+
+
+def _add_rules(trace_rules: Any) -> None:
+    try:
+        for room in _ROOMS:
+            trace_rules.add(f"{_PACKAGE}.{room}")
+    except Exception as error:  # private to torch, and may go or change
+        warn_once(
+            "untraced code",
+            "torch.compile may trace the code behind launches of cached kernels: "
+            f"{type(error).__name__}: {error}",
+        )
+
 
 _OWNED = ("_hot_path", "_launch")
 """Derived attributes that hold the object itself."""

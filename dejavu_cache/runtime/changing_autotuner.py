@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ..triton_internals.upstream import Autotuner
-from .config_cache import ConfigCache
+from .choices import ConfigCache
 
 __all__ = ["ChangingAutotuner"]
 

@@ -10,22 +10,19 @@ from ..model.resolution import Resolution
 from ..model.scenario import Context
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
-from ..stores.default import as_tiers
+from ..stores.urls import as_tiers
+from ..system.background_threads import is_from_signal_handler
 from ..system.fork_lock import cached_property
 from ..system.notices import show_log, warn_once
-from ..system.signal_handlers import is_from_signal_handler
-from ..triton_internals.autotune_cache import launch_key
-from ..triton_internals.compiler_digest import await_digest, begin_digest
-from ..triton_internals.environment import toolchain_on
+from ..triton_internals.cache_managers import launch_key
+from ..triton_internals.environment import await_digest, begin_digest, toolchain_on
 from ..triton_internals.scenario_key import RawKey
-from .choice_report import report_choice
-from .choices import Choices, ChosenConfig, NewChoice
-from .config_cache import ConfigCache
+from .activity_report import report_choice
+from .choices import Choices, ChosenConfig, ConfigCache, NewChoice
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
-from .equal_code import OtherCodeError
 from .request import Request
-from .resolver import Resolver
+from .resolver import OtherCodeError, Resolver
 
 __all__ = ["ChoosingAutotuner", "KeyedLaunch"]
 

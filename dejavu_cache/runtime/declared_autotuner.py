@@ -17,24 +17,22 @@ from ..policy import config_with, current_policy
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
-from ..triton_internals.autotune_cache import launch_key
-from ..triton_internals.compiler_settings import unreadable_settings
+from ..triton_internals.cache_managers import launch_key
+from ..triton_internals.compilation import note_settings
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
     current_environment,
     is_interpreting,
+    unreadable_settings,
 )
-from ..triton_internals.identity import KernelIdentity, identify, kernel_name
-from ..triton_internals.loaded_kernels import note_settings
+from ..triton_internals.identity import KernelIdentity, find_jit_function, identify, kernel_name
 from ..triton_internals.scenario_key import ScenarioKey
-from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
-from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
+from ..tuning.search import ConfigSpace
 from .changing_autotuner import ChangingAutotuner
-from .declaration_checks import no_configs
 from .options import (
     CacheOptions,
     check_compared_arguments,
@@ -42,6 +40,7 @@ from .options import (
     check_method,
     check_options,
     check_policy_default,
+    no_configs,
     policy_buckets,
     validate_default,
     validate_options,

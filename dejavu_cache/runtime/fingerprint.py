@@ -24,8 +24,7 @@ from ..model.resolution import Resolution
 from ..model.scenario import now
 from ..settings import current_settings
 from ..system.fork_lock import ForkLock
-from ..system.notices import warn_once
-from ..system.provenance import whoami
+from ..system.notices import warn_once, whoami
 from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.config_names import describe
 from .request import Request

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..model.buckets import Bucket
+from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger
-from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (

@@ -5,13 +5,15 @@ launched with arguments for which Triton compiles again, and a module's untuned 
 record at all. While a process may tune, a compilation listener records what Triton compiles of the
 modules that contain a cached kernel. Each such record is of the kernel alone: it has an empty
 scenario, no measurements, and the launches.
+
+Write what nobody waits for in a thread, a moment after a program's first launches.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import SimpleNamespace
@@ -21,15 +23,76 @@ from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
-from ..system.fork_lock import ForkLock
+from ..system.background_threads import at_program_end, start_thread, uninterrupted
+from ..system.fork_lock import ForkCondition, ForkLock
 from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
-from ..triton_internals.identity import identify, kernel_name
-from ..triton_internals.triton_objects import jit_function, python_function
-from .quiet_writer import QuietWriter
+from ..triton_internals.identity import identify, jit_function, kernel_name, python_function
 
-__all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
+__all__ = [
+    "LAUNCH_METHOD",
+    "QuietWriter",
+    "pause_recording",
+    "record_launches",
+]
+
+
+QUIET_SECONDS = 1.0
+"""Seconds that a write waits, so that it takes no time from launches that follow in a row."""
+
+
+class QuietWriter:
+    """Queue of functions that a thread calls a moment later, and the program's end at once."""
+
+    def __init__(self) -> None:
+        """Begin without a thread."""
+        self._queued: list[Callable[[], object]] = []
+        self._changed = ForkCondition()
+        self._has_thread = self._hurries = False
+        self._process = os.getpid()
+
+    def submit(self, write: Callable[[], object]) -> None:
+        """Queue a function; its errors are ignored."""
+        with self._changed:
+            self._queued.append(write)
+            if not self._has_thread:
+                at_program_end(self)
+                self._has_thread = start_thread(self._work, "dejavu-cache launches") is not None
+            if self._has_thread:
+                return
+            queued, self._queued = self._queued, []
+        self._call(queued)
+
+    def finish(self, seconds: float) -> None:
+        """Call what is queued at once, and wait for it up to a number of seconds."""
+        if self._process != os.getpid():  # a forked child has neither the thread nor its work
+            return
+        with self._changed:
+            self._hurries = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._has_thread, seconds)
+            self._hurries = False
+
+    def interrupt(self) -> None:
+        """Do nothing: no function waits for long."""
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queued:
+                    self._has_thread = False
+                    self._changed.notify_all()
+                    return
+                self._changed.wait_for(lambda: self._hurries, QUIET_SECONDS)
+                queued, self._queued = self._queued, []
+            self._call(queued)
+
+    def _call(self, queued: list[Callable[[], object]]) -> None:
+        for write in queued:
+            with uninterrupted(), suppress(Exception):
+                write()
+
 
 LAUNCH_METHOD = "launch"
 """Benchmark method in the context of records that only hold launches."""

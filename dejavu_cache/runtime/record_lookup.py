@@ -9,8 +9,7 @@ from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import trusted_configs, winner
 from ..stores import Found
-from ..system.notices import warn_once
-from ..system.provenance import whoami
+from ..system.notices import warn_once, whoami
 from ..triton_internals.config_names import describe
 from .request import Request
 

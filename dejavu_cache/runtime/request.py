@@ -1,24 +1,35 @@
-"""One scenario that a launch needs a config for, and how much tuning it is worth."""
+"""One scenario that a launch needs a config for, and how much tuning it is worth.
+
+Measurements of this process, which it believes more than what others have recorded.
+
+Leave configs out of a launch during which processes have died or hung.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..model.credibility import is_credible, shortest_timing
-from ..model.difference import Difference
 from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
-from ..model.scenario import Config, Context, Scenario
-from ..system.provenance import whoami
-from ..system.signal_handlers import is_from_signal_handler
+from ..model.scenario import Config, Context, Difference, Scenario
+from ..model.selection import is_credible, shortest_timing
+from ..system.background_threads import is_from_signal_handler
+from ..system.notices import warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..tuning.config_space import Strategy
+from ..tuning.measurement_marks import Suspect
 from ..tuning.result_check import CheckOptions
+from ..tuning.search import Strategy
 from ..tuning.tuner import CandidateLaunch
 
-__all__ = ["Request", "TuningBudget"]
+__all__ = [
+    "MOST_SCENARIOS",
+    "OwnTrials",
+    "Request",
+    "TuningBudget",
+    "leave_out_suspects",
+]
 
 
 @dataclass(frozen=True)
@@ -222,3 +233,94 @@ class Request:
         if self.budget.configs is None:
             return unmeasured
         return self.budget.configs - (len(self.declared) - unmeasured)
+
+
+MOST_SCENARIOS = 4096
+
+
+class OwnTrials:
+    """The measurements that one autotuner of this process has made.
+
+    A server keeps the first measurement of a config, so it may go on saying what this process knows
+    to be false.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._scenarios: dict[tuple[Context, Scenario], dict[Config, Measurement]] = {}
+
+    def add(
+        self, context: Context, scenario: Scenario, measurements: Iterable[Measurement]
+    ) -> None:
+        """Remember measurements; one that lacked memory says nothing."""
+        key = context, scenario
+        if key not in self._scenarios and len(self._scenarios) >= MOST_SCENARIOS:
+            self._scenarios.clear()
+        trials = self._scenarios.setdefault(key, {})
+        trials.update(
+            {
+                measurement.config: measurement
+                for measurement in measurements
+                if not measurement.skipped
+            }
+        )
+
+    def of(self, context: Context, scenario: Scenario) -> dict[Config, Measurement]:
+        """Return this process's measurements of a scenario, by config."""
+        return self._scenarios.get((context, scenario), {})
+
+    def forget(self, context: Context, scenario: Scenario) -> None:
+        """Forget the measurements of a scenario, so that its configs are tried again."""
+        self._scenarios.pop((context, scenario), None)
+
+    def correct(self, context: Context, record: Record) -> Record:
+        """Return a record in which other machines' measurements give way to this process's."""
+        measurements = record.by_config
+        corrections = {
+            config: trial
+            for config, trial in self.of(context, record.scenario).items()
+            if config not in measurements or measurements[config].by != trial.by
+        }
+        if not corrections:
+            return record
+        merged = tuple({**measurements, **corrections}.values())
+        return record.model_copy(update={"measurements": merged})
+
+
+def leave_out_suspects(
+    request: Request, record: Record | None, suspects: Iterable[Suspect]
+) -> Request:
+    """Return a request without the configs that may end or block this process.
+
+    A config that a person pinned stays. Nothing is said of those whose failure is recorded.
+
+    Args:
+        request: the launch's request.
+        record: the record of its scenario, if there is one.
+        suspects: configs that processes were measuring when they died or hung.
+    """
+    pinned = record.pinned if record else None
+    failed = set(_failed_configs(record)) if record else set()
+    reasons = {
+        suspect.config: suspect.reason
+        for suspect in suspects
+        if suspect.config in request.declared and suspect.config != pinned
+    }
+    if not reasons:
+        return request
+    name = request.context.kernel.name
+    for config, reason in reasons.items():
+        if config in failed:
+            continue
+        warn_once(
+            f"suspect {name}{request.scenario} {config}",
+            f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "
+            "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a worker",
+        )
+    return request.without(reasons)
+
+
+def _failed_configs(record: Record) -> Iterator[Config]:
+    for measurement in record.measurements:
+        if measurement.failure is not None and not measurement.skipped:
+            yield measurement.config

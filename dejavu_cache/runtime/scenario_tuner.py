@@ -16,11 +16,9 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
-from .own_trials import MOST_SCENARIOS, OwnTrials
 from .record_lookup import is_trusted, resolve_from_record, resolve_trusted
-from .request import Request
+from .request import MOST_SCENARIOS, OwnTrials, Request, leave_out_suspects
 from .scenario_measurement import ScenarioMeasurement
-from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
 
 __all__ = ["ScenarioTuner"]

@@ -21,14 +21,14 @@ from ..model.record import (
     sum_up,
 )
 from ..model.scenario import Config
+from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger, warn_once
-from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
+from ..triton_internals.compilation import compile_config
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_interpreting
-from ..triton_internals.loaded_kernels import compile_config
 from ..tuning.argument_snapshot import ArgumentSnapshot
-from ..tuning.config_failures import compile_failure_of, device_failure_of, failed_measurement
+from ..tuning.compile_ahead import compile_failure_of, device_failure_of, failed_measurement
 from ..tuning.result_check import CheckOptions, ResultChecker
 from .request import Request
 

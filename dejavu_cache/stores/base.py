@@ -161,7 +161,7 @@ class Store(ABC):
 
         Args:
             context: the context of the records.
-            parts: the digests of measurements and pins, as `model.recall` makes them.
+            parts: the digests of measurements and pins, as `model.merge` makes them.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from ..errors import SettingsError, StoreError
-from ..model.merge import merge_into
-from ..model.recall import part_digests
+from ..model.merge import merge_into, part_digests
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..settings import Settings, current_settings

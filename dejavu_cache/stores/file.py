@@ -1,8 +1,15 @@
-"""Store in a folder, with one readable file per kernel, environment and problem."""
+"""Store in a folder, with one readable file per kernel, environment and problem.
+
+Files of a store's folder that hold results of other autotuners, one per function.
+
+Delete what killed writers left in a store's folder, or beside another file.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,30 +20,124 @@ from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult
+from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
-from ..system.safe_files import open_folder, open_regular
-from ..system.user_folder import expand_home
+from ..system.safe_files import expand_home, open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import (
+from .file_layout import HEAD_BYTES, Page, context_of_head
+from .file_locks import LOCKS, FileLocks, acquire_lock, release_lock
+from .page_cache import (
+    PageCache,
     describe_failure,
     differ_in_case_alone,
     find_files,
     folder_name,
     read_text,
+    signature_of,
     write_text,
 )
-from .file_layout import HEAD_BYTES, Page, context_of_head
-from .file_locks import FileLocks, acquire_lock, release_lock
-from .imported_files import ImportedFiles
-from .leftovers import delete_leftovers
-from .page_cache import PageCache, signature_of
 
-__all__ = ["FileStore"]
+__all__ = [
+    "FileStore",
+    "ImportedFiles",
+    "delete_leftovers",
+    "delete_unfinished",
+]
+
+
+class ImportedFiles:
+    """The folder `.imported` of a store's folder.
+
+    Args:
+        root: the store's folder.
+        locks: the store's locks.
+    """
+
+    def __init__(self, root: Path, locks: FileLocks) -> None:
+        """Read and write nothing yet."""
+        self._root = root
+        self._locks = locks
+
+    def read(self, function: str) -> list[ForeignResult]:
+        """Return a function's results; warn if they cannot be read."""
+        path = self._path(function)
+        try:
+            results = parse_foreign_results(read_text(path, self._root), str(path))
+            return [result for result in results if result.function == function]
+        except FileNotFoundError:
+            return []
+        except (StoreError, OSError, UnicodeDecodeError) as error:
+            warn_once(f"{path}", f"{path} is passed over: {error}")
+            return []
+
+    def add(self, entries: Iterable[ForeignResult]) -> None:
+        """Add results to their functions' files, under their locks.
+
+        Raises:
+            StoreError: a file cannot be written, or not be read: it stays as it is.
+        """
+        by_function: dict[str, list[ForeignResult]] = {}
+        for entry in entries:
+            by_function.setdefault(entry.function, []).append(entry)
+        for function, results in by_function.items():
+            path = self._path(function)
+            with self._locks.write(path, f"imported-{path.stem}.lock"):
+                try:
+                    earlier = parse_foreign_results(read_text(path, self._root), str(path))
+                except FileNotFoundError:
+                    earlier = []
+                except OSError as error:  # What cannot be read must not be replaced.
+                    raise describe_failure(error, path, "read") from error
+                write_text(path, format_foreign_results([*earlier, *results]), self._root)
+
+    def _path(self, function: str) -> Path:
+        return self._root / ".imported" / f"{folder_name(function)}.jsonl"
+
+
+_TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}$")
+"""End of the name of a file that its writer had not finished; `safe_files` gives such names."""
+
+
+def delete_leftovers(root: Path, age: float) -> int:
+    """Delete unfinished files, leases and soft locks of at least an age; return their number.
+
+    Args:
+        root: the store's folder; links in it are not followed.
+        age: in seconds.
+    """
+    return sum(_delete_if_old(root, path, age) for path in _leftovers(root))
+
+
+def delete_unfinished(file: Path, age: float = 3600.0) -> None:
+    """Delete what killed writers of a file left beside it and have not touched for some seconds."""
+    for path in file.parent.glob(f"{glob.escape(file.name)}.tmp-*"):
+        if _TEMPORARY.search(path.name):
+            _delete_if_old(file.parent, path, age)
+
+
+def _leftovers(root: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(root):
+        holds_locks = Path(parent) == root / LOCKS
+        for name in names:
+            if (holds_locks and name.endswith((".lease", ".soft"))) or _TEMPORARY.search(name):
+                yield Path(parent, name)
+
+
+def _delete_if_old(root: Path, path: Path, age: float) -> bool:
+    try:
+        with open_folder(root, path.parent) as folder:
+            status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if time.time() - status.st_mtime <= age:
+                return False
+            os.unlink(path.name, dir_fd=folder)
+    except OSError:  # its writer was quicker, or a link is in the way
+        return False
+    return True
+
 
 _TREE = ".tree.json"
 

@@ -12,7 +12,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import StoreError
 from ..system.safe_files import open_folder
-from .file_access import describe_failure
+from .page_cache import describe_failure
 
 __all__ = ["LOCKS", "FileLocks", "acquire_lock", "release_lock"]
 

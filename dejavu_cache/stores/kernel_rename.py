@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from ..errors import SettingsError, StoreError
-from ..model.damaged_records import first_problem
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult
 from ..model.merge import merge_launches
-from ..model.record import Record
+from ..model.record import Record, first_problem
 from ..model.scenario import Context, Kernel
 from .base import Store
 

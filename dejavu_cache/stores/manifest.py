@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from ..errors import BundleError
-from ..model.damaged_records import first_problem
+from ..model.record import first_problem
 from ..model.scenario import Device, canonical_json
 from ..system.safe_files import sha256_of
 

@@ -1,7 +1,11 @@
-"""Open the store that a URL names."""
+"""Open the store that a URL names.
+
+The store that a process uses unless a kernel names another.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,16 +16,25 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError, did_you_mean
+from ..settings import current_settings
 from ..system.notices import warn_once
-from ..system.user_folder import expand_home
+from ..system.safe_files import expand_home
 from .base import Store
 from .file import FileStore
 from .manifest import MANIFEST, RECORDS, is_prewarmed
-from .memory import MemoryStore
-from .snapshot import FrozenStore
-from .tiered import TieredStore
+from .memory import FrozenStore, MemoryStore
+from .tiered import TieredStore, tiers_of
 
-__all__ = ["check_url", "make_absolute", "open_store", "prewarmed_folders", "shipped_stores"]
+__all__ = [
+    "as_tiers",
+    "check_url",
+    "default_store",
+    "make_absolute",
+    "open_store",
+    "prewarmed_folders",
+    "shipped_stores",
+]
+
 
 SCHEMES = "dejavu_cache.stores"
 """Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
@@ -266,3 +279,35 @@ def shipped_stores() -> list[Store]:
             continue
         stores.append(FileStore(folder, read_only=True))
     return stores
+
+
+@cache
+def default_store() -> Store:
+    """Return the store of `DEJAVU_CACHE_URL`, or of the user's cache directory if that is unset."""
+    settings = current_settings()
+    return open_store(settings.url or settings.default_url)
+
+
+def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
+    """Return the tiers that a launch reads: shipped records, a store and this process's memory.
+
+    With the memory as the last tier, a process can reuse its own results even if the store cannot
+    be written. Shipped records are left out before a frozen snapshot, because an upgrade of the
+    package that ships them would change the results.
+
+    Args:
+        store: the store or its URL; None stands for the default store.
+    """
+    if store is None:
+        home = default_store()
+    else:
+        home = store if isinstance(store, Store) else open_store(_url_of(store))
+    tiers = tiers_of(home)
+    frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
+    shipped = shipped_stores() if current_settings().shipped and not frozen else []
+    return TieredStore([*shipped, *tiers, MemoryStore()])
+
+
+def _url_of(store: str | os.PathLike[str]) -> str:
+    """Return a store's URL; a path may have characters, such as commas, that mean more in a URL."""
+    return store if isinstance(store, str) else expand_home(store).absolute().as_uri()

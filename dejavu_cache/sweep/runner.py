@@ -1,22 +1,262 @@
-"""Run the cases of a suite on hosts until all are tuned."""
+"""Run the cases of a suite on hosts until all are tuned.
+
+The workers that were lost under a sweep's cases, and what follows for these.
+
+The cases that a sweep has left, as the threads of its hosts take them.
+
+The result of a sweep.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..errors import DejavuError, SettingsError
-from .case_queue import CaseQueue, TakenCase
-from .hosts import HostLostError, OnEvent, SweepHost
-from .lost_workers import LostWorkers
-from .messages import CaseJob, CaseOutcome, Task
-from .sweep_report import SweepReport
+from ..system.fork_lock import ForkCondition
+from .hosts import CaseJob, CaseOutcome, ConfigCrash, HostLostError, OnEvent, SweepHost, Task
 
-__all__ = ["Sweep", "shard_of"]
+__all__ = [
+    "CaseQueue",
+    "LostWorkers",
+    "Sweep",
+    "SweepReport",
+    "TakenCase",
+    "shard_of",
+]
+
+
+LIVES = 2
+"""Number of workers that one config, or one case, may take down before it is given up."""
+
+MACHINE_LIVES = 10
+"""Number of times that a machine may be lost under one case before the case is given up."""
+
+
+class LostWorkers:
+    """Counts the workers that were lost, by case and config."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._losses: Counter[tuple[str, str]] = Counter()
+        self._crashes: dict[str, list[ConfigCrash]] = {}
+
+    def crashes_of(self, case: str) -> tuple[ConfigCrash, ...]:
+        """Return the configs of a case that are not to be tried again."""
+        return tuple(self._crashes.get(case, ()))
+
+    def note(self, case: str, error: HostLostError, *, measures: bool) -> CaseOutcome | None:
+        """Return the outcome of a case that took down its worker, or None to try it again.
+
+        A config that is to blame becomes one of the case's crashes: the case goes on without it.
+
+        Args:
+            case: the case.
+            error: what happened to the worker.
+            measures: whether the worker measured the case, so that a crash can be recorded.
+        """
+        culprit, lives = str(error.config), LIVES
+        if error.blame == "machine":
+            culprit, lives = "machine", MACHINE_LIVES
+        self._losses[case, culprit] += 1
+        if error.blame != "config" and self._losses[case, culprit] < lives:
+            return None
+        if error.blame == "machine":
+            return CaseOutcome(case=case, status="failed", message=error.reason)
+        if error.config is None or not measures:
+            message = f"it took down its worker: {error.reason}"
+            return CaseOutcome(case=case, status="failed", message=message)
+        crash = ConfigCrash(config=error.config, reason=error.reason[:2000])
+        self._crashes.setdefault(case, []).append(crash)
+        return None
+
+
+LEASE_WAIT = 2.0
+"""Seconds to wait in each attempt for a case that another sweep measures."""
+
+PATIENCE = 900.0
+"""Seconds without progress after which cases that another sweep measures are left to it."""
+
+
+class TakenCase(NamedTuple):
+    """A case that a host works on.
+
+    Attributes:
+        name: the name of the case.
+        host: the number of the host.
+        wait: seconds to wait for the case's lease.
+    """
+
+    name: str
+    host: int
+    wait: float
+
+
+class CaseQueue:
+    """Cases on their way through a sweep.
+
+    A case *waits* until a host takes it. It then *runs*, until it is finished, put back because its
+    host was lost, or postponed because another sweep measures it. Postponed cases are tried again
+    when none waits.
+
+    Each host works through a part of the cases of its own, then helps where most are left.
+    Neighbours in a suite mostly share their binaries, and two hosts that took turns would both
+    compile all of them.
+
+    Args:
+        cases: the cases, in order.
+        hosts: the number of hosts.
+        deadline: when no case is handed out any more, in seconds of `time.monotonic`.
+        next_phase: is called once, when all cases are finished; returns more of them.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[str],
+        hosts: int,
+        deadline: float,
+        next_phase: Callable[[], Sequence[str]] | None,
+    ) -> None:
+        """Let the cases wait; the arguments are described at the class."""
+        self._deadline = deadline
+        self._next_phase = next_phase
+        self._parts: list[deque[str]] = [deque() for _ in range(hosts)]
+        self._deal_out(cases)
+        self._postponed: deque[str] = deque()
+        self._running = 0
+        self._last_progress = time.monotonic()
+        self._is_stopped = False
+        self._changed = ForkCondition()
+
+    def take(self, host: int) -> TakenCase | None:
+        """Return the next case for a host, or None at the end; wait while one may be put back."""
+        with self._changed:
+            while not self._is_stopped and time.monotonic() < self._deadline:
+                if any(self._parts):
+                    own = self._parts[host]
+                    case = own.popleft() if own else max(self._parts, key=len).pop()
+                    return self._run(TakenCase(case, host, 0.0))
+                if self._postponed and time.monotonic() < self._last_progress + PATIENCE:
+                    return self._run(TakenCase(self._postponed.popleft(), host, LEASE_WAIT))
+                if self._running:
+                    self._changed.wait(0.2)
+                elif self._next_phase is None:
+                    return None
+                else:
+                    self._deal_out(self._next_phase())
+                    self._next_phase = None
+            return None
+
+    def put_back(self, case: TakenCase) -> None:
+        """Let a case wait again, since its host was lost."""
+        with self._changed:
+            self._parts[case.host].appendleft(case.name)
+            self._end()
+
+    def postpone(self, case: TakenCase) -> None:
+        """Try a case again at the end, since another sweep measures it."""
+        with self._changed:
+            self._postponed.append(case.name)
+            self._end()
+
+    def finish(self) -> None:
+        """Note that a running case has its outcome."""
+        with self._changed:
+            self._last_progress = time.monotonic()
+            self._end()
+
+    def stop(self) -> None:
+        """Hand out no case any more."""
+        self._is_stopped = True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether no case is handed out any more."""
+        return self._is_stopped
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all cases are finished."""
+        with self._changed:
+            return not (self._running or self.has_cases)
+
+    @property
+    def has_cases(self) -> bool:
+        """Whether cases are left that do not run."""
+        return bool(any(self._parts) or self._postponed or self._next_phase)
+
+    def _deal_out(self, cases: Sequence[str]) -> None:
+        """Split cases into consecutive parts of about equal length, one for each host."""
+        hosts = len(self._parts)
+        edges = [number * len(cases) // hosts for number in range(hosts + 1)]
+        for part, (start, end) in zip(self._parts, itertools.pairwise(edges), strict=True):
+            part.extend(cases[start:end])
+
+    def _run(self, case: TakenCase) -> TakenCase:
+        self._running += 1
+        return case
+
+    def _end(self) -> None:
+        self._running -= 1
+        self._changed.notify_all()
+
+
+@dataclass
+class SweepReport:
+    """The result of a sweep.
+
+    Attributes:
+        total: number of the suite's cases, those of other shards included.
+        outcomes: the outcomes by case, in the order in which they came.
+        left: cases without an outcome.
+        stopped: the reason why the sweep ended early; empty if it did not.
+        kept: the journals, on any machine, with measurements that the store has not accepted.
+        seconds: duration of the sweep.
+        workers: number of workers at once.
+    """
+
+    total: int = 0
+    outcomes: dict[str, CaseOutcome] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    stopped: str = ""
+    kept: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    workers: int = 1
+
+    def note(self, group: Sequence[str], outcome: CaseOutcome) -> None:
+        """Set the outcome of each case of a group; the first case has the counts of all."""
+        for case in group:
+            update: dict[str, Any] = {"case": case}
+            if case != group[0]:
+                update.update(measured=0, due=0, seconds=0.0, estimate=None)
+            self.outcomes.pop(case, None)
+            self.outcomes[case] = outcome.model_copy(update=update)
+
+    def of(self, *statuses: str) -> list[CaseOutcome]:
+        """Return the outcomes with these statuses."""
+        return [outcome for outcome in self.outcomes.values() if outcome.status in statuses]
+
+    @property
+    def measured(self) -> int:
+        """Number of configs that were measured."""
+        return sum(outcome.measured for outcome in self.outcomes.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do or to hand over."""
+        return not (
+            self.left
+            or self.stopped
+            or self.kept
+            or self.of("failed", "skipped", "partial", "busy")
+        )
 
 
 def shard_of(cases: Sequence[str], shard: str) -> list[str]:

@@ -1,6 +1,12 @@
 """The worker process of a sweep: it measures the cases that its parent names.
 
 The parent replaces it when a config takes it down, so that nothing but that config is lost.
+
+Measure the configs of a scenario over several cases, and select what is good in all of them.
+
+The cases are taken one by one, since the arguments of one may fill the device. A config that is far
+behind after some cases, as `case_scores.BEHIND` says, is left out of the next. If the leader turns
+out to be slower than it seemed, configs that were left out are measured after all.
 """
 
 from __future__ import annotations
@@ -12,28 +18,250 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Any
 
+from pydantic import ValidationError
+
 from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
-from ..model.record import Measurement
-from ..model.scenario import Context
+from ..model.record import Measurement, Results, join_results
+from ..model.scenario import Config, Context, now
+from ..model.selection import trusted_configs, winner
 from ..runtime.record_lookup import best_config, is_trusted
 from ..runtime.request import Request
+from ..runtime.scenario_measurement import may_launch_default
+from ..runtime.winner_check import (
+    SWITCHED_OFF_BY_AUTHOR,
+    WinnerCheck,
+    recording_crash,
+    refuse_uncompared,
+)
 from ..stores import open_store, wait_longer
-from ..system.worker_connection import ParentConnection
+from ..system.notices import whoami
+from ..system.worker_process import ParentConnection
+from ..triton_internals.config_names import describe
 from ..triton_internals.environment import has_device
-from ..tuning.config_failures import is_out_of_memory
+from ..tuning.compile_ahead import is_out_of_memory
+from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.tuner import Tuner
-from .case_group import CaseGroup
-from .case_tuner import CaseTuner, current_record
+from .case_store import CaseStore, CaseTuner, GroupRecord, current_record
+from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Task
 from .journal import Journal
-from .messages import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Task
-from .requests import cases_of_misses, make_request, requested_scenario
-from .suite import load_suite
+from .suite import Case, cases_of_misses, load_suite, make_request, requested_scenario
 
-__all__ = ["main"]
+__all__ = [
+    "CaseGroup",
+    "main",
+]
+
+
+class CaseGroup:
+    """Cases of one scenario.
+
+    Args:
+        cases: the cases, in the order in which they are measured; two at least.
+        store: the store of the record.
+
+    Raises:
+        SettingsError: the cases' names cannot be recorded.
+        Exception: any error of the first case's arguments.
+    """
+
+    def __init__(self, cases: Sequence[Case], store: Journal) -> None:
+        """Make the arguments of the first case, which determine the scenario."""
+        self._cases = cases
+        self._names = [case.name for case in cases]
+        _check_names(self._names)
+        self._store = store
+        self._first: Request | None = make_request(cases[0])
+        self._describe(self._first)
+        self._attempted: set[tuple[str, Config]] = set()
+        self._tuned: set[str] = set()
+        self._group = GroupRecord(store, self.context, self.scenario)
+
+    def _describe(self, request: Request) -> None:
+        """Keep what one request says of all cases, but not the request, which holds arguments."""
+        self.context, self.scenario = request.context, request.scenario
+        self._default = describe(request.default)
+        self._shortest = request.shortest_timing
+        self._declared = list(request.declared)
+        self._compares = request.check is not None
+        configs = map(describe, request.autotuner.configs) if request.prunes else ()
+        self._selectable = {*self._declared, *configs}
+
+    @property
+    def due(self) -> int:
+        """Number of measurements that are left, as far as that is clear now."""
+        return sum(len(self._undecided(name, self._declared)) for name in self._names)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a winner is pinned, or recorded and compared, and no config is left."""
+        record = self._group.record
+        if record.pinned is not None and record.pinned in self._selectable:
+            return True
+        if record.winner is None or self.due:
+            return False
+        trusted = trusted_configs(record, self._default, uncompared=not self._compares)
+        return record.winner.config in trusted
+
+    def measure(self, tuner: CaseTuner, wait: float) -> dict[str, Any]:
+        """Measure the cases, record the winner, and return the outcome.
+
+        Args:
+            tuner: tunes one case.
+            wait: seconds to wait for another process that tunes the scenario.
+
+        Raises:
+            NoValidConfigError: every config failed in some case.
+            UncomparedResultsError: in some case nothing shows whether results are right.
+        """
+        with self._store.lease(self.context, self.scenario, wait=wait) as is_leased:
+            self._group = GroupRecord(self._store, self.context, self.scenario)
+            if self.is_known:
+                return {"status": "known"}
+            if not is_leased:
+                return {"status": "busy"}
+            measured = self._search(tuner)
+            while (best := self._best()) is not None:
+                results, wrong = self._compare_in_cases(best, tuner)
+                if wrong is None:
+                    self._group.write_winner(best, results)
+                    break
+                self._group.put_measurements([wrong])
+                measured += self._search(tuner)
+            if best is None and not tuner.is_over:
+                raise NoValidConfigError(
+                    self.context.kernel.name, str(self.scenario), self._failures()
+                )
+        due = self.due
+        is_partial = tuner.is_over and (due or best is None)
+        status = "partial" if is_partial else "tuned" if measured else "known"
+        return {"status": status, "measured": measured, "due": due}
+
+    def _undecided(self, case: str, declared: Sequence[Config]) -> list[Config]:
+        return self._group.undecided_configs(declared, self._default, self._names, case)
+
+    def _has_work(self, case: str) -> bool:
+        """Return whether a case has configs to time, or was never tuned to the end."""
+        undecided = self._undecided(case, self._declared)
+        if any((case, config) not in self._attempted for config in undecided):
+            return True
+        return self._group.record.winner is None and case not in self._tuned
+
+    def _search(self, tuner: CaseTuner) -> int:
+        """Tune case after case until no config may still win; return how many were measured."""
+        measured = 0
+        while not tuner.is_over and any(map(self._has_work, self._names)):
+            for case in self._cases:
+                if self._has_work(case.name) and not (tuner.is_over and measured):
+                    measured += self._tune(case, tuner)
+        self._group.write_scores()
+        return measured
+
+    def _tune(self, case: Case, tuner: CaseTuner) -> int:
+        request = self._request(case)
+        undecided = self._undecided(case.name, list(request.declared))
+        self._tuned.add(case.name)
+        self._attempted.update((case.name, config) for config in undecided)
+        if case is not self._cases[0]:  # A search of its own chose the configs in the first case.
+            budget = replace(request.budget, strategy="exhaustive", configs=None)
+            request = replace(request, budget=budget)
+        settled = self._group.settled_configs(case.name)
+        rest = [c for c in request.declared if c not in undecided and c not in settled]
+        store = CaseStore(self._group, case.name)
+        try:
+            return tuner.tune(case.name, request.without(rest), store)[1]
+        except NoValidConfigError:  # Configs that were left out before may run here.
+            return 0
+
+    def _request(self, case: Case) -> Request:
+        """Make a case's arguments; those of the first case are there already at first.
+
+        Raises:
+            SettingsError: the case has another scenario than before.
+        """
+        first, self._first = self._first, None
+        request = first if first is not None and case is self._cases[0] else make_request(case)
+        if (request.context, request.scenario) != (self.context, self.scenario):
+            raise SettingsError(
+                f"case {case.name}: its scenario changes from call to call: seed what is drawn"
+            )
+        return request
+
+    def _best(self) -> Config | None:
+        return winner(
+            self._group.record,
+            self._selectable,
+            self._default,
+            shortest=self._shortest,
+            trusted=whoami(),
+        )
+
+    def _compare_in_cases(
+        self, best: Config, tuner: CaseTuner
+    ) -> tuple[Results, Measurement | None]:
+        """Compare a config's results in the first and last case; return its failure if wrong there.
+
+        The winner of a case has been compared there already.
+        """
+        if not self._compares:
+            return SWITCHED_OFF_BY_AUTHOR, None
+        joined: Results = {}
+        for case in (self._cases[0], self._cases[-1]):
+            winner = self._group.winners.get(case.name)
+            if winner is not None and winner.config == best and winner.results:
+                joined = join_results(joined, winner.results)
+                continue
+            request = self._request(case)
+            if best not in request.declared:
+                continue
+            results, wrong = self._compare(case.name, request, best, tuner)
+            if wrong is not None:
+                return results, wrong
+            joined = join_results(joined, results)
+        return joined, None
+
+    def _compare(
+        self, case: str, request: Request, best: Config, tuner: CaseTuner
+    ) -> tuple[Results, Measurement | None]:
+        options = request.check if may_launch_default(request, self._group.record) else None
+        mark = MeasurementMark(self.context, self.scenario)
+        check = WinnerCheck(request, options, mark.around)
+        try:
+            if options is not None:
+                tuner.announce(self._default)
+                check.prepare()
+                tuner.announce(best)
+            with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
+                results, wrong = check.compare(best)
+            if wrong is None:
+                refuse_uncompared(results)
+            return results, None if wrong is None else self._group.with_case(case, wrong)
+        finally:
+            check.close()
+            mark.close()
+
+    def _failures(self) -> dict[str, str]:
+        return {
+            str(measurement.config): f"{measurement.failure.kind}: {measurement.failure.reason}"
+            for measurement in self._group.record.measurements
+            if measurement.failure is not None
+        }
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise if a record cannot hold timings by these names, since it could not be read again."""
+    try:
+        Measurement(config=Config(), median=1.0, at=now(), cases=dict.fromkeys(names, 1.0))
+    except ValidationError:
+        raise SettingsError(
+            f"{names[0][:80]!r} and {len(names) - 1} more cases have one scenario: a record holds "
+            "at most 256 cases, with names of 1 to 500 printable characters"
+        ) from None
+
 
 SERVER_WAIT = 30.0
 """Seconds to wait for a server: measuring what it has recorded would take longer."""

@@ -12,21 +12,26 @@ process aborts after its work is done. Therefore the end of a program goes in fo
    to such a block later is parked before it.
 
 A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
+
+Tell errors that a signal handler of the program has raised, such as a time limit's.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import multiprocessing
 import os
 import signal
 import threading
 import time
+import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
-from typing import Protocol
+from typing import Any, Protocol
 
 from .fork_lock import ForkLock
 
@@ -34,11 +39,13 @@ __all__ = [
     "FLUSH_SECONDS",
     "Finisher",
     "at_program_end",
+    "is_from_signal_handler",
     "program_is_ending",
     "signals_left_to_others",
     "start_thread",
     "uninterrupted",
 ]
+
 
 FLUSH_SECONDS = 2.0
 """Longest time that the end of a program waits for what is queued to be sent."""
@@ -226,3 +233,35 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 multiprocessing_util.register_after_fork(_end_threads, _end_with_worker)
 if multiprocessing.parent_process() is not None:
     _end_with_worker()
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler of this program has raised an error, or its cause.
+
+    Python runs handlers between any two instructions of the main thread, so their errors appear in
+    the library's calls and are not about them. Triton raises errors of its own from what is raised
+    while it compiles.
+    """
+    codes = set(map(_code_of, map(signal.getsignal, signal.valid_signals())))
+    return any(
+        frame.f_code in codes
+        for cause in _causes(error)
+        for frame, _ in traceback.walk_tb(cause.__traceback__)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def _code_of(handler: Any) -> types.CodeType | None:
+    """Return the code of a handler: of a function, a method, a partial, or a callable object."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not isinstance(handler, (types.FunctionType, types.MethodType)):
+        handler = type(handler).__call__  # of SIG_DFL and others, a wrapper without code
+    return getattr(handler, "__code__", None)

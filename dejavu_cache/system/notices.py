@@ -1,14 +1,79 @@
-"""The library's log: warnings once per process, and on request all of it on standard error."""
+"""The library's log: warnings once per process, and on request all of it on standard error.
+
+Texts of strangers, as a terminal, a log or a page may show them.
+
+Numbers with their nouns and units.
+
+Name of the user and machine, for records and leases.
+"""
 
 from __future__ import annotations
 
+import getpass
 import logging
+import re
+import socket
 from functools import cache
 
 from .fork_lock import ForkLock
-from .printable_text import printable
 
-__all__ = ["logger", "show_log", "warn_once"]
+__all__ = [
+    "counted",
+    "logger",
+    "printable",
+    "printable_output",
+    "show_log",
+    "size_text",
+    "warn_once",
+    "whoami",
+]
+
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""What moves a cursor, colours a terminal, turns a line's direction or is not seen at all, but tabs
+and line ends."""
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters escaped, as JSON writes them."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def printable_output(value: object) -> object:
+    """Return a value for a template's output, with control characters escaped if it is a text."""
+    return type(value)(printable(value)) if isinstance(value, str) else value
+
+
+def counted(number: int, noun: str, plural: str = "", *, grouped: bool = False) -> str:
+    """Return a number with its noun: `1 record`, `2 records`.
+
+    Args:
+        number: the number.
+        noun: the noun after 1, perhaps with a verb (`record is`).
+        plural: what follows any other number; empty: the noun with an s.
+        grouped: whether commas group the digits.
+    """
+    digits = f"{number:,}" if grouped else str(number)
+    return f"{digits} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes with its unit: `34.2 KiB`, `1.5 MiB`."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
+@cache
+def whoami() -> str:
+    """Return the user and the host, as `user@host`; what is no text in them is a question mark."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown"
+    name = f"{user}@{socket.gethostname()}"[:150]
+    return name.encode("utf-8", "replace").decode("utf-8")
+
 
 logger = logging.getLogger("dejavu_cache")
 

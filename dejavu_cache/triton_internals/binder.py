@@ -4,6 +4,10 @@ Triton generates its binder too, since a loop over the parameters would take lon
 a launch. A key may differ between arguments that Triton treats alike, which costs an entry; it
 never is the same for arguments that Triton treats differently. Specialisations come from Triton's
 own function, once per integer and, where more than type and alignment count, once per launch.
+
+Form of a launch: what Triton chooses the compiled kernel by.
+
+Repeat a launch with other pointers, as the layers of a model do, without binding it again.
 """
 
 from __future__ import annotations
@@ -11,15 +15,37 @@ from __future__ import annotations
 import inspect
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
+import torch
 from triton import knobs
+from triton.runtime import driver
 
 from ..model.buckets import Bucket, Edges, Exact, Multiple, Pow2
-from .versions import SPECIALIZE, WATCHED_KNOBS, only_alignment_counts, specializer
+from .versions import (
+    SPECIALIZE,
+    WATCHED_KNOBS,
+    active_hook,
+    c_launcher,
+    expand_descriptor,
+    expandable_descriptors,
+    only_alignment_counts,
+    specializer,
+    watched_values,
+)
 
-__all__ = ["SET_BY_CONFIG", "Binder", "binder_for"]
+__all__ = [
+    "SET_BY_CONFIG",
+    "Binder",
+    "RepeatedLaunch",
+    "binder_for",
+    "current_stream",
+    "form_of_argument",
+    "form_of_launch",
+]
+
 
 Binder = Callable[..., tuple[dict[str, Any], tuple[Any, ...]]]
 """Function from a launch's arguments to all parameters by name, in order, and the key."""
@@ -215,3 +241,144 @@ def _plain_tensor_types(fn: Any) -> frozenset[type]:
     if torch is None or not only_alignment_counts(fn):
         return frozenset()
     return frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def form_of_launch(
+    kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Hashable, ...] | None:
+    """Return what the compiled kernel of a launch on the current device depends on.
+
+    Args:
+        kernel: the function that is launched.
+        args: its arguments that are not constants.
+        kwargs: its constants and options.
+
+    Returns:
+        None if an argument has a type that is not known here.
+    """
+    forms = tuple(map(form_of_argument, args))
+    if None in forms:
+        return None
+    device = driver.active.get_current_device()
+    return kernel, device, watched_values(knobs), forms, tuple(kwargs.items())
+
+
+def form_of_argument(value: Any) -> Hashable | None:
+    """Return what Triton compiles a kernel for of an argument; None for a type unknown here.
+
+    Pointers count by their alignment, and integers by their size and whether they are 1 or
+    multiples of 16.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if type(value) is int:
+        size = 0 if -(1 << 31) <= value < 1 << 31 else value
+        return int, value == 1, value % 16 == 0, size
+    if value is None or type(value) is float:
+        return (type(value),)
+    if type(value).__name__ == "TensorDescriptor" and hasattr(value, "layout"):
+        return value.base.dtype, tuple(value.block_shape), len(value.shape), value.layout
+    return None
+
+
+def current_stream() -> int:
+    """Return the address of the current device's stream, without PyTorch's object around it."""
+    active = driver.active
+    return int(active.get_current_stream(active.get_current_device()))
+
+
+class RepeatedLaunch:
+    """A launch whose kernel, grid and numbers stay as they are.
+
+    The new values must be specialised like the first ones: tensors of the same dtypes on the same
+    device, with pointers that are aligned alike.
+
+    Args:
+        kernel: Triton's `CompiledKernel`, launched once on the current device.
+        grid: number of programs, of up to three dimensions.
+        arguments: all of the function's arguments by name, in order, including those of a config.
+        changing: names of the arguments that later launches give.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: Mapping[str, Any],
+        changing: Sequence[str],
+    ) -> None:
+        """Prepare the launch; the arguments are described at the class."""
+        descriptors = expandable_descriptors(kernel)
+        self._metadata: dict[str, Any] = {}
+        self._arguments: list[Any] = []
+        self._places: dict[str, int | slice] = {}
+        for index, (name, value) in enumerate(arguments.items()):
+            begin = len(self._arguments)
+            if index in descriptors:
+                self._metadata[name] = descriptors[index]
+                self._arguments += self.expand(name, value)
+                self._places[name] = slice(begin, len(self._arguments))
+            else:
+                # A tensor that is kept here would never be freed.
+                self._arguments.append(None if name in changing else value)
+                self._places[name] = begin
+        self._at: list[Any] = [self._places[name] for name in changing]
+        self._grid = (*grid, 1, 1)[:3]
+        self._call = c_launcher(kernel, expanded=bool(descriptors))
+        self._device = driver.active.get_current_device()
+
+    def with_values(
+        self, grid: tuple[int, ...], values: Mapping[str, Any], changing: Collection[str]
+    ) -> RepeatedLaunch:
+        """Return a copy in which some of the changing arguments have values for good.
+
+        Args:
+            grid: the copy's number of programs.
+            values: of all changing arguments, by name.
+            changing: names of those that still change, whose values here do not matter.
+        """
+        launch = copy(self)
+        launch._grid = (*grid, 1, 1)[:3]
+        launch._arguments = self._arguments.copy()
+        for name, value in values.items():
+            if name not in changing:
+                launch._arguments[self._places[name]] = self.expand(name, value)
+        launch._at = [self._places[name] for name in changing]
+        return launch
+
+    @property
+    def expands(self) -> bool:
+        """Whether launches take descriptors as `expand` returns them, and not as they are."""
+        return bool(self._metadata)
+
+    def expand(self, name: str, descriptor: Any) -> Any:
+        """Return a TMA descriptor as launches take it; it may be kept for later ones.
+
+        Args:
+            name: the argument's name.
+            descriptor: Triton's `TensorDescriptor`.
+        """
+        metadata = self._metadata.get(name)
+        return descriptor if metadata is None else expand_descriptor(descriptor, metadata)
+
+    def __call__(self, *values: Any) -> bool:
+        """Launch with new values of the changing arguments, in their order.
+
+        Args:
+            *values: tensors and numbers, and descriptors as `expand` returns them.
+
+        Returns:
+            False if nothing was launched, because a hook wants to see each launch.
+        """
+        runtime = knobs.runtime
+        if (
+            active_hook(runtime.launch_enter_hook) is not None
+            or active_hook(runtime.launch_exit_hook) is not None
+        ):
+            return False
+        arguments = self._arguments.copy()  # another thread may launch meanwhile
+        for index, value in zip(self._at, values, strict=True):
+            arguments[index] = value
+        stream = driver.active.get_current_stream(self._device)
+        self._call(*self._grid, stream, None, None, None, arguments)
+        return True

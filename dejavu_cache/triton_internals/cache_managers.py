@@ -2,20 +2,25 @@
 
 Triton's own cache holds absolute paths and must be writable. The managers here write folders that
 can be moved, and read them where they may not be written to.
+
+Keys by which Triton's own autotuner keeps results, in memory and on disk.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ..system.notices import warn_once
-from ..system.user_folder import private_temporary_folder
+from ..system.safe_files import private_temporary_folder
+from .environment import backend_hash, code_generation_variables, current_target
 from .hooks import (
     hash_callees_first,
     set_cache_folder,
@@ -27,11 +32,14 @@ __all__ = [
     "CUDA_UTILS",
     "BinarySource",
     "cuda_utils_key",
+    "disk_cache_key",
+    "launch_key",
     "relocatable_cache",
     "reporting_cache",
     "sealed_cache",
     "serve_binaries",
 ]
+
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
@@ -201,3 +209,56 @@ def _writable_manager(manager: Any, key: str, kind: dict[str, bool]) -> Any:
         )
         set_cache_folder(str(folder))
         return manager(key, **kind)
+
+
+def launch_key(
+    autotuner: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    replacements: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Any, ...]:
+    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it.
+
+    Args:
+        autotuner: Triton's `Autotuner`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+        replacements: values of key arguments that count in place of the launch's own.
+    """
+    names = autotuner.arg_names
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in arguments.items() if name in names}
+    values = [
+        replacements.get(name, arguments[name]) for name in autotuner.keys if name in arguments
+    ]
+    dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
+    return (*values, *dtypes)
+
+
+def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[Any]) -> str:
+    """Return the name of the folder in which `Autotuner.check_disk_cache` keeps a launch's results.
+
+    Args:
+        kernel: a jit function, with or without decorators around it.
+        key: the launch's key, as `Autotuner.run` makes it.
+        configs: the `triton.Config`s that are measured, in order.
+
+    Returns:
+        An empty string for interpreted kernels, of which Triton keeps nothing.
+    """
+    from .versions import triton_key
+
+    while not hasattr(kernel, "cache_key") and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    if not hasattr(kernel, "cache_key"):
+        return ""
+    parts = [
+        triton_key(),
+        backend_hash(current_target()),
+        kernel.cache_key,
+        str(sorted(code_generation_variables().items())),
+        str(tuple(key)),
+        *map(str, configs),
+    ]
+    digest = hashlib.sha256("-".join(parts).encode()).digest()
+    return base64.b32encode(digest).decode().rstrip("=")

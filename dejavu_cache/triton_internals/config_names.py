@@ -14,8 +14,7 @@ from typing import Any
 from ..errors import did_you_mean
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
-from .identity import value_text
-from .triton_objects import dtype_name
+from .identity import dtype_name, value_text
 
 __all__ = [
     "LAUNCH_OPTIONS",

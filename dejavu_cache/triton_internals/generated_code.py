@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary, WeakSet
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config
 from ..system.notices import logger
-from .compilation import Compilation, encode_launch, launch_of, recreate_compilation
+from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
 from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
-from .loaded_kernels import compile_config
-from .triton_objects import jit_function
+from .identity import jit_function
 from .versions import is_covered
 
 __all__ = [

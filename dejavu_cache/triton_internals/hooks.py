@@ -1,6 +1,12 @@
 """The only writer of Triton's globals: knobs, driver, `triton.autotune` and `Autotuner`'s methods.
 
 The functions import Triton when they are called, so that their callers can be imported without it.
+
+A driver for a machine without a device, and a stand-in for the modules that call a real one.
+
+Build the host modules by which Triton talks to a vendor's driver and launches kernels.
+
+Triton's asynchronous compilation.
 """
 
 from __future__ import annotations
@@ -8,16 +14,28 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any
 
+from .environment import is_interpreting
+
 __all__ = [
+    "DevicelessDriver",
     "RefusedCompilations",
+    "UnloadedModule",
     "add_compilation_listener",
+    "async_compile_mode",
+    "await_kernel",
+    "build_driver_module",
     "build_host_modules_with",
+    "build_launcher",
+    "forget_failed",
     "hash_callees_first",
     "is_autotune_replaced_by",
+    "load_binary",
+    "platform_key",
     "refusing_compilation",
     "replace_autotune",
     "retry_parsing",
@@ -203,8 +221,6 @@ def build_host_modules_with(libcuda_folder: str) -> None:
     from triton import knobs
     from triton.runtime import build
 
-    from .deviceless_driver import UnloadedModule
-
     knobs.nvidia.libcuda_path = libcuda_folder
     build._load_module_from_path = lambda name, path: UnloadedModule()
 
@@ -216,8 +232,6 @@ def set_target(target: Any) -> None:
         target: Triton's `GPUTarget`.
     """
     from triton.runtime import driver
-
-    from .deviceless_driver import DevicelessDriver
 
     driver.set_active(DevicelessDriver(target))
 
@@ -249,3 +263,150 @@ def is_autotune_replaced_by(autotune: Callable[..., Any]) -> bool:
     from triton.runtime import autotuner
 
     return autotuner.autotune is autotune
+
+
+class UnloadedModule:
+    """Module that is built and not loaded: it has every attribute, and calling one does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return another stand-in for any attribute."""
+        return UnloadedModule()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return another stand-in."""
+        return UnloadedModule()
+
+
+class DevicelessDriver:
+    """Driver that knows the target to compile for, and nothing else.
+
+    Args:
+        target: Triton's `GPUTarget`.
+    """
+
+    def __init__(self, target: Any) -> None:
+        """Set the target to compile for."""
+        self.utils = UnloadedModule()
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        """Return the target to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the index of the first device."""
+        return 0
+
+
+def platform_key() -> str:
+    """Return the platform's part in the keys of host modules."""
+    from triton.runtime import build
+
+    return str(build.platform_key())
+
+
+def build_driver_module(backend: str) -> None:
+    """Build the module that calls the driver's API.
+
+    Args:
+        backend: `cuda` or `hip`.
+    """
+    if backend == "cuda":
+        from triton.backends.nvidia.driver import CudaUtils
+
+        CudaUtils()
+    else:
+        from triton.backends.amd.driver import HIPUtils
+
+        HIPUtils()
+
+
+def build_launcher(backend: str, compiled: Any) -> None:
+    """Build the module that launches a kernel.
+
+    Args:
+        backend: `cuda` or `hip`.
+        compiled: Triton's `CompiledKernel`.
+    """
+    if backend == "cuda":
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(compiled.src, compiled.metadata)
+    else:
+        from triton.backends.amd.driver import HIPLauncher
+
+        HIPLauncher(compiled.src, compiled.metadata)
+
+
+def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
+    """Return a context manager in which `JITFunction.run` compiles in an executor.
+
+    Within it, `run` returns a future.
+
+    Returns:
+        None under the interpreter, and where such a context is active already.
+    """
+    if is_interpreting():
+        return None
+    from .versions import async_compile as module
+
+    if module.active_mode.get() is not None:
+        return None
+
+    @contextmanager
+    def mode(executor: Executor) -> Iterator[None]:
+        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+        token = module.active_mode.set(module.AsyncCompileMode(executor))
+        try:
+            yield
+        finally:
+            module.active_mode.reset(token)
+
+    return mode
+
+
+def await_kernel(kernel: Any) -> Any:
+    """Wait for a kernel's compilation, and return the compiled kernel.
+
+    Args:
+        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled.
+    """
+    return kernel.result() if hasattr(kernel, "result") else kernel
+
+
+def load_binary(kernel: Any) -> None:
+    """Wait for a kernel's compilation and load its binary onto the device.
+
+    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
+
+    Args:
+        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled or loaded.
+    """
+    compiled = await_kernel(kernel)
+    if hasattr(compiled, "_init_handles"):
+        compiled._init_handles()
+
+
+def forget_failed(function: Any) -> None:
+    """Remove compilations that failed or were cancelled from a function's cache in memory.
+
+    Triton keeps them, and raises their error at every later launch.
+
+    Args:
+        function: a `JITFunction`, or None.
+    """
+    for kernels, *_ in getattr(function, "device_caches", {}).values():
+        for key, kernel in kernels.copy().items():  # in one step, beside other threads
+            future = getattr(kernel, "future", None)
+            if future is not None and future.done() and _has_failed(future):
+                kernels.pop(key, None)
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None

@@ -20,8 +20,7 @@ from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
 from .argument_reads import Answers, Reads
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
-from .identity import value_text
-from .triton_objects import dtype_name, is_jit, jit_function, python_function
+from .identity import dtype_name, is_jit, jit_function, python_function, value_text
 
 __all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
 

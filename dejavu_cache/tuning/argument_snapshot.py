@@ -1,30 +1,153 @@
-"""Copies of tensors that launches write, on the device, or on the host where that is full."""
+"""Copies of tensors that launches write, on the device, or on the host where that is full.
+
+The tensors among a launch's arguments, how they lie in memory, and their content in pieces.
+
+What outputs hold before a launch, so that elements which the launch does not write show.
+
+It is a NaN in floating-point outputs, and in others the original content with some bits flipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from ..model.record import NO_MEMORY, NOT_COPYABLE
-from ..system.signal_handlers import is_from_signal_handler
-from .argument_tensors import (
-    bits,
-    free_memory,
-    holds_elements,
-    named_tensors,
-    open_for_writes,
-    pieces,
-    pieces_on_device,
-    refuse_uncopyable,
-    span_of,
-)
-from .config_failures import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-__all__ = ["LACKS_MEMORY", "ArgumentSnapshot", "copy_of"]
+from ..model.record import NO_MEMORY, NOT_COPYABLE
+from ..system.background_threads import is_from_signal_handler
+from ..triton_internals.identity import dtype_name
+from .compile_ahead import is_out_of_memory
+
+__all__ = [
+    "LACKS_MEMORY",
+    "PIECE",
+    "ArgumentSnapshot",
+    "Filler",
+    "bits",
+    "copy_of",
+    "find_filler",
+    "free_memory",
+    "holds_elements",
+    "named_tensors",
+    "open_for_writes",
+    "pieces",
+    "pieces_on_device",
+    "refuse_uncopyable",
+    "span_of",
+]
+
+
+PIECE = 2**20
+"""Number of elements that are looked at together, so that large tensors need no more memory."""
+
+
+def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an argument's tensors by name, those behind tensor descriptors included."""
+    import torch
+
+    if isinstance(value, (tuple, list)):
+        for index, part in enumerate(value):
+            yield from named_tensors(f"{name}[{index}]", part)
+        return
+    tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
+    if isinstance(tensor, torch.Tensor):
+        yield name, tensor
+
+
+def holds_elements(tensor: Any) -> bool:
+    """Return whether a tensor has elements of which none share memory.
+
+    Raises:
+        Exception: what a tensor raises that does not say.
+    """
+    import torch
+
+    return (
+        tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and all(
+            stride > 0 or size == 1
+            for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        )
+    )
+
+
+def refuse_uncopyable(tensor: Any) -> None:
+    """Check by one element that a tensor's content can be copied and compared.
+
+    Raises:
+        Exception: it cannot, as that of classes that refuse torch's functions, and lazy views.
+    """
+    import torch
+
+    element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
+    bool((bits(element) == bits(element.clone())).all())
+    if element.is_floating_point():
+        element.to(torch.float32)
+
+
+def span_of(tensor: Any) -> tuple[int, int]:
+    """Return the addresses of a tensor's first element and of what follows its last one."""
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    length = 1 + sum(stride * (size - 1) for stride, size in strides)
+    start = tensor.data_ptr()
+    return start, start + length * tensor.element_size()
+
+
+def free_memory(device: Any) -> float:
+    """Return the memory of a device, or of the host, that is free for tensors, in bytes."""
+    import torch
+
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + unused)
+    with suppress(OSError, LookupError, ValueError):  # not Linux
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (available,) = (line for line in lines if line.startswith("MemAvailable"))
+        return float(available.split()[1]) * 1024
+    return float("inf")
+
+
+@contextmanager
+def open_for_writes(tensor: Any) -> Iterator[Any]:
+    """Open a tensor for writes that autograd does not see, as a kernel's own writes are."""
+    import torch
+
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        yield tensor.data
+
+
+def pieces(*tensors: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield views of the same parts of tensors of one shape."""
+    first = tensors[0]
+    if not first.dim():
+        yield tuple(tensor.detach() for tensor in tensors)
+        return
+    longest = max(range(first.dim()), key=first.size)
+    length = max(1, PIECE * first.size(longest) // first.numel())
+    parts = (tensor.detach().split(length, longest) for tensor in tensors)
+    yield from zip(*parts, strict=True)
+
+
+def pieces_on_device(tensor: Tensor, *copies: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same parts of a tensor and of copies, all on the tensor's device."""
+    for part, *others in pieces(tensor, *copies):
+        yield (part, *(other.to(part.device) for other in others))
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's bits as integers, unseen by autograd."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(integers[tensor.element_size()])
+
 
 MEMORY_SHARE = 0.5
 """Share of a device's or the host's free memory that copies may take."""
@@ -160,4 +283,76 @@ def copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
                 raise
         else:
             return copied
+    return None
+
+
+_NANS = {
+    "float64": 0x7FFA5A5A5A5A5A5A,
+    "float32": 0x7FDA5A5A,
+    "float16": 0x7EDA,
+    "bfloat16": 0x7FDA,
+    "float8_e4m3fn": -1,
+    "float8_e5m2": -2,
+    "float8_e4m3fnuz": -128,
+    "float8_e5m2fnuz": -128,
+}
+"""A NaN by dtype, as an integer: where the type allows it, one that no computation yields."""
+
+_FLIPS = (0x5A, 0x33, 0x6C)
+"""Bits to flip in an integer or boolean, of which one leads to no element's result."""
+
+
+class Filler:
+    """Content of one output that no launch computes.
+
+    Args:
+        nan: the bits of a NaN, or None.
+        flip: the bits to flip in the original content, where there is no NaN.
+
+    Attributes:
+        is_nan: whether there is a NaN.
+    """
+
+    def __init__(self, nan: int | None, flip: int) -> None:
+        """Keep what is described at the class."""
+        self.is_nan = nan is not None
+        self._nan = nan
+        self._flip = flip
+
+    def __str__(self) -> str:
+        """Return a text for people."""
+        return "NaN" if self.is_nan else "something else"
+
+    def write(self, tensor: Tensor, original: Tensor) -> None:
+        """Fill a tensor."""
+        with open_for_writes(tensor) as opened:
+            for part, before in pieces(opened, original):
+                if self._nan is None:
+                    bits(part).copy_(bits(before) ^ self._flip)
+                else:
+                    bits(part).fill_(self._nan)
+
+    def holds(self, part: Tensor, original: Tensor) -> Tensor:
+        """Return which elements of a part have not been written since."""
+        return bits(part) == (bits(original) ^ self._flip if self._nan is None else self._nan)
+
+
+def find_filler(tensor: Tensor, original: Tensor, *, with_integers: bool) -> Filler | None:
+    """Return what to fill an output with whose result a tensor holds, or None.
+
+    Args:
+        tensor: an output, as a launch has left it.
+        original: its content before.
+        with_integers: whether others than floating-point outputs may be filled, too.
+    """
+    nan = _NANS.get(dtype_name(tensor.dtype))
+    if nan is not None:
+        return Filler(nan, 0)
+    for flip in _FLIPS if with_integers else ():
+        filler = Filler(None, flip)
+        if not any(
+            bool(filler.holds(part, before).any())
+            for part, before in pieces_on_device(tensor, original)
+        ):
+            return filler
     return None

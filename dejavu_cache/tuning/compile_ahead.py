@@ -1,26 +1,194 @@
-"""Compile many configs of one launch at once, and find those that cannot run."""
+"""Compile many configs of one launch at once, and find those that cannot run.
+
+Failures of configs: the config's own, the machine's, and those that end the process.
+
+Compile the kernels of many launches at once, before the first of them is launched.
+"""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
 from typing import Any, NamedTuple
 
-from ..triton_internals.async_compile import (
+from ..model.record import Failure, Measurement
+from ..model.scenario import Config, now
+from ..system.background_threads import is_from_signal_handler
+from ..system.notices import whoami
+from ..triton_internals.environment import await_digest
+from ..triton_internals.hooks import (
     async_compile_mode,
     await_kernel,
     forget_failed,
     load_binary,
+    retry_parsing,
 )
-from ..triton_internals.compiler_digest import await_digest
-from ..triton_internals.hooks import retry_parsing
-from ..triton_internals.triton_objects import find_jit_function
-from .config_failures import forget_frames
+from ..triton_internals.identity import find_jit_function
 
-__all__ = ["Candidate", "compile_ahead", "threads_for"]
+__all__ = [
+    "BEFORE_LAUNCH",
+    "Candidate",
+    "begins_compilation",
+    "compile_ahead",
+    "compile_failure_of",
+    "compile_together",
+    "device_failure_of",
+    "failed_measurement",
+    "failure_of",
+    "forget_frames",
+    "is_out_of_memory",
+    "is_repeatable",
+    "threads_for",
+]
+
+
+REPEATABLE = ("compile_error", "ptxas_error")
+"""Kinds that count only when they occur twice; a lack of resources is computed, so it recurs."""
+
+BEFORE_LAUNCH = ("compile_error", "out_of_resources", "ptxas_error")
+"""Kinds of failures that are raised before the kernel runs."""
+
+OWN_SIGNALS = frozenset({4, 6, 8, 11})
+"""Signals that a compiler raises by its own fault: SIGILL, SIGABRT, SIGFPE and SIGSEGV."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+_EXIT_CODE = re.compile(r"error code:? -(\d+)")
+
+_LOST_CONTEXT = re.compile(
+    "illegal memory access|memory access fault|unspecified launch failure|misaligned address"
+    "|device-side assert|illegal instruction|hardware stack error|invalid program counter"
+    "|invalid address space|launch timed out",
+    re.IGNORECASE,
+)
+"""Errors of CUDA and HIP after which every later call in the process fails too."""
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """Return the failure to record for a benchmark's error, or None if it is not the config's."""
+    if is_from_signal_handler(error):
+        return None
+    if is_out_of_memory(error) or _is_transient(error):
+        return Failure(kind="skipped", reason=_short(error))
+    for kind, types in _failures().items():
+        if isinstance(error, types):
+            return Failure(kind=kind, reason=_short(error))
+    if isinstance(error, RuntimeError) and "PassManager::run failed" in str(error):
+        return Failure(kind="compile_error", reason=_short(error))
+    return None
+
+
+def compile_failure_of(error: BaseException, passed: Collection[str] = ()) -> Failure | None:
+    """Return the failure to record for an error of a compilation, or None.
+
+    Unlike a launch, a compilation also raises for options that the device does not have, and errors
+    of the operating system are the compiler's. What the caller has mistyped is no config's failure.
+
+    Args:
+        error: the error.
+        passed: keywords of the launch that are neither the kernel's nor the config's.
+    """
+    if isinstance(error, (AssertionError, KeyError)) and passed:
+        names = "|".join(map(re.escape, passed))
+        if re.search(rf"\b(?:{names})\b", str(error)):
+            return None
+    if is_from_signal_handler(error):
+        return None
+    if isinstance(error, OSError):
+        return Failure(kind="skipped", reason=_short(error))
+    refused = isinstance(error, (ValueError, AssertionError)) or (
+        isinstance(error, KeyError) and "unrecognised" in str(error)
+    )
+    return failure_of(error) or (
+        Failure(kind="compile_error", reason=_short(error)) if refused else None
+    )
+
+
+def device_failure_of(error: BaseException) -> Failure | None:
+    """Return the failure of a config that left the device's context unusable, or None."""
+    if isinstance(error, RuntimeError) and _LOST_CONTEXT.search(str(error)):
+        return Failure(kind="crash", reason=_short(error))
+    return None
+
+
+def failed_measurement(config: Config, failure: Failure, seconds: float = 0.0) -> Measurement:
+    """Return a config's failure as a measurement that this machine made now.
+
+    Args:
+        config: the config.
+        failure: its failure.
+        seconds: the time that the measurement took.
+    """
+    return Measurement(
+        config=config, failure=failure, at=now(), by=whoami(), seconds=round(seconds, 3)
+    )
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an error passed, whose variables hold a launch's arguments.
+
+    An error that is kept, and passes a frame that refers to what keeps it, would hold them until
+    the garbage collector runs, which does not see how much memory a device has left.
+    """
+    for cause in _causes(error):
+        cause.__traceback__ = None
+
+
+def is_repeatable(failure: Failure | None) -> bool:
+    """Return whether a failure is to be recorded only if a second attempt fails too."""
+    return failure is not None and failure.kind in REPEATABLE
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether the device had no memory left, which may be different the next time."""
+    return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Return whether the host had no memory or disk left, or somebody killed the compiler."""
+    if any(_is_full(cause) for cause in _causes(error)):
+        return True
+    killed = _EXIT_CODE.search(str(error))
+    return killed is not None and int(killed[1]) not in OWN_SIGNALS
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno in FULL_DISK
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Iterate over an error and what it was raised from."""
+    cause: BaseException | None = error
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+@cache
+def _failures() -> dict[str, tuple[type[BaseException], ...]]:
+    from ..triton_internals.upstream import CompilationError, OutOfResources, PTXASError
+
+    return {
+        "out_of_resources": (OutOfResources,),
+        "ptxas_error": (PTXASError,),
+        "compile_error": (CompilationError,),
+    }
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__)[:2000]
+
 
 MOST_THREADS = 16
 """Most threads that compile.
@@ -142,3 +310,70 @@ def threads_for(configs: int) -> int:
     """Return the number of threads to compile a number of configs with."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(cpus, MOST_THREADS, configs), 1)
+
+
+_begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begun", default=None)
+"""Kernels that are being compiled, each with what Triton returned for it; None outside."""
+
+
+def compile_together(launches: Iterable[Callable[[], object]]) -> None:
+    """Call functions whose launches compile their kernels, several at a time, and run nothing.
+
+    Launches count that ask `begins_compilation`. Nothing happens under the interpreter. What fails
+    here is left to the launches that follow, which raise it.
+
+    Args:
+        launches: each makes some launches.
+    """
+    mode = async_compile_mode()
+    if mode is None:
+        return
+    await_digest()
+    retry_parsing()
+    begun: list[tuple[Any, Any]] = []
+    token = _begun.set(begun)
+    pool = ThreadPoolExecutor(threads_for(MOST_THREADS), thread_name_prefix="dejavu-cache compile")
+    try:
+        with mode(pool):
+            for launch in launches:
+                _attempt(launch)
+        for _, compiled in begun:
+            _attempt(compiled.result)  # Triton has the kernel from then on
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        _begun.reset(token)
+        for function, _ in begun:
+            forget_failed(function)
+
+
+def _attempt(call: Callable[[], object]) -> None:
+    """Call a function whose failure is left to the launches that follow."""
+    try:
+        call()
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+
+
+def begins_compilation(
+    kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Return whether launches are only compiled now, and begin that for this one.
+
+    Args:
+        kernel: of Triton, with an autotuner or without.
+        grid: of the launch.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    begun = _begun.get()
+    if begun is None:
+        return False
+    compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+    if hasattr(compiled, "result"):
+        begun.append((find_jit_function(kernel), compiled))
+    if callable(grid):  # later launches may read what it notes
+        config = getattr(kernel, "best_config", None)
+        named = dict(zip(kernel.arg_names, args, strict=False))
+        grid({**named, **kwargs, **(config.all_kwargs() if config else {})})
+    return True

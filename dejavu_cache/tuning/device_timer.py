@@ -1,17 +1,178 @@
-"""Timing a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
+"""Timing a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache.
+
+Mark the part of a benchmarked call that an ordinary launch has too, so that only it is timed.
+
+Triton saves, zeroes and restores arguments around each launch that it benchmarks, and around no
+other. Their time would hide the difference of two short configs, and a tensor that was just saved
+is in the L2 cache, where a program's launch does not find it.
+
+Capture launches as CUDA graphs, one after the other, in memory that they share.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..system.fork_lock import cached_property
-from .timed_calls import TimedCall, do_nothing, time_all
+import torch
 
-__all__ = ["FULL", "SCREENING", "TURN", "DeviceTimer", "Effort", "Sample"]
+from ..system.fork_lock import cached_property
+
+__all__ = [
+    "FULL",
+    "SCREENING",
+    "TURN",
+    "DeviceTimer",
+    "Effort",
+    "GraphCapture",
+    "Sample",
+    "TimedCall",
+    "do_nothing",
+    "keep_restoring_out",
+    "restores_arguments",
+    "time_all",
+]
+
+
+TimedCall = Callable[[Callable[[], object], Callable[[], object]], Any]
+"""A call; it calls the first argument where the timed part begins, the second where it ends."""
+
+
+def do_nothing() -> None:
+    """Mark the begin or the end of a call that nobody times."""
+
+
+def time_all(call: Callable[[], Any]) -> TimedCall:
+    """Return a call of which all is timed."""
+
+    def run(begin: Callable[[], object], end: Callable[[], object]) -> Any:
+        begin()
+        result = call()
+        end()
+        return result
+
+    return run
+
+
+def restores_arguments(autotuner: Any) -> bool:
+    """Return whether Triton saves, zeroes or restores arguments around a benchmarked launch.
+
+    A hook of the kernel's author takes the place of Triton's.
+    """
+    has_own_hooks = autotuner.user_defined_pre_hook and autotuner.user_defined_post_hook
+    zeroes = autotuner.reset_to_zero and not autotuner.user_defined_pre_hook
+    return bool(zeroes) or bool(autotuner.restore_value and not has_own_hooks)
+
+
+@contextmanager
+def keep_restoring_out(
+    autotuner: Any, call: Callable[[], Any], arguments: Mapping[str, Any]
+) -> Iterator[TimedCall]:
+    """Yield a benchmarked call that leaves Triton's saving and restoring of arguments untimed.
+
+    An author's hooks are timed, as Triton does. So is a config's hook, which every launch runs.
+
+    Args:
+        autotuner: a `triton.runtime.Autotuner`; its hooks are replaced while the context is open.
+        call: runs its hooks around a launch.
+        arguments: the launch's arguments by name, the config's included.
+    """
+    if not restores_arguments(autotuner):
+        yield time_all(call)
+        return
+    pre_hook, post_hook = autotuner.pre_hook, autotuner.post_hook
+    prepares = not autotuner.user_defined_pre_hook
+    ends: list[Callable[[], object]] = []
+
+    def end_and_restore(values: Any, exception: BaseException | None) -> Any:
+        ends.pop()()
+        return post_hook(values, exception=exception)
+
+    def run(begin: Callable[[], object], end: Callable[[], object]) -> Any:
+        if prepares:
+            pre_hook(arguments)
+        begin()
+        ends[:] = [end]
+        call()
+        if ends:
+            ends.pop()()
+
+    if prepares:
+        autotuner.pre_hook = lambda values, reset_only=False: None
+    if not autotuner.user_defined_post_hook:
+        autotuner.post_hook = end_and_restore
+    try:
+        yield run
+    finally:
+        autotuner.pre_hook, autotuner.post_hook = pre_hook, post_hook
+
+
+class GraphCapture:
+    """A stream on which graphs of the current device are captured, and the latest one of them.
+
+    PyTorch frees the memory of a graph that is gone only where an allocation fails, and never
+    during a capture: graphs with memory of their own would fill the device. They share the memory
+    as long as one of them exists, so the latest one is kept.
+    """
+
+    def __init__(self) -> None:
+        """Take a stream of the current device."""
+        self._stream = torch.cuda.Stream()
+        self._latest: Any = None
+
+    def capture(self, call: Callable[[], object], times: int) -> Any:
+        """Capture calls, without the garbage collection of `torch.cuda.graph`.
+
+        Returns:
+            The graph; it serves until the next one is captured.
+
+        Raises:
+            Exception: what the call raises, and what PyTorch does where it cannot be captured.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            call()
+            torch.cuda.synchronize()
+            graph = self._capture(call, times)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        if self._latest is not None:
+            self._latest.reset()
+        self._latest = graph
+        return graph
+
+    def release(self) -> None:
+        """Let PyTorch have the memory."""
+        if self._latest is not None:
+            self._latest.reset()
+            self._latest = None
+
+    def _capture(self, call: Callable[[], object], times: int) -> Any:
+        graph = torch.cuda.CUDAGraph()
+        pool = None if self._latest is None else self._latest.pool()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            for _ in range(times):
+                call()
+        except BaseException:
+            with suppress(RuntimeError):
+                self._end(graph)
+            graph.reset()
+            raise
+        self._end(graph)
+        return graph
+
+    def _end(self, graph: Any) -> None:
+        """End a capture; after a failure, leave the memory that PyTorch may still take for its."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            graph.reset()
+            self.release()
+            raise
 
 
 class _Load(NamedTuple):
@@ -219,8 +380,6 @@ class DeviceTimer:
 
     def _graph(self, launch: TimedCall, launches: int) -> Any:
         """Return a graph of launches, which serves until the next one is made."""
-        from .graph_capture import GraphCapture
-
         device = self._driver.get_current_device()
         if device not in self._captures:
             self._captures[device] = GraphCapture()

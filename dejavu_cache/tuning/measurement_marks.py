@@ -25,9 +25,8 @@ from pydantic import ValidationError
 from ..model.scenario import Config, Context, FrozenModel, Scenario
 from ..system.background_threads import at_program_end
 from ..system.notices import logger
-from ..system.safe_files import open_folder
-from ..system.user_folder import user_folder
-from .config_failures import device_failure_of
+from ..system.safe_files import open_folder, user_folder
+from .compile_ahead import device_failure_of
 
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]
 

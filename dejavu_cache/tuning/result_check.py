@@ -20,10 +20,9 @@ from ..model.record import (
     NOT_REPEATABLE,
     OutputVerdict,
 )
-from .argument_snapshot import LACKS_MEMORY, ArgumentSnapshot
-from .config_failures import is_out_of_memory
+from .argument_snapshot import LACKS_MEMORY, ArgumentSnapshot, Filler
+from .compile_ahead import is_out_of_memory
 from .expected_results import Output, find_outputs
-from .probe_contents import Filler
 
 if TYPE_CHECKING:
     from ..triton_internals.argument_access import Accesses

@@ -1,16 +1,32 @@
-"""Searches: measure all configs in order, or those that Optuna's sampler proposes."""
+"""Searches: measure all configs in order, or those that Optuna's sampler proposes.
+
+`config_space`: a kernel's configs by their parameters, usable in place of a list.
+"""
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import random
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args, overload
 
+from ..errors import SettingsError, did_you_mean
 from ..model.record import Measurement
 from ..model.scenario import Config
+from ..system.fork_lock import cached_property
+from ..triton_internals.environment import current_target, is_interpreting
 
-__all__ = ["Exhaustive", "OptunaSearch", "Search"]
+__all__ = [
+    "ConfigSpace",
+    "Exhaustive",
+    "OptunaSearch",
+    "Search",
+    "Strategy",
+    "config_space",
+]
+
 
 BATCH = 16
 """Configs that Optuna proposes together, so that they compile together."""
@@ -159,3 +175,246 @@ def _table(configs: Iterable[Config]) -> tuple[list[list[int]], dict[str, int]]:
         for setting in settings
     ]
     return rows, {name: len(index) for name, index in indices.items()}
+
+
+Strategy = Literal["exhaustive", "optuna"]
+
+Condition = Callable[..., Any]
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What `triton.Config` takes beside the meta-parameters."""
+
+
+class ConfigSpace(Sequence[Any]):
+    """The sequence of `triton.Config`s with all combinations of values that meet some conditions.
+
+    It is built when it is first read, since some parameters depend on the GPU's vendor, and a
+    module may be imported on a machine without a GPU.
+
+    Attributes:
+        search: how the space is tuned.
+        budget: how many configs of a scenario are measured at the most; None: all.
+    """
+
+    def __init__(
+        self,
+        choices: Mapping[str, Sequence[Any]],
+        vendors: Mapping[str, Mapping[str, Sequence[Any]]],
+        where: Sequence[Condition],
+        pre_hook: Callable[..., Any] | None,
+        search: Strategy,
+        budget: int | None,
+    ) -> None:
+        """Set up the space without building it; `config_space` describes the arguments."""
+        self._choices = choices
+        self._vendors = vendors
+        self._where = [_by_name(condition, self.names) for condition in where]
+        self._pre_hook = pre_hook
+        self.search = search
+        self.budget = budget
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all parameters on any vendor's GPUs; the space is not built for them."""
+        return {*self._choices, *itertools.chain(*self._vendors.values())}
+
+    def for_vendor(self, vendor: str) -> list[Any]:
+        """Return the configs on a vendor's GPUs.
+
+        Args:
+            vendor: `cuda`, `hip`, or empty, as under the interpreter.
+
+        Raises:
+            SettingsError: no combination meets the conditions.
+        """
+        choices = {**self._choices, **self._vendors.get(vendor, {})}
+        combinations = (
+            dict(zip(choices, values, strict=True))
+            for values in itertools.product(*map(tuple, choices.values()))
+        )
+        configs = [
+            self._config(values_by_name)
+            for values_by_name in combinations
+            if all(holds(values_by_name) for holds in self._where)
+        ]
+        if not configs:
+            raise SettingsError(
+                f"no combination of {', '.join(choices)} meets the conditions in where"
+            )
+        return configs
+
+    def _config(self, values_by_name: Mapping[str, Any]) -> Any:
+        import triton
+
+        options = {name: value for name, value in values_by_name.items() if name in OPTIONS}
+        params = {name: value for name, value in values_by_name.items() if name not in OPTIONS}
+        return triton.Config(params, **options, pre_hook=self._pre_hook)
+
+    @cached_property
+    def _configs(self) -> list[Any]:
+        return self.for_vendor(_vendor())
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one config, or a list of them."""
+        return self._configs[index]
+
+    def __len__(self) -> int:
+        """Return the number of configs."""
+        return len(self._configs)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the configs in their order."""
+        return iter(self._configs)
+
+    def __bool__(self) -> bool:
+        """Return True without building the space: an empty one raises when it is built."""
+        return True
+
+    def __repr__(self) -> str:
+        """Return the parameters and their values."""
+        choices = ", ".join(f"{name}={list(values)}" for name, values in self._choices.items())
+        return f"config_space({choices})"
+
+
+def config_space(
+    params: Mapping[str, Iterable[Any]],
+    *,
+    num_warps: Iterable[int] = (4,),
+    num_stages: Iterable[int] = (3,),
+    num_ctas: Iterable[int] = (1,),
+    maxnreg: Iterable[int | None] = (None,),
+    where: Condition | Sequence[Condition] = (),
+    cuda: Mapping[str, Iterable[Any]] | None = None,
+    hip: Mapping[str, Iterable[Any]] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    search: Strategy = "exhaustive",
+    budget: int | None = None,
+) -> ConfigSpace:
+    """Return the configs with all combinations of values, in the order in which they are written.
+
+    Args:
+        params: meta-parameters, each with its values. The first values of all make the first
+            config: the default, unless the decorator names another.
+        num_warps: numbers of warps, as in `triton.Config`.
+        num_stages: numbers of pipeline stages, as in `triton.Config`.
+        num_ctas: numbers of CTAs in a cluster, as in `triton.Config`.
+        maxnreg: most registers per thread, as in `triton.Config`; None for no limit.
+        where: a condition, or several. Each names the parameters that it needs; a combination for
+            which it is false is left out: `where=lambda M, num_warps: M >= 16 * num_warps`.
+        cuda: parameters that only NVIDIA's compiler has, or other values for those above.
+        hip: parameters that only AMD's compiler has, or other values for those above.
+        pre_hook: the hook that all configs share.
+        search: `exhaustive` measures all; `optuna` measures those that Optuna's sampler proposes.
+        budget: the most configs of a scenario to measure, 1 or more. None: all.
+
+    Raises:
+        SettingsError: a condition needs a parameter that does not exist, a parameter has no values,
+            the budget is below 1, or `search="optuna"` has no budget.
+
+    Example:
+        >>> space = config_space({"BLOCK": [64, 128]}, where=lambda BLOCK: BLOCK > 64)
+    """
+    for name, given in (("params", params), ("cuda", cuda or {}), ("hip", hip or {})):
+        if not isinstance(given, Mapping):
+            raise SettingsError(
+                f'config_space: {name}={given!r}: give values by name, as in {{"BLOCK": [64, 128]}}'
+            )
+    for name in params:
+        if name in OPTIONS:  # else the option's own value would replace it without a word
+            raise SettingsError(
+                f"config_space: {name} is among the meta-parameters: give it as an argument, "
+                f"{name}={params[name]!r}"
+            )
+    choices = {
+        **params,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "num_ctas": num_ctas,
+        "maxnreg": maxnreg,
+    }
+    if search not in get_args(Strategy):
+        raise SettingsError(f"search={search!r}: {did_you_mean(search, get_args(Strategy))}")
+    if search == "optuna" and budget is None:
+        raise SettingsError(
+            'search="optuna" needs a budget: how many configs of a scenario it may measure'
+        )
+    if budget is not None and not (_is_whole(budget) and budget >= 1):
+        raise SettingsError(f"budget={budget!r}: give a number of configs, 1 or more")
+    if not (pre_hook is None or callable(pre_hook)):
+        raise SettingsError(f"pre_hook={pre_hook!r}: give a function")
+    conditions = [where] if callable(where) or not isinstance(where, Iterable) else [*where]
+    for condition in conditions:
+        if not callable(condition):
+            raise SettingsError(f"where={condition!r}: give a function of the parameters by name")
+    return ConfigSpace(
+        _as_tuples(choices),
+        {"cuda": _as_tuples(cuda or {}), "hip": _as_tuples(hip or {})},
+        conditions,
+        pre_hook,
+        search,
+        budget,
+    )
+
+
+def _as_tuples(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
+    tuples = {
+        name: tuple(values) if _is_collection(values) else (values,)
+        for name, values in choices.items()
+    }
+    for name, values in tuples.items():
+        if not isinstance(name, str):
+            raise SettingsError(f"config_space: {name!r} is no name of a parameter: give a string")
+        if not values:
+            raise SettingsError(f"{name} has no values to choose from")
+        for value in values if name in OPTIONS else ():
+            if not ((_is_whole(value) and value >= 0) or (value is None and name == "maxnreg")):
+                raise SettingsError(f"{name}={value!r}: give whole numbers, such as [4, 8]")
+    return tuples
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_collection(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
+
+
+def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a condition as a function of a combination of values by name.
+
+    It holds for combinations that lack a parameter that it needs, which another vendor has.
+    """
+    accepted = inspect.signature(condition).parameters
+    takes_all = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in accepted.values())
+    wanted = [
+        name
+        for name, parameter in accepted.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    unknown = [name for name in wanted if name not in parameters]
+    if unknown:
+        raise SettingsError(
+            f"where looks at {', '.join(unknown)}: {did_you_mean(unknown[0], sorted(parameters))}"
+        )
+
+    def holds(values_by_name: Mapping[str, Any]) -> bool:
+        if not all(name in values_by_name for name in wanted):
+            return True
+        passed = {
+            name: value for name, value in values_by_name.items() if takes_all or name in accepted
+        }
+        return bool(condition(**passed))
+
+    return holds
+
+
+def _vendor() -> str:
+    if is_interpreting():
+        return ""
+    return str(current_target().backend)

@@ -1,22 +1,33 @@
-"""Find the best of many configs: compile them together, screen each, race the close ones."""
+"""Find the best of many configs: compile them together, screen each, race the close ones.
+
+Let a call have the device memory that PyTorch keeps for its own later use.
+
+Progress of tunes that take more than two seconds: a bar on a terminal, else lines in the log.
+
+Record measurements in a thread while the next ones are taken.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.notices import warn_once
-from ..system.provenance import whoami
+from ..system.background_threads import start_thread, uninterrupted
+from ..system.fork_lock import ForkCondition
+from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import quantiles_of
-from .compile_ahead import Candidate, compile_ahead, threads_for
-from .config_failures import (
+from .compile_ahead import (
+    Candidate,
+    compile_ahead,
     compile_failure_of,
     device_failure_of,
     failed_measurement,
@@ -24,14 +35,220 @@ from .config_failures import (
     forget_frames,
     is_out_of_memory,
     is_repeatable,
+    threads_for,
 )
-from .device_memory import call_with_memory
-from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
-from .finals import HOPELESS, Finals
+from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample, keep_restoring_out
+from .race import HOPELESS, Finals
 from .search import Search
-from .timed_calls import keep_restoring_out
 
-__all__ = ["CandidateLaunch", "Tuner"]
+__all__ = [
+    "CandidateLaunch",
+    "MeasurementWriter",
+    "Tuner",
+    "call_with_memory",
+    "progress",
+]
+
+
+Result = TypeVar("Result")
+
+
+def call_with_memory(
+    call: Callable[[], Result], release: Callable[[], object] = lambda: None
+) -> Result:
+    """Return what a call returns; if the device has no memory left, free some and call again.
+
+    PyTorch keeps the memory of tensors that are gone. The driver, which loads binaries, cannot have
+    it, and neither can a graph while it is captured.
+
+    Args:
+        call: the call.
+        release: gives up memory of the caller's own that the second call can do without.
+
+    Raises:
+        Exception: what the second call raises, or the first one for another reason.
+    """
+    try:
+        return call()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    import torch
+
+    release()
+    torch.cuda.empty_cache()
+    return call()
+
+
+SHOWN_AFTER = 2.0
+"""Seconds until the bar appears."""
+
+
+LINE_EVERY = 10.0
+"""Seconds between two lines in the log."""
+
+
+@contextmanager
+def progress(
+    title: str, total: int, *, unit: str = "configs", wanted: bool = True
+) -> Iterator[Callable[[], None]]:
+    """Show a bar on standard error once two seconds are over; log lines if that is no terminal.
+
+    Args:
+        title: the text beside the bar.
+        total: the number of steps.
+        unit: what the steps are.
+        wanted: whether to show progress at all.
+
+    Yields:
+        A function to call after each step.
+    """
+    if not wanted:
+        yield lambda: None
+    elif sys.stderr is None or not sys.stderr.isatty():
+        yield _log_steps(title, total, unit)
+    else:
+        with _bar_of_steps(title, total) as advance:
+            yield advance
+
+
+def _log_steps(title: str, total: int, unit: str) -> Callable[[], None]:
+    start, done, logged = time.monotonic(), 0, 0
+
+    def advance() -> None:
+        nonlocal done, logged
+        done += 1
+        seconds = time.monotonic() - start
+        if seconds // LINE_EVERY > logged:
+            logged = int(seconds // LINE_EVERY)
+            logger.info("tuning %s: %d of %d %s after %.0f s", title, done, total, unit, seconds)
+
+    return advance
+
+
+@contextmanager
+def _bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
+    start, done, bar = time.monotonic(), 0, None
+
+    def advance() -> None:
+        nonlocal done, bar
+        done += 1
+        if bar is None and time.monotonic() - start > SHOWN_AFTER:
+            bar = _bar(title, total)
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=min(done, total))
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(title: str, total: int) -> Any:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    bar.add_task(f"tuning {escape(title)}", total=total)
+    bar.start()
+    return bar
+
+
+PATIENCE = 40.0
+"""Seconds that a tune waits for its store, whose locks are waited for 30 s.
+
+It would wait for ever where an interrupted launch has left a lock of a library taken.
+"""
+
+
+class MeasurementWriter:
+    """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
+
+    Measurements that arrive while the function runs are passed on together. At the end of the
+    `with` block, all of them have been.
+
+    Args:
+        keep: is called with measurements; its errors are raised at the end of the `with` block.
+    """
+
+    def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
+        """Set up the thread, which starts with the `with` block."""
+        self._keep = keep
+        self._queued: list[Measurement] = []
+        self._changed = ForkCondition()
+        self._closing = self._busy = self._has_thread = False
+        self._error: Exception | None = None
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Queue a measurement; pass it on at once where no thread can be started any more."""
+        if not self._has_thread:
+            self._pass_on([measurement])
+            return
+        with self._changed:
+            self._queued.append(measurement)
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until all queued measurements have been passed on."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._queued or self._busy), PATIENCE)
+
+    def __enter__(self) -> MeasurementWriter:
+        """Start the thread."""
+        try:
+            self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
+        except BaseException:  # of a signal handler, most likely when the thread has started
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Wait for the thread, and raise its error unless the block has raised one."""
+        self._close()
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._has_thread, PATIENCE):
+                logger.warning(
+                    "measurements are not written: the store has not answered for %g s", PATIENCE
+                )
+        if self._error is not None and error is None:
+            raise self._error
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queued or self._closing)
+                queued, self._queued = self._queued, []
+                self._busy = bool(queued)
+                if not queued:
+                    self._has_thread = False
+                    self._changed.notify_all()
+                    return
+            with uninterrupted():
+                self._pass_on(queued)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _pass_on(self, queued: Sequence[Measurement]) -> None:
+        # The later of two measurements of one config counts.
+        latest = {measurement.config: measurement for measurement in queued}
+        try:
+            self._keep(list(latest.values()))
+        except Exception as error:
+            self._error = error
+
 
 QUIET = 4
 """Concurrent compilations that do not disturb a measurement.

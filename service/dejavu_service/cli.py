@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
-from dejavu_cache.system.plurals import counted
-from dejavu_cache.system.printable_text import printable
+from dejavu_cache.system.notices import counted, printable
 
 if TYPE_CHECKING:
     from .services.tokens import Token

@@ -16,7 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.user_folder import data_folder
+from dejavu_cache.system.safe_files import data_folder
 
 from .app import create_app
 from .connections import BoundedConnection, raise_open_files

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.user_folder import data_folder
+from dejavu_cache.system.safe_files import data_folder
 
 __all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_settings"]
 

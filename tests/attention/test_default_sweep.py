@@ -7,11 +7,18 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention import dispatch, sweep_batches
+from dejavu_cache.attention import dispatch, sweep_suite
 from dejavu_cache.attention.kernels import hopper as hopper_kernel
 from dejavu_cache.attention.search_space import BUCKETS
-from dejavu_cache.attention.sweep_batches import PRESETS, Lengths, Model, lengths
-from dejavu_cache.attention.sweep_suite import auto_choices, scenario_arguments, suite
+from dejavu_cache.attention.sweep_suite import (
+    PRESETS,
+    Lengths,
+    Model,
+    auto_choices,
+    lengths,
+    scenario_arguments,
+    suite,
+)
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -27,7 +34,7 @@ def implementations(**options: str) -> set[str]:
 
 def choose(composition: Lengths, model: Model = LLAMA[0]) -> str:
     """Return what `auto` takes for a batch."""
-    return dispatch.choose(sweep_batches.outline(composition, (model, *LLAMA[1:]), "cpu"))
+    return dispatch.choose(sweep_suite.outline(composition, (model, *LLAMA[1:]), "cpu"))
 
 
 @pytest.fixture(params=[108, 132])

@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 from support.processes import ROOT
 
-from dejavu_cache.attention.sweep_batches import PRESETS
+from dejavu_cache.attention.sweep_suite import PRESETS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import engine_day  # type: ignore[import-not-found]

@@ -18,13 +18,12 @@ from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
-from dejavu_cache.attention.sweep_batches import PRESETS, lengths
+from dejavu_cache.attention.sweep_suite import PRESETS, lengths, scenario_arguments, suite
 from dejavu_cache.attention.sweep_suite import kernel_of as kernel
-from dejavu_cache.attention.sweep_suite import scenario_arguments, suite
 from dejavu_cache.heuristics import fit as fitting
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
-from dejavu_cache.prewarm.messages import PrewarmSpec
+from dejavu_cache.prewarm.worker import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores

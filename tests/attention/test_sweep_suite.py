@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_batches import Lengths, Model, batch_of
-from dejavu_cache.attention.sweep_suite import case_of, suite
+from dejavu_cache.attention.sweep_suite import Lengths, Model, batch_of, case_of, suite
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 

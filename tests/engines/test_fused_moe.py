@@ -26,8 +26,7 @@ from dejavu_cache.engines.vllm.fused_moe import (
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode, current_settings
 from dejavu_cache.stores import FileStore, TieredStore
-from dejavu_cache.sweep.requests import make_request
-from dejavu_cache.sweep.suite import Case
+from dejavu_cache.sweep.suite import Case, make_request
 
 LAYER = ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)
 

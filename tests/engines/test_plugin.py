@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.processes import fork_program
 
-from dejavu_cache.engines.vllm import worker_phases
-from dejavu_cache.engines.vllm.worker_phases import follow_worker, run_when_loaded
+from dejavu_cache.engines.vllm import plugin
+from dejavu_cache.engines.vllm.plugin import follow_worker, run_when_loaded
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -64,8 +64,8 @@ def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPa
             return model
 
     phases: list[str] = []
-    monkeypatch.setattr(worker_phases, "_tasks", worker_phases._Tasks())
-    monkeypatch.setattr(worker_phases, "serving", lambda: phases.append("serving"))
+    monkeypatch.setattr(plugin, "_tasks", plugin._Tasks())
+    monkeypatch.setattr(plugin, "serving", lambda: phases.append("serving"))
     follow_worker(SimpleNamespace(Worker=Worker))
     run_when_loaded(lambda: phases.append("task"))
     worker: Any = Worker()

@@ -21,7 +21,7 @@ from support.records import MOMENT, context
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import Config, Scenario
 from dejavu_cache.stores import FileStore
-from dejavu_cache.triton_internals.distribution import triton_version
+from dejavu_cache.triton_internals.environment import triton_version
 
 TABLE = "E=8,N=32,device_name=NVIDIA_H200"
 LOADER = "srt/layers/moe/runner/utils/fused_moe_triton_config.py"

@@ -21,7 +21,7 @@ pytestmark = [
 
 from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
 from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
-from dejavu_cache.engines.vllm.expected_batches import (  # noqa: E402
+from dejavu_cache.engines.vllm.attention_suite import (  # noqa: E402
     ExpectedBatch,
     LayerShape,
     ServingLimits,

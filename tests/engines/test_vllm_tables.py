@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from dejavu_cache.integrations.foreign_files import read_foreign_files
-from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
-from dejavu_cache.integrations.table_names import parse_labels
-from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.integrations.tuned_tables import (
+    TABLE_FILES,
+    collect_tables,
+    parse_labels,
+    write_tables,
+)
 from dejavu_cache.stores import FileStore
 
 vllm = pytest.importorskip("vllm")

@@ -19,12 +19,16 @@ from support.fork_server import kernel_nursery
 from support.forked_processes import worker_starter
 
 from dejavu_cache.attention.kernels import hopper
-from dejavu_cache.attention.sweep_batches import Lengths, Model
-from dejavu_cache.attention.sweep_suite import kernel_of, scenario_arguments
+from dejavu_cache.attention.sweep_suite import Lengths, Model, kernel_of, scenario_arguments
 from dejavu_cache.engines.vllm import attention_suite, attention_warmup
 from dejavu_cache.engines.vllm.attention_suite import (
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
     draw_lengths,
     drawn_batches,
+    made_up_step,
     suite,
     suite_options,
     tuned_call,
@@ -34,18 +38,11 @@ from dejavu_cache.engines.vllm.attention_warmup import (
     tune_attention,
     untuned_batches,
 )
-from dejavu_cache.engines.vllm.expected_batches import (
-    ExpectedBatch,
-    LayerShape,
-    ServingLimits,
-    batches_to_expect,
-    made_up_step,
-)
 from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer
 from dejavu_cache.runtime.request import Request
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore, open_store
-from dejavu_cache.stores.default import default_store
+from dejavu_cache.stores.urls import default_store
 from dejavu_cache.sweep import hosts
 from dejavu_cache.sweep.suite import Case
 from dejavu_cache.system import worker_process

@@ -26,7 +26,7 @@ from support.attention_batches import (
 
 from dejavu_cache.attention import batch as arguments
 from dejavu_cache.attention import paged_attention, plan
-from dejavu_cache.attention.kernels import counters
+from dejavu_cache.attention.kernels import kernel_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
 
@@ -223,9 +223,9 @@ def test_memory_between_heads_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_graph_keeps_its_counters_when_many_more_are_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(counters, "_supplies", {})
+    monkeypatch.setattr(kernel_call, "_supplies", {})
     monkeypatch.setattr(
-        counters, "SPARE", 3 * 4 * torch.cuda.get_device_properties(0).multi_processor_count
+        kernel_call, "SPARE", 3 * 4 * torch.cuda.get_device_properties(0).multi_processor_count
     )
     kernel = kernels()["static_grid"]
     monkeypatch.setattr(kernel, "configs", runnable("static_grid", DECODES)[:1])

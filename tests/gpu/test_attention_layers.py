@@ -17,7 +17,7 @@ from support.attention_batches import (
 )
 
 from dejavu_cache.attention import plan
-from dejavu_cache.attention.kernels import counters, hopper, kernel_call
+from dejavu_cache.attention.kernels import hopper, kernel_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
 
@@ -144,7 +144,7 @@ def test_a_layer_that_is_captured_has_other_counters_than_those_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A graph may be replayed beside launches of the stream on which its plan was first run."""
-    counted = Mock(side_effect=counters.zeros)
+    counted = Mock(side_effect=kernel_call.zeros)
     monkeypatch.setattr(hopper, "zeros", counted)
     batch = draw(DECODES)
     q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))

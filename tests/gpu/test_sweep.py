@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dejavu_cache.stores import FileStore
-from dejavu_cache.sweep.hosts import LocalHost
-from dejavu_cache.sweep.messages import SweepSpec
+from dejavu_cache.sweep.hosts import LocalHost, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
 pytestmark = pytest.mark.gpu

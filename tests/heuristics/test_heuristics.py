@@ -23,9 +23,8 @@ from dejavu_cache.errors import (
     NewerFormatError,
     TooFewRecordsError,
 )
-from dejavu_cache.heuristics.config_subset import smallest_subset
-from dejavu_cache.heuristics.fit import fit
-from dejavu_cache.heuristics.slowdowns import SlowdownTable
+from dejavu_cache.heuristics.features import SlowdownTable
+from dejavu_cache.heuristics.fit import fit, smallest_subset
 from dejavu_cache.model.decision_tree import MOST_QUESTIONS, Tree, leaves
 from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
@@ -265,7 +264,7 @@ def test_no_tree_is_deeper_than_python_nests(tree: Tree) -> None:
 
 
 def test_a_fit_asks_no_more_questions_than_a_tree_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejavu_cache.heuristics.tree_growth.MOST_QUESTIONS", 1)
+    monkeypatch.setattr("dejavu_cache.heuristics.fit.MOST_QUESTIONS", 1)
     fitted = fit(synthetic_matmul.sweep(synthetic_matmul.scenarios((16, 256, 4096))))
     assert sum(1 for _ in leaves(fitted.root)) == 2
 

@@ -23,8 +23,8 @@ from dejavu_cache.installation.autotune_replacement import (
     install,
     uninstall,
 )
-from dejavu_cache.runtime import choice_report, choosing_autotuner, triton_report
-from dejavu_cache.system import provenance
+from dejavu_cache.runtime import activity_report, choosing_autotuner
+from dejavu_cache.system import notices
 from dejavu_cache.triton_internals.upstream import Autotuner
 
 X = torch.ones(64)
@@ -171,11 +171,11 @@ def test_a_launch_that_sets_what_configs_set_fails_as_with_triton_beside_a_recor
 
 def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "\udcff")
-    provenance.whoami.cache_clear()
+    notices.whoami.cache_clear()
     try:
         assert_like_triton(lambda decorate: run(decorate, copy_block, 3))
     finally:
-        provenance.whoami.cache_clear()
+        notices.whoami.cache_clear()
 
 
 STEPS = [
@@ -184,12 +184,12 @@ STEPS = [
     (AdoptedAutotuner, "_context"),
     (AdoptedAutotuner, "_resolve"),
     (AdoptedAutotuner, "_choose_for_scenario"),
-    (choice_report, "report_to_triton"),
-    (choice_report, "report_resolution"),
+    (activity_report, "report_to_triton"),
+    (activity_report, "report_resolution"),
     (choosing_autotuner, "toolchain_on"),
     (choosing_autotuner, "current_settings"),
     (choosing_autotuner, "Resolver"),
-    (triton_report, "launch_key"),
+    (activity_report, "launch_key"),
 ]
 
 
@@ -267,7 +267,7 @@ def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_snapshot_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_cache.settings import current_settings
-    from dejavu_cache.stores.default import default_store
+    from dejavu_cache.stores.urls import default_store
 
     monkeypatch.setenv("DEJAVU_CACHE_URL", f"frozen:///missing/{'0' * 64}.jsonl")
     current_settings.cache_clear()

@@ -12,9 +12,7 @@ from support.records import MOMENT, context
 from support.tuned_tables import contents, exported, write_content
 
 from dejavu_cache.integrations.foreign_files import read_foreign_files
-from dejavu_cache.integrations.lora_tables import fill_slices
-from dejavu_cache.integrations.table_files import TABLE_FILES
-from dejavu_cache.integrations.tuned_tables import TunedTable
+from dejavu_cache.integrations.tuned_tables import TABLE_FILES, TunedTable, fill_slices
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import Config, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore

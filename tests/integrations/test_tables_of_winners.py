@@ -14,8 +14,7 @@ from support.tuned_tables import (
     exported,
 )
 
-from dejavu_cache.integrations.table_names import TableEntry
-from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.integrations.tuned_tables import TableEntry, collect_tables
 from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario

@@ -21,9 +21,15 @@ from support.tuned_tables import (
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
-from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
-from dejavu_cache.integrations.table_names import TableEntry, format_labels, parse_labels
-from dejavu_cache.integrations.tuned_tables import TunedTable, collect_tables
+from dejavu_cache.integrations.tuned_tables import (
+    TABLE_FILES,
+    TableEntry,
+    TunedTable,
+    collect_tables,
+    format_labels,
+    parse_labels,
+    write_tables,
+)
 from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.stores import FileStore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dejavu_cache.model.case_scores import BEHIND, MOST_SLOWDOWN, CaseScores
+from dejavu_cache.model.selection import BEHIND, MOST_SLOWDOWN, CaseScores
 
 
 def test_the_best_mean_wins() -> None:

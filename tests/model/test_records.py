@@ -14,8 +14,6 @@ from support.records import MOMENT, config, context, measurement, record
 from support.strategies import RECORDS, SCENARIOS
 
 from dejavu_cache.errors import MergeConflictError
-from dejavu_cache.model.difference import differences
-from dejavu_cache.model.evidence import gather_evidence
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import (
     NO_MEMORY,
@@ -35,9 +33,11 @@ from dejavu_cache.model.scenario import (
     Device,
     Scenario,
     canonical_json,
+    differences,
     is_from_future,
     now,
 )
+from dejavu_cache.model.selection import gather_evidence
 
 
 @given(SCENARIOS)

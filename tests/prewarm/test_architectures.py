@@ -11,7 +11,7 @@ from support.prewarming import HERE
 
 from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
-from dejavu_cache.prewarm.messages import CompileJob, PrewarmSpec
+from dejavu_cache.prewarm.worker import CompileJob, PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess, compile_all
 from dejavu_cache.triton_internals.compilation import wheel
 

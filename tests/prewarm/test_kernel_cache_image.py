@@ -14,7 +14,7 @@ import pytest
 from triton.runtime.cache import FileCacheManager
 
 from dejavu_cache.errors import BundleError
-from dejavu_cache.prewarm.bundle.kernel_cache_image import write_kernel_cache
+from dejavu_cache.prewarm.bundle.oci_image import write_kernel_cache
 from dejavu_cache.stores.manifest import MANIFEST, describe_file, verify_folder
 
 

@@ -20,11 +20,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
-from dejavu_cache.attention.hopper_search_space import hopper_why_not
 from dejavu_cache.attention.kernels import few_sequences, segmented, write_cache
 from dejavu_cache.attention.kernels.hopper import registers_per_thread
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
-from dejavu_cache.attention.search_space import why_not
+from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 

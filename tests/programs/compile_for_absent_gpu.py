@@ -18,8 +18,7 @@ from matrix_product import product  # type: ignore[import-not-found]
 from support import absent_h200  # noqa: F401 - replaces the driver
 from triton.runtime.autotuner import Autotuner
 
-from dejavu_cache.tuning.compile_ahead import compile_ahead
-from dejavu_cache.tuning.config_failures import compile_failure_of
+from dejavu_cache.tuning.compile_ahead import compile_ahead, compile_failure_of
 
 dtypes = (torch.float16, torch.float16, torch.float16, 4096)
 args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes)

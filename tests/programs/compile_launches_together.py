@@ -17,8 +17,8 @@ from matrix_product import product  # type: ignore[import-not-found]
 from support import absent_h200  # noqa: F401 - replaces the driver
 
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
-from dejavu_cache.tuning import compile_together as module
-from dejavu_cache.tuning.compile_together import compile_together
+from dejavu_cache.tuning import compile_ahead as module
+from dejavu_cache.tuning.compile_ahead import compile_together
 
 BLOCKS = (16, 64, 128)
 compiled: list[str] = []

@@ -19,8 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dejavu_cache.engines.vllm.plugin import register
-from dejavu_cache.engines.vllm.worker_phases import run_when_loaded
+from dejavu_cache.engines.vllm.plugin import register, run_when_loaded
 from dejavu_cache.stores import FileStore
 
 BENCHMARKED: list[str] = []

@@ -12,8 +12,8 @@ from support import synthetic_matmul
 from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
+from dejavu_cache.heuristics.features import SlowdownTable
 from dejavu_cache.heuristics.fit import fit
-from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.record import (
     Failure,
     Measurement,
@@ -23,8 +23,7 @@ from dejavu_cache.model.record import (
     Winner,
 )
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.report.page import render
-from dejavu_cache.report.selection_rules import tree_rule
+from dejavu_cache.report.page import render, tree_rule
 from dejavu_cache.stores import FileStore
 
 

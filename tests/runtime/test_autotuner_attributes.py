@@ -14,9 +14,9 @@ from support.processes import fork_program, fork_python
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
-from dejavu_cache.runtime import config_cache
+from dejavu_cache.runtime import choices
 from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
-from dejavu_cache.runtime.config_cache import ConfigCache
+from dejavu_cache.runtime.choices import ConfigCache
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
 
@@ -181,7 +181,7 @@ def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
 def test_the_cache_of_a_process_that_meets_ever_new_sizes_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(config_cache, "MOST_REPORTED", 10)
+    monkeypatch.setattr(choices, "MOST_REPORTED", 10)
     cache = ConfigCache({"of the program": 1})
     for key in range(25):
         cache.report(key, "config")
@@ -195,7 +195,7 @@ def test_the_cache_of_a_process_that_meets_ever_new_sizes_is_bounded(
 def test_a_launch_by_a_signal_handler_may_meet_the_cache_while_it_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(config_cache, "MOST_REPORTED", 3)
+    monkeypatch.setattr(choices, "MOST_REPORTED", 3)
     cache = ConfigCache({"of the program": 1})
 
     class Interrupted:

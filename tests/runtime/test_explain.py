@@ -13,7 +13,7 @@ from support.kernels import launch
 from dejavu_cache import (
     Resolution,
 )
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 from dejavu_cache.triton_internals.config_names import describe
 
 

@@ -13,9 +13,9 @@ from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.runtime import launch_log
+from dejavu_cache.runtime import activity_report
 from dejavu_cache.system.notices import show_log
-from dejavu_cache.tuning import progress_bar
+from dejavu_cache.tuning import tuner
 
 
 def bench(kernel_call: Any, quantiles: Any) -> list[float]:
@@ -33,7 +33,7 @@ def make(store: Path, mode: Literal["tune", "reuse"] = "tune") -> Any:
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(launch_log, "LATE", math.inf)  # a busy machine makes any launch late
+    monkeypatch.setattr(activity_report, "LATE", math.inf)  # a busy machine makes any launch late
     caplog.set_level(logging.INFO, "dejavu_cache")
     return caplog
 
@@ -72,7 +72,7 @@ def test_a_hit_says_nothing_and_a_slow_one_says_so(
     log.clear()
     launch(make(tmp_path), 128)
     assert not log.messages
-    monkeypatch.setattr(launch_log, "LATE", 0.0)
+    monkeypatch.setattr(activity_report, "LATE", 0.0)
     launch(make(tmp_path), 128)
     (line,) = log.messages
     assert line.startswith("late answer for ")
@@ -82,8 +82,8 @@ def test_a_long_tune_logs_lines_where_there_is_no_terminal(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    with progress_bar.progress("kernel(n=1)", 4) as advance:
+    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    with tuner.progress("kernel(n=1)", 4) as advance:
         for clock[0] in (6.0, 12.0, 18.0, 24.0):
             advance()
     assert log.messages == [
@@ -91,7 +91,7 @@ def test_a_long_tune_logs_lines_where_there_is_no_terminal(
         "tuning kernel(n=1): 4 of 4 configs after 24 s",
     ]
     log.clear()
-    with progress_bar.progress("kernel(n=1)", 1, wanted=False) as advance:
+    with tuner.progress("kernel(n=1)", 1, wanted=False) as advance:
         clock[0] += 12.0
         advance()
     assert not log.messages

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from support.records import config, context, measurement, record
 
-from dejavu_cache.runtime import own_trials
-from dejavu_cache.runtime.own_trials import OwnTrials
+from dejavu_cache.runtime import request
+from dejavu_cache.runtime.request import OwnTrials
 
 
 def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(own_trials, "MOST_SCENARIOS", 2)
+    monkeypatch.setattr(request, "MOST_SCENARIOS", 2)
     trials = OwnTrials()
     for m, block in ((16, 32), (32, 32), (32, 64)):
         trials.add(context(), record(m).scenario, [measurement(block)])

@@ -8,8 +8,8 @@ import time
 import pytest
 from support.processes import run_python
 
-from dejavu_cache.runtime import quiet_writer
-from dejavu_cache.runtime.quiet_writer import QUIET_SECONDS, QuietWriter
+from dejavu_cache.runtime import launch_recorder
+from dejavu_cache.runtime.launch_recorder import QUIET_SECONDS, QuietWriter
 
 
 def test_a_write_waits_for_a_moment() -> None:
@@ -22,7 +22,7 @@ def test_a_write_waits_for_a_moment() -> None:
 
 def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python begins no thread once the main one has ended."""
-    monkeypatch.setattr(quiet_writer, "start_thread", lambda *_: None)
+    monkeypatch.setattr(launch_recorder, "start_thread", lambda *_: None)
     writer, written = QuietWriter(), list[int]()
     writer.submit(lambda: written.index(-1))
     writer.submit(lambda: written.append(1))
@@ -32,7 +32,7 @@ def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyP
 def test_a_flush_waits_for_all_writes_and_survives_their_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quiet_writer, "QUIET_SECONDS", 600.0)
+    monkeypatch.setattr(launch_recorder, "QUIET_SECONDS", 600.0)
     writer, written = QuietWriter(), list[int]()
     for number in range(3):
         writer.submit(lambda number=number: written.append(number))  # type: ignore[misc]
@@ -46,7 +46,7 @@ def test_a_flush_waits_for_all_writes_and_survives_their_errors(
 
 def test_a_programs_end_writes_at_once_and_before_what_was_set_up_earlier() -> None:
     code = """
-        from dejavu_cache.runtime.quiet_writer import QuietWriter
+        from dejavu_cache.runtime.launch_recorder import QuietWriter
         from dejavu_cache.system.background_threads import at_program_end
 
         class Sender:
@@ -68,8 +68,8 @@ def test_a_forked_child_leaves_the_writes_to_its_parent() -> None:
         import os, sys
         from dejavu_cache.runtime import quiet_writer
 
-        quiet_writer.QUIET_SECONDS = 600.0
-        parent, writer = os.getpid(), quiet_writer.QuietWriter()
+        launch_recorder.QUIET_SECONDS = 600.0
+        parent, writer = os.getpid(), launch_recorder.QuietWriter()
         writer.submit(lambda: print("written", os.getpid() == parent, flush=True))
         if os.fork():
             os.wait()

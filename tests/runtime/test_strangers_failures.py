@@ -18,7 +18,7 @@ from dejavu_cache import NoValidConfigError, cached_autotune, open_store
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 from dejavu_cache.triton_internals.config_names import describe
 
 DECLARED = [describe(config) for config in CONFIGS]

@@ -19,7 +19,7 @@ from support.strategies import SCALARS
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.model.record import MOST_MEASUREMENTS, Failure, Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 from dejavu_cache.triton_internals.config_names import describe
 
 DECLARED = [describe(config) for config in CONFIGS]

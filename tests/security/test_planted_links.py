@@ -16,7 +16,7 @@ from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.runtime.activity_report import read_events
 from dejavu_cache.stores import FileStore, FrozenStore
-from dejavu_cache.stores.snapshot import freeze
+from dejavu_cache.stores.memory import freeze
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.system.safe_files import open_to_append, open_to_write, read_file, replace_file
 from dejavu_cache.testing import _context, _record

@@ -16,8 +16,13 @@ from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.model.record import Pin, Record, RecordedLaunch
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import Mode
-from dejavu_cache.triton_internals.compilation import recreate_compilation, target_of_arch, wheel
-from dejavu_cache.triton_internals.launch_encoding import decode_type, decode_value
+from dejavu_cache.triton_internals.compilation import (
+    decode_type,
+    decode_value,
+    recreate_compilation,
+    target_of_arch,
+    wheel,
+)
 
 OPTIONS = {"num_warps": 4, "num_ctas": 1, "num_stages": 3}
 

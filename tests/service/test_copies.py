@@ -33,7 +33,7 @@ from support.service import (
 )
 from support.sweeping import wait_until
 
-from dejavu_cache.model.recall import part_digest, without_parts
+from dejavu_cache.model.merge import part_digest, without_parts
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, MemoryStore, Store

@@ -13,7 +13,7 @@ from dejavu_service.services import records as record_service
 from support.processes import dejavu
 from support.service import body, config, context, record, record_set, running_server, scenario
 
-from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Pin
 from dejavu_cache.model.scenario import Config, now
 

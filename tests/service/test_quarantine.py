@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
 from support.service import config, measurement, record, scenario
 
-from dejavu_cache.model.recall import part_digest, part_digests, without_parts
+from dejavu_cache.model.merge import part_digest, part_digests, without_parts
 from dejavu_cache.model.scenario import now
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from support.quarantines import Token, post, quarantine, read, undo
 from support.service import START, body, config, context, record, scenario
 
-from dejavu_cache.model.recall import part_digest, without_parts
+from dejavu_cache.model.merge import part_digest, without_parts
 from dejavu_cache.model.record import Failure, Measurement, OutputVerdict, Record, Winner
 from dejavu_cache.model.scenario import now
 

@@ -17,7 +17,7 @@ from dejavu_service.storage.database import Database
 from support.service import body, client_of, config, context, measurement, record, record_set
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record, RecordSet
 
 WHERE = f"contexts/{context().digest}"

@@ -18,7 +18,7 @@ from dejavu_service.storage.tables import recalls
 from sqlalchemy import select
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
-from dejavu_cache.model.recall import part_digest, without_parts
+from dejavu_cache.model.merge import part_digest, without_parts
 from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import canonical_json, now
 

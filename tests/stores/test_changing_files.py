@@ -22,8 +22,8 @@ from dejavu_cache.errors import DamagedRecordsError, StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, file_locks
-from dejavu_cache.stores.file_access import read_text
-from dejavu_cache.stores.file_blocks import FileBlocks
+from dejavu_cache.stores.file_layout import FileBlocks
+from dejavu_cache.stores.page_cache import read_text
 
 LOOK_UP = """
 import sys, time, warnings

@@ -22,8 +22,8 @@ from dejavu_cache.errors import (
 )
 from dejavu_cache.model.record import Failure, Measurement
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.default import as_tiers
-from dejavu_cache.stores.snapshot import freeze
+from dejavu_cache.stores.memory import freeze
+from dejavu_cache.stores.urls import as_tiers
 
 NO_UTF_8 = os.fsdecode(b"caf\xe9 of bytes")
 

@@ -232,10 +232,9 @@ def kernels() -> dict[str, Any]:
 
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
-    from dejavu_cache.attention.hopper_search_space import hopper_tile, hopper_why_not
     from dejavu_cache.attention.kernels.static_grid import most_rows
     from dejavu_cache.attention.schedule import HALF, SPANS
-    from dejavu_cache.attention.search_space import why_not
+    from dejavu_cache.attention.search_space import hopper_tile, hopper_why_not, why_not
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())

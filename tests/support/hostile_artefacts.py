@@ -29,7 +29,7 @@ from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.prewarm.bundle.archive import _SEAL, _SKIPPED, create
 from dejavu_cache.prewarm.bundle.oci_image import write_layout
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.snapshot import freeze
+from dejavu_cache.stores.memory import freeze
 from dejavu_cache.testing import _context, _measurement, _record
 
 from .processes import PROGRAMS, environment

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dejavu_cache.integrations.table_files import TABLE_FILES
-from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.integrations.tuned_tables import TABLE_FILES, collect_tables
 from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import Store

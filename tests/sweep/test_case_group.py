@@ -16,21 +16,18 @@ from support.records import context
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.case_scores import CaseScores
-from dejavu_cache.model.evidence import gather_evidence
 from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
 from dejavu_cache.model.scenario import Config, Scenario, now
+from dejavu_cache.model.selection import CaseScores, gather_evidence
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
-from dejavu_cache.sweep.case_group import CaseGroup
-from dejavu_cache.sweep.case_store import GroupRecord
-from dejavu_cache.sweep.case_tuner import CaseTuner
-from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.case_store import CaseTuner, GroupRecord
+from dejavu_cache.sweep.hosts import CaseJob, ConfigCrash, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
-from dejavu_cache.sweep.messages import CaseJob, ConfigCrash, MissedScenario, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import Suite, load_suite
-from dejavu_cache.system.worker_connection import ParentConnection
+from dejavu_cache.sweep.worker import CaseGroup
+from dejavu_cache.system.worker_process import ParentConnection
 
 SUITE = load_suite(f"{PROGRAMS / 'logged_suite.py'}:drawn")
 DRAWS = [case for case in SUITE.load_cases({}) if case.name.startswith("draw")]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dejavu_cache.sweep import case_queue
-from dejavu_cache.sweep.case_queue import PATIENCE, CaseQueue, TakenCase
+from dejavu_cache.sweep import runner
+from dejavu_cache.sweep.runner import PATIENCE, CaseQueue, TakenCase
 
 
 def take(queue: CaseQueue, host: int = 0) -> TakenCase:
@@ -36,7 +36,7 @@ def test_what_another_sweep_measures_is_waited_for_after_long_first_phases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(case_queue, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now))
     queue = CaseQueue(["a"], 1, math.inf, lambda: ["a", "b"])
     take(queue)
     now += 2 * PATIENCE

@@ -21,12 +21,10 @@ from support.sweeping import Sweeps, kill_tree, wait_until
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
 from dejavu_cache.sweep import hosts
-from dejavu_cache.sweep.hosts import HostLostError, LocalHost
-from dejavu_cache.sweep.lost_workers import MACHINE_LIVES
-from dejavu_cache.sweep.messages import CaseJob, SweepSpec
-from dejavu_cache.sweep.runner import Sweep
+from dejavu_cache.sweep.hosts import CaseJob, HostLostError, LocalHost, SweepSpec
+from dejavu_cache.sweep.runner import MACHINE_LIVES, Sweep
 from dejavu_cache.sweep.worker import SweepWorker
-from dejavu_cache.system.worker_connection import ParentConnection
+from dejavu_cache.system.worker_process import ParentConnection
 
 
 def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.sweeping import Sweeps
 
-from dejavu_cache.sweep.messages import SweepSpec
+from dejavu_cache.sweep.hosts import SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
 pytestmark = [
@@ -42,7 +42,7 @@ def cluster(sweeps: Sweeps, ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> None:
-    from dejavu_cache.sweep.ray_hosts import ray_hosts
+    from dejavu_cache.sweep.hosts import ray_hosts
 
     hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
@@ -77,7 +77,7 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
 def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     cluster: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dejavu_cache.sweep.ray_hosts import ray_hosts
+    from dejavu_cache.sweep.hosts import ray_hosts
 
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")

@@ -10,7 +10,7 @@ from support.records import measurement
 
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.system import background_threads
-from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+from dejavu_cache.tuning.tuner import MeasurementWriter
 
 
 @pytest.mark.parametrize(

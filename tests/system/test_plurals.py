@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 
 def test_one_is_told_from_any_other_number() -> None:

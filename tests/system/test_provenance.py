@@ -6,7 +6,7 @@ import pytest
 
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 
 
 def test_a_name_that_is_no_text_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

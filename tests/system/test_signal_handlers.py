@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from dejavu_cache.system import background_threads
-from dejavu_cache.system.signal_handlers import is_from_signal_handler
-from dejavu_cache.tuning.config_failures import compile_failure_of
+from dejavu_cache.system.background_threads import is_from_signal_handler
+from dejavu_cache.tuning.compile_ahead import compile_failure_of
 
 
 def raise_limit(*_: Any) -> None:

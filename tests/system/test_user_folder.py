@@ -14,8 +14,8 @@ from support.processes import fork_program
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import Settings
 from dejavu_cache.stores import FileStore, open_store
-from dejavu_cache.system import user_folder as room
-from dejavu_cache.system.user_folder import user_folder
+from dejavu_cache.system import safe_files as room
+from dejavu_cache.system.safe_files import user_folder
 
 ENVIRONMENTS = [
     {},

@@ -11,7 +11,7 @@ from support.processes import fork_python, run_python
 
 COUNT = """
     from dejavu_cache.triton_internals import compiler_digest
-    from dejavu_cache.triton_internals.compiler_digest import await_digest, begin_digest
+    from dejavu_cache.triton_internals.environment import await_digest, begin_digest
     from dejavu_cache.triton_internals.versions import triton_key
     from triton.compiler import compiler
     from triton.runtime import cache

@@ -11,7 +11,7 @@ def test_unset_tools_are_not_run_for_their_versions() -> None:
     code = """
         import subprocess
         from unittest.mock import patch
-        from dejavu_cache.triton_internals.compiler_settings import compiler_settings
+        from dejavu_cache.triton_internals.environment import compiler_settings
         with patch("subprocess.check_output") as run:
             print(compiler_settings(), run.call_count)
     """
@@ -25,7 +25,7 @@ def test_a_tool_of_ones_own_counts(tmp_path: Path) -> None:
     code = """
         import sys
         from triton import knobs
-        from dejavu_cache.triton_internals.compiler_settings import compiler_settings
+        from dejavu_cache.triton_internals.environment import compiler_settings
         print(*compiler_settings())
         knobs.nvidia.ptxas = sys.argv[1]
         print(*compiler_settings())

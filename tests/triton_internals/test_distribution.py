@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dejavu_cache.triton_internals.distribution import triton_version
+from dejavu_cache.triton_internals.environment import triton_version
 
 
 @pytest.mark.parametrize("name", ["triton", "pytorch-triton-rocm", "pytorch-triton-xpu"])

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from dejavu_cache.triton_internals.launch_form import form_of_argument
+from dejavu_cache.triton_internals.binder import form_of_argument
 from dejavu_cache.triton_internals.versions import specialize_values
 
 MEMORY = torch.zeros(1 << 10, dtype=torch.int8)

@@ -9,7 +9,7 @@ import pytest
 import triton
 from support.processes import fork_program
 
-from dejavu_cache.tuning.compile_together import compile_together
+from dejavu_cache.tuning.compile_ahead import compile_together
 
 HAS_ASYNC = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dejavu_cache.tuning.device_memory import call_with_memory
+from dejavu_cache.tuning.tuner import call_with_memory
 
 
 class FullDevice:

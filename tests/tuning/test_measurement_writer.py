@@ -10,14 +10,14 @@ from support.processes import run_python
 from support.records import measurement
 
 from dejavu_cache.model.record import Measurement
-from dejavu_cache.tuning import measurement_writer
-from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+from dejavu_cache.tuning import tuner
+from dejavu_cache.tuning.tuner import MeasurementWriter
 
 
 def test_a_store_that_hangs_is_left_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(measurement_writer, "PATIENCE", 0.1)
+    monkeypatch.setattr(tuner, "PATIENCE", 0.1)
     end = threading.Event()
 
     def hang(measurements: Sequence[Measurement]) -> None:
@@ -41,7 +41,7 @@ def test_an_error_of_the_store_is_raised_at_the_end() -> None:
 def test_no_thread_is_left_where_a_signal_handler_raises_while_it_starts() -> None:
     code = """
         import os, signal, threading
-        from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+        from dejavu_cache.tuning.tuner import MeasurementWriter
 
         class LimitError(Exception):
             pass

@@ -344,7 +344,7 @@ def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("dejavu_cache.tuning.probe_contents.Filler.write", run_out)
+    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.Filler.write", run_out)
     made = checker(launch_arguments(), double)
     assert made.judge(one_element_off).outcome == "wrong"
     assert made.judge(double).outcome == "equal"

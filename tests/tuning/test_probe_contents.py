@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dejavu_cache.tuning.probe_contents import find_filler
+from dejavu_cache.tuning.argument_snapshot import find_filler
 
 FLOATS = [
     torch.float64,

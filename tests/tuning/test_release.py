@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from support.processes import fork_program
 
-from dejavu_cache.triton_internals.loaded_kernels import LoadedKernels
+from dejavu_cache.triton_internals.compilation import LoadedKernels
 
 
 def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from support.result_checks import (
 )
 
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE, REASONS
-from dejavu_cache.tuning.tensor_comparison import compare_tensors
+from dejavu_cache.tuning.expected_results import compare_tensors
 
 
 def input_overwritten(arguments: dict[str, Any]) -> None:
@@ -213,7 +213,7 @@ def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> No
 def test_large_tensors_are_compared_in_pieces(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.tuning.argument_tensors.PIECE", 50)
+    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.PIECE", 50)
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype).t()
     arguments = {"x": x, "out": torch.zeros_like(x)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dejavu_cache.tuning.tensor_comparison import TOLERANCES, compare_tensors, scale_of
+from dejavu_cache.tuning.expected_results import TOLERANCES, compare_tensors, scale_of
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LOW_DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]

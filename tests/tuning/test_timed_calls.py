@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.tuning.timed_calls import keep_restoring_out
+from dejavu_cache.tuning.device_timer import keep_restoring_out
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores.default import default_store
+from dejavu_cache.stores.urls import default_store
 from dejavu_cache.tuning.search import OptunaSearch
 
 
@@ -338,7 +338,7 @@ def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
             time.sleep(0.1)
             return super().__call__(kernel_call, quantiles)
 
-    monkeypatch.setattr("dejavu_cache.tuning.progress_bar.SHOWN_AFTER", 0.05)
+    monkeypatch.setattr("dejavu_cache.tuning.tuner.SHOWN_AFTER", 0.05)
     launch(Slow({}).kernel(configs=CONFIGS), 100)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

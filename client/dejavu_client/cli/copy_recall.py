@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.copies import take_over
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from .output import say
 

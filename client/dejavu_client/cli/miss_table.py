@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from .columns import ordered_values, say_constants, sort_rows, split_columns
 from .conditions import Condition

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dejavu_cache.system.printable_text import printable
+from dejavu_cache.system.notices import printable
 
 from .kernel_names import shorten_kernels
 

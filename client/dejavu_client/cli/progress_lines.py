@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 __all__ = ["ProgressLines", "fit_lines", "prewarm_lines", "report_loss", "sweep_lines"]
 

@@ -10,7 +10,7 @@ from dejavu_cache.model.merge import OnConflict, merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from .errors import PartlyDoneError
 from .output import note, say

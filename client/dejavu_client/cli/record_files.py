@@ -11,8 +11,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, StoreError
-from dejavu_cache.model.damaged_records import first_problem
-from dejavu_cache.model.record import FORMAT, RecordSet
+from dejavu_cache.model.record import FORMAT, RecordSet, first_problem
 from dejavu_cache.stores.file_layout import find_damages, read_set
 
 __all__ = ["RecordText", "read_record_texts"]

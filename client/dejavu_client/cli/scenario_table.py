@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from .columns import (
     ordered_values,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dejavu_cache.system.plurals import counted, size_text
+from dejavu_cache.system.notices import counted, size_text
 
 from .output import say
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from .output import say, show_table
 
 if TYPE_CHECKING:
-    from dejavu_cache.sweep.messages import CaseOutcome
-    from dejavu_cache.sweep.sweep_report import SweepReport
+    from dejavu_cache.sweep.hosts import CaseOutcome
+    from dejavu_cache.sweep.runner import SweepReport
 
 __all__ = ["drift", "report_json", "say_drift", "say_plan", "say_report", "say_unfinished"]
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.integrations.table_files import ANY_VERSION, TABLE_FILES, write_tables
-from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.integrations.tuned_tables import (
+    ANY_VERSION,
+    TABLE_FILES,
+    collect_tables,
+    write_tables,
+)
 from dejavu_cache.stores import Store
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 from dejavu_cache.system.safe_files import open_folder
-from dejavu_cache.triton_internals.distribution import triton_version
+from dejavu_cache.triton_internals.environment import triton_version
 
 from .errors import NothingFoundError, PartlyDoneError
 from .output import note

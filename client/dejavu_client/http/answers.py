@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import ValueModel, canonical_json
 from dejavu_cache.system.background_threads import uninterrupted
-from dejavu_cache.system.printable_text import printable
+from dejavu_cache.system.notices import printable
 
 from .errors import NonsenseError
 

@@ -16,7 +16,7 @@ from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 from dejavu_cache.stores.base import CopyChanges
 from dejavu_cache.system.background_threads import FLUSH_SECONDS
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 
 from .circuit_breaker import CircuitBreaker
 from .copy_check import CopyCheck

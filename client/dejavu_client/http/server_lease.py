@@ -11,7 +11,7 @@ from functools import partial
 
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.background_threads import program_is_ending, start_thread
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import whoami
 
 from .errors import RefusedError, RemoteError, UnreachableError
 from .protocol_client import ProtocolClient

@@ -14,10 +14,8 @@ from filelock import Timeout
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores.file_locks import acquire_lock, release_lock
-from dejavu_cache.system.notices import warn_once
-from dejavu_cache.system.plurals import counted
-from dejavu_cache.system.safe_files import read_file, replace_file
-from dejavu_cache.system.user_folder import user_folder
+from dejavu_cache.system.notices import counted, warn_once
+from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
 __all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
 

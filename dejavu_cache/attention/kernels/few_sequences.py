@@ -18,8 +18,7 @@ from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..search_space import why_not_here
 from . import segmented
-from .kernel_call import KernelCall
-from .multiprocessors import num_sms
+from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, init_softmax, load_block
 from .write_cache import write_rows
 

@@ -13,16 +13,14 @@ from functools import cache
 import torch
 
 from ..batch import Batch
-from ..hopper_search_space import hopper_tile
 from ..layer_tensors import LayerTensors
 from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
-from .counters import zeros
+from ..search_space import hopper_tile
 from .hopper_coverage import holds_words, suits
 from .hopper_descriptors import box_rows, describe, descriptor_of, descriptors_like, padded
-from .kernel_call import KernelCall
-from .multiprocessors import num_sms
+from .kernel_call import KernelCall, num_sms, zeros
 
 __all__ = ["HopperLayers", "launch", "run", "suits"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...triton_internals.repeated_launch import RepeatedLaunch
+from ...triton_internals.binder import RepeatedLaunch
 
 __all__ = ["box_rows", "describe", "descriptor_of", "descriptors_like", "padded"]
 

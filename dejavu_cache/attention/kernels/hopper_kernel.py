@@ -21,8 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
-from ..hopper_search_space import CAST_STAGES, HOPPER_KEYS, hopper_prune_rules, hopper_space
-from ..search_space import METHOD
+from ..search_space import CAST_STAGES, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_cast import cast_tiles, make_raw_tiles
 from .hopper_half import SHARED, Factors, Tiles, consume
 from .hopper_kind import ROWS, kind_of

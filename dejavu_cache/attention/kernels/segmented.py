@@ -18,8 +18,7 @@ from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
-from .kernel_call import KernelCall
-from .multiprocessors import num_sms
+from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
 __all__ = [

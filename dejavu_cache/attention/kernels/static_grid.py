@@ -19,9 +19,7 @@ from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
-from .counters import zeros
-from .kernel_call import KernelCall
-from .multiprocessors import num_sms
+from .kernel_call import KernelCall, num_sms, zeros
 from .softmax_tiles import attend, init_softmax, load_block, store_rows
 
 __all__ = ["launch", "most_rows", "run", "static_grid_kernel"]

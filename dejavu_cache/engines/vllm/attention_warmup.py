@@ -14,20 +14,20 @@ from ...attention import NewTokens
 from ...errors import SettingsError
 from ...settings import Mode, current_settings
 from ...stores import MemoryStore, TieredStore
-from ...stores.default import default_store
-from ...sweep.hosts import GRACE, LocalHost, single_gpu
-from ...sweep.messages import SweepSpec
+from ...stores.urls import default_store
+from ...sweep.hosts import GRACE, LocalHost, SweepSpec, single_gpu
 from ...sweep.runner import Sweep
 from ...system.notices import logger
-from ...tuning.compile_together import compile_together
-from ...tuning.progress_bar import progress
-from .attention_suite import suite_options, tuned_call
-from .expected_batches import (
+from ...tuning.compile_ahead import compile_together
+from ...tuning.tuner import progress
+from .attention_suite import (
     ExpectedBatch,
     LayerShape,
     ServingLimits,
     batches_to_expect,
     made_up_step,
+    suite_options,
+    tuned_call,
 )
 from .planned_attention import LayerFeatures, plan_layer, run_layer
 

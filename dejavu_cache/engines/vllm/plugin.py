@@ -1,13 +1,80 @@
-"""Plug-in that vLLM loads in every process of an engine."""
+"""Plug-in that vLLM loads in every process of an engine.
+
+Phases of vLLM's GPU worker: its weights are loaded, it is warmed up, and it serves.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from ...runtime.service_phase import serving
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import logger
-from .worker_phases import follow_worker
 
-__all__ = ["register"]
+__all__ = [
+    "follow_worker",
+    "register",
+    "run_when_loaded",
+]
+
+
+class _Tasks:
+    """What layers have to do when the weights are loaded and vLLM has settled all sizes."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], object]] = []
+        self._is_loaded = False
+
+    def add(self, task: Callable[[], object]) -> None:
+        if self._is_loaded:  # weights may be loaded again while the engine serves
+            task()
+        else:
+            self._waiting.append(task)
+
+    def run(self) -> None:
+        self._is_loaded = True
+        while self._waiting:
+            self._waiting.pop(0)()
+
+
+_tasks = _Tasks()
+
+
+def run_when_loaded(task: Callable[[], object]) -> None:
+    """Run a task before the worker measures its memory, or now if that is over.
+
+    vLLM chooses the block size of models with Mamba layers after it has loaded their weights.
+    """
+    _tasks.add(task)
+
+
+def follow_worker(worker_module: Any) -> None:
+    """Have the worker run its layers' tasks, and serve when it has captured its graphs.
+
+    Args:
+        worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
+    """
+    worker = worker_module.Worker
+    measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
+
+    @wraps(measure)
+    def determine_available_memory(*args: Any, **kwargs: Any) -> object:
+        _tasks.run()
+        return measure(*args, **kwargs)
+
+    @wraps(warm_up)
+    def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> object:
+        _tasks.run()  # some engines are told their memory
+        result = warm_up(*args, **kwargs)
+        serving()
+        return result
+
+    worker.determine_available_memory = determine_available_memory
+    worker.compile_or_warm_up_model = compile_or_warm_up_model
+
 
 BACKEND = "dejavu_cache.engines.vllm.backend.DejavuAttentionBackend"
 

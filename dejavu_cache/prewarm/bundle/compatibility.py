@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...errors import BundleError
 from ...stores.manifest import Manifest, is_prewarmed, verify_folder
-from ...triton_internals.distribution import triton_version
+from ...triton_internals.environment import triton_version
 from .archive import read_bundle
 from .oci_image import bundle_in
 

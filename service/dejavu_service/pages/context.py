@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.report.svg import PlotCell, grid
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..errors import NotFoundError
 from ..services import layers

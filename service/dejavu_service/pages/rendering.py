@@ -12,8 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from dejavu_cache import __version__
-from dejavu_cache.system.plurals import counted
-from dejavu_cache.system.printable_text import printable_output
+from dejavu_cache.system.notices import counted, printable_output
 
 __all__ = ["HEADERS", "format_milliseconds", "icon", "render", "stylesheet"]
 

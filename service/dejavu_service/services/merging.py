@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dejavu_cache.model.credibility import is_credible
 from dejavu_cache.model.merge import merge_launches
 from dejavu_cache.model.record import (
     MOST_LAUNCHES,
@@ -26,6 +25,7 @@ from dejavu_cache.model.scenario import (
     is_from_future,
     moment_after,
 )
+from dejavu_cache.model.selection import is_credible
 
 from ..errors import TooLargeError
 from ..storage.records import Claim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.scenario import Config, canonical_json
 
 from ..errors import NotFoundError

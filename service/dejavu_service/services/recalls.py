@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record
 
 from ..storage import recalls, records

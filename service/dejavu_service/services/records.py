@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digest, part_digests
+from dejavu_cache.model.merge import part_digest, part_digests
 from dejavu_cache.model.record import FORMAT, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import canonical_json
 

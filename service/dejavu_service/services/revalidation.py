@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digests
+from dejavu_cache.model.merge import part_digests
 from dejavu_cache.model.record import Record
 
 from ..errors import TooLargeError

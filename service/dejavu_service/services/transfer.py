@@ -8,7 +8,7 @@ from typing import IO
 from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
 from ..storage import contexts, records

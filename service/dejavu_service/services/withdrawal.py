@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import canonical_json
 

@@ -14,8 +14,8 @@ from triton.runtime import driver
 
 from dejavu_cache.runtime.launch_recorder import _launch_without_config
 from dejavu_cache.triton_internals.compilation import launch_of, recreate_compilation
-from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
-from dejavu_cache.triton_internals.triton_objects import jit_function
+from dejavu_cache.triton_internals.hooks import DevicelessDriver
+from dejavu_cache.triton_internals.identity import jit_function
 
 SPLIT = tl.constexpr(3)
 

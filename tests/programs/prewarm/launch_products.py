@@ -15,8 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import build, driver
 
-from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver, UnloadedModule
-from dejavu_cache.triton_internals.triton_objects import jit_function
+from dejavu_cache.triton_internals.hooks import DevicelessDriver, UnloadedModule
+from dejavu_cache.triton_internals.identity import jit_function
 
 
 class Driver(DevicelessDriver):

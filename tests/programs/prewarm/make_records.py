@@ -39,9 +39,8 @@ from dejavu_cache.prewarm.toolchain import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
-from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
-from dejavu_cache.triton_internals.identity import identify, kernel_name
-from dejavu_cache.triton_internals.triton_objects import jit_function
+from dejavu_cache.triton_internals.hooks import DevicelessDriver
+from dejavu_cache.triton_internals.identity import identify, jit_function, kernel_name
 
 DEVICES = [
     Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),

@@ -12,8 +12,7 @@ import products
 import torch
 import triton
 
-from dejavu_cache.attention.sweep_batches import PRESETS, Lengths, batch_of
-from dejavu_cache.attention.sweep_suite import LAUNCHES
+from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of
 
 outputs = []
 for n in (1024, 1025, 100_000):

@@ -78,7 +78,7 @@ def test_variables_that_triton_reads_when_imported_count(variable: str, value: s
     code = """
         import os, sys
         os.environ[sys.argv[1]] = sys.argv[2]
-        from dejavu_cache.triton_internals.compiler_settings import compiler_settings
+        from dejavu_cache.triton_internals.environment import compiler_settings
         print(compiler_settings())
     """
     done = run_python(code, variable, value, TRITON_INTERPRET="")

@@ -6,7 +6,7 @@ from collections import Counter
 
 import typer
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NothingFoundError
@@ -40,8 +40,8 @@ def audit(
     A winner whose results differ is recorded as wrong, and is no longer used; one whose results are
     equal is recorded as compared. Exits with 1 if one is wrong, or if there is no winner at all.
     """
-    from dejavu_cache.sweep.audit import audit_winners
     from dejavu_cache.sweep.suite import load_suite
+    from dejavu_cache.sweep.winner_verification import audit_winners
 
     options = parse_suite_options(option, preset)
     outcomes: Counter[str] = Counter()

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.manifest import Manifest
-from dejavu_cache.system.plurals import counted, size_text
+from dejavu_cache.system.notices import counted, size_text
 
 from ..options import JsonOption
 from ..output import say, show_json, show_table
@@ -53,7 +53,7 @@ def create(
     if oci and kernel_cache:
         raise SettingsError("--oci and --kernel-cache are two images: name one of them")
     if kernel_cache:
-        from dejavu_cache.prewarm.bundle.kernel_cache_image import write_kernel_cache
+        from dejavu_cache.prewarm.bundle.oci_image import write_kernel_cache
 
         entries = write_kernel_cache(folder, out)
         say(f"{out}: {entries} compiled kernels for Triton's cache")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..errors import NoSuchStoreError, NothingFoundError
 from ..options import JsonOption

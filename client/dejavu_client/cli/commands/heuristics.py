@@ -13,8 +13,8 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
-from dejavu_cache.stores.file_access import read_text
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.stores.page_cache import read_text
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
@@ -211,7 +211,7 @@ def _best_single(record_set: RecordSet) -> dict[str, Any] | None:
 
     None if no config runs in all scenarios.
     """
-    from dejavu_cache.heuristics.slowdowns import SlowdownTable
+    from dejavu_cache.heuristics.features import SlowdownTable
 
     costs = SlowdownTable.of(record_set.records)
     means = costs.slowdown.mean(axis=0)

@@ -11,8 +11,7 @@ from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
-from dejavu_cache.system.plurals import counted
-from dejavu_cache.system.provenance import whoami
+from dejavu_cache.system.notices import counted, whoami
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError

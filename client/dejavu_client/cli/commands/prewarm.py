@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dejavu_cache.settings import PREFIX, current_settings
-from dejavu_cache.system.plurals import counted, size_text
+from dejavu_cache.system.notices import counted, size_text
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
@@ -19,7 +19,7 @@ from ..output import note, say, show_json
 from ..progress_lines import prewarm_lines
 
 if TYPE_CHECKING:
-    from dejavu_cache.prewarm.result_cache import PrewarmResult
+    from dejavu_cache.prewarm.build import PrewarmResult
 
 __all__ = ["register"]
 
@@ -101,7 +101,7 @@ def prewarm(
         next(records.contexts(), None)  # raises if a store does not answer
 
     from dejavu_cache.prewarm.build import prewarm as build
-    from dejavu_cache.prewarm.messages import AllowedDifferences
+    from dejavu_cache.prewarm.worker import AllowedDifferences
 
     from ..progress import prewarm_bar
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ...http.errors import RefusedError
 from ..chosen_server import open_server

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_server import open_server, worklist
 from ..chosen_store import (

@@ -14,7 +14,7 @@ from dejavu_cache.stores.kernel_rename import (
     apply_rename,
     preview_rename,
 )
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..options import (
@@ -52,8 +52,7 @@ def report(
     Costs are those of the default config, of the best single config and of decision trees. Name
     several stores, separated by commas, to compare what they hold.
     """
-    from dejavu_cache.report.page import render
-    from dejavu_cache.report.selection_rules import has_values
+    from dejavu_cache.report.page import has_values, render
 
     default_values = parse_assignments(default, "--default")
     with open_existing_store(store) as source:

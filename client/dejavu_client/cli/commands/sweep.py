@@ -15,7 +15,7 @@ import typer
 
 from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
@@ -40,9 +40,8 @@ from ..sweep_summary import (
 )
 
 if TYPE_CHECKING:
-    from dejavu_cache.sweep.hosts import SweepHost
-    from dejavu_cache.sweep.messages import MissedScenario, SweepSpec, Task
-    from dejavu_cache.sweep.sweep_report import SweepReport
+    from dejavu_cache.sweep.hosts import MissedScenario, SweepHost, SweepSpec, Task
+    from dejavu_cache.sweep.runner import SweepReport
 
 __all__ = ["register"]
 
@@ -153,7 +152,7 @@ def _refuse_both(name: str, value: object, other_name: str, other_value: object)
 
 
 def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
-    from dejavu_cache.sweep.messages import SweepSpec
+    from dejavu_cache.sweep.hosts import SweepSpec
 
     return SweepSpec(
         suite=suite, options=options, store=url, misses=_misses(url) if from_misses else None
@@ -190,7 +189,7 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
     from dejavu_cache.sweep.hosts import LocalHost, single_gpu
 
     if ray:
-        from dejavu_cache.sweep.ray_hosts import ray_hosts
+        from dejavu_cache.sweep.hosts import ray_hosts
 
         hosts = ray_hosts(spec, ray)
         if not hosts:
@@ -223,7 +222,7 @@ def _gpu_numbers(gpus: str) -> list[str]:
 
 
 def _misses(url: str) -> tuple[MissedScenario, ...]:
-    from dejavu_cache.sweep.messages import MissedScenario
+    from dejavu_cache.sweep.hosts import MissedScenario
 
     return tuple(
         MissedScenario(

@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.integrations.foreign_files import read_foreign_files
-from dejavu_cache.integrations.match_report import report_matches
+from dejavu_cache.integrations.foreign_files import read_foreign_files, report_matches
 from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
-from dejavu_cache.stores.snapshot import freeze as write_snapshot
-from dejavu_cache.system.plurals import counted
-from dejavu_cache.triton_internals.distribution import triton_version
+from dejavu_cache.stores.memory import freeze as write_snapshot
+from dejavu_cache.system.notices import counted
+from dejavu_cache.triton_internals.environment import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.model.scenario import Context, is_from_future, now
 from dejavu_cache.stores import FileStore, Store, tiers_of
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption

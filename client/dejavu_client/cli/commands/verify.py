@@ -18,7 +18,7 @@ import typer
 
 from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NothingFoundError

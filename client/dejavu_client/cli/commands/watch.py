@@ -14,7 +14,7 @@ import typer
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.notices import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import is_server_url, open_existing_store, split_urls
