@@ -139,7 +139,9 @@ class TieredStore(Store):
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = tuple(tier.revision(context) for tier in self.tiers)
+        revisions = tuple(
+            self._ask(tier, partial(tier.revision, context), None) for tier in self.tiers
+        )
         return None if None in revisions else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:

@@ -28,10 +28,9 @@ from pydantic import ValidationError
 from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
 from ..model.record import Measurement, Results, join_results
 from ..model.scenario import Config, Context, now
-from ..model.selection import trusted_configs, winner
-from ..runtime.record_lookup import best_config, is_trusted
+from ..model.selection import winner
+from ..runtime import rules
 from ..runtime.request import Request
-from ..runtime.scenario_measurement import may_launch_default
 from ..runtime.winner_check import (
     SWITCHED_OFF_BY_AUTHOR,
     WinnerCheck,
@@ -104,7 +103,7 @@ class CaseGroup:
             return True
         if record.winner is None or self.due:
             return False
-        trusted = trusted_configs(record, self._default, uncompared=not self._compares)
+        trusted = rules.trusted_configs(record, self._default, uncompared=not self._compares)
         return record.winner.config in trusted
 
     def measure(self, tuner: CaseTuner, wait: float) -> dict[str, Any]:
@@ -227,7 +226,7 @@ class CaseGroup:
     def _compare(
         self, case: str, request: Request, best: Config, tuner: CaseTuner
     ) -> tuple[Results, Measurement | None]:
-        options = request.check if may_launch_default(request, self._group.record) else None
+        options = request.check if rules.may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
         check = WinnerCheck(request, options, mark.around)
         try:
@@ -356,15 +355,15 @@ class SweepWorker:
 
     def _identify(self, job: CaseJob, request: Request) -> dict[str, Any]:
         record = current_record(request, self.journal)
-        best = best_config(request, record)
-        is_due = request.has_work(record) or not (
-            best is None or record.pinned or is_trusted(request, record, best)
+        best = rules.best_config(request, record)
+        is_due = rules.has_work(request, record) or not (
+            best is None or record.pinned or rules.is_trusted(request, record, best)
         )
         return {"status": "due" if is_due else "known"}
 
     def _plan(self, job: CaseJob, request: Request) -> dict[str, Any]:
         record = current_record(request, self.journal)
-        due = request.budgeted_count(len(request.due_configs(record)))
+        due = rules.budgeted_count(request, len(rules.due_configs(request, record)))
         return {
             "status": "due" if due else "known",
             "due": due,
@@ -376,13 +375,14 @@ class SweepWorker:
         resolution, measured = tuner.tune(job.case, request, self.journal)
         record = current_record(request, self.journal)
         pinned = resolution.how == "pinned"
-        due = 0 if pinned else len(request.due_configs(record))
+        due = 0 if pinned else len(rules.due_configs(request, record))
         # Another process that held the lease may have finished the record since.
-        if resolution.how == "default" and not due and best_config(request, record) is None:
+        if resolution.how == "default" and not due and rules.best_config(request, record) is None:
             message = "no config has a usable timing: `dejavu-cache show` lists the failures"
             return {"status": "failed", "measured": measured, "message": message}
         status = "tuned" if measured else "known"
-        if not (measured or pinned) and resolution.how != "tuned" and request.has_work(record):
+        is_untouched = not (measured or pinned) and resolution.how != "tuned"
+        if is_untouched and rules.has_work(request, record):
             status = "busy"  # another process holds the lease
         elif due and job.seconds is not None:
             status = "partial"
@@ -391,7 +391,7 @@ class SweepWorker:
     def _verify(self, job: CaseJob, request: Request) -> dict[str, Any]:
         """Measure the winner again without recording the result."""
         record = current_record(request, self.journal)
-        best = best_config(request, record)
+        best = rules.best_config(request, record)
         recorded = None if best is None else _time_in_case(record.by_config[best], job.case)
         if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}

@@ -28,6 +28,7 @@ from dejavu_cache.model.record import (
     join_results,
     required_format,
 )
+from dejavu_cache.model.resolution import gather_evidence
 from dejavu_cache.model.scenario import (
     Config,
     Device,
@@ -37,7 +38,6 @@ from dejavu_cache.model.scenario import (
     is_from_future,
     now,
 )
-from dejavu_cache.model.selection import gather_evidence
 
 
 @given(SCENARIOS)
