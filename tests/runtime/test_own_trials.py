@@ -17,5 +17,4 @@ def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
     records = KnownRecords(TieredStore([MemoryStore()]))
     for m, block in ((16, 32), (32, 32), (32, 64)):
         records.findings(context(), record(m).scenario).add_trials([measurement(block)])
-    known = records.findings(context(), record(32).scenario).trials
-    assert {*known} == {config(32), config(64)}
+    assert {*records.findings(context(), record(32).scenario).trials} == {config(32), config(64)}
