@@ -12,52 +12,50 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..model.resolution import Resolution
 from ..model.scenario import Config, canonical_json
+from ..settings import Mode
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from .request import Request
+from .resolver import Resolver
 
 __all__ = ["agree"]
 
 _CLAIMS = 2
-"""Times a scenario can be claimed; the second one takes over from a rank that never decided."""
-
-_Resolve = Callable[[], tuple[Resolution, int]]
+"""Ranks that may hold a scenario in turn; the second one takes over from one that never decided."""
 
 
-def agree(
-    request: Request, resolve: _Resolve, resolve_now: Callable[[], Resolution], wait: float
-) -> tuple[Resolution, int]:
-    """Return the resolution that all ranks of a job share; outside a job, this process's own.
+def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
+    """Return the resolution that all ranks of a job share, and how many configs were benchmarked.
+
+    Outside of a job, it is this process's own.
 
     Args:
         request: the scenario.
-        resolve: looks up or tunes a config; returns its resolution and the number of benchmarks.
-        resolve_now: looks up a config without benchmarking and without waiting.
+        resolver: looks up or tunes a config for this rank.
         wait: seconds to wait for another rank's decision, at most twice.
     """
     store = _job_store()
     if store is None:
-        return resolve()
-    resolve = cache(resolve)  # If the job's store fails later, a tune has been done all the same.
+        return resolver.resolve(request, wait=wait)
+    mine: list[tuple[Resolution, int]] = []
     try:
-        return _agree(store, request, resolve, resolve_now, wait)
+        return _agree(store, request, resolver, wait, mine)
     except _JobStoreError as error:
         warn_once(
             "consensus",
             f"the job's key-value store fails ({error}): ranks choose configs by themselves",
         )
-        return resolve()
+        return mine[0] if mine else resolver.resolve(request, wait=wait)
 
 
 class _JobStoreError(Exception):
@@ -65,68 +63,90 @@ class _JobStoreError(Exception):
 
 
 def _agree(
-    store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
+    store: Any,
+    request: Request,
+    resolver: Resolver,
+    wait: float,
+    mine: list[tuple[Resolution, int]],
 ) -> tuple[Resolution, int]:
+    """Return the shared resolution.
+
+    Args:
+        store: the job's key-value store.
+        request: the scenario.
+        resolver: looks up or tunes a config for this rank.
+        wait: seconds to wait for another rank's decision.
+        mine: gets what this rank has resolved: if the store fails later, that is done all the same.
+    """
     name = _job_key(request)
     decided = _read_decision(store, name)
-    mine, benchmarked = None, 0
-    # As many claims were given up by ranks whose launches had no work, which decide nothing.
-    claim = idle = _ask(store.add, f"{name}/idle", 0)
-    while decided is None and claim < idle + _CLAIMS and not is_capturing_graph():
-        given_up = f"{name}/given up{claim}"
-        if _ask(store.add, f"{name}/claim{claim}", 1) == 1:
-            mine, benchmarked = _resolve_or_give_up(store, name, given_up, resolve)
-            break
-        decided = _await_decision(store, name, given_up, wait)
-        claim, idle = claim + 1, _ask(store.add, f"{name}/idle", 0)
-    if mine is not None and mine.is_idle:
-        return mine, benchmarked
+    for number in range(_CLAIMS):
+        claim = f"{name}/claim{number}"
+        until = time.monotonic() + wait
+        while decided is None and not mine and not is_capturing_graph():
+            if _ask(store.add, claim, 1) == 1:
+                mine.append(_resolve_claimed(store, claim, request, resolver, wait))
+            elif time.monotonic() < until:
+                decided = _await_decision(store, name, claim, until)
+            else:
+                break
     if decided is None:
-        mine = mine or resolve_now()
-        decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
-    return _adopt_decision(request, decided, mine, resolve, benchmarked)
+        if not mine:
+            mine.append((_resolve_now(request, resolver), 0))
+        if mine[0][0].is_idle:
+            return mine[0]
+        decided = _ask(store.compare_set, name, "", _proposal(mine[0][0])).decode()
+    return _adopt_decision(request, decided, resolver, wait, mine)
 
 
-def _resolve_or_give_up(
-    store: Any, name: str, given_up: str, resolve: _Resolve
+def _resolve_claimed(
+    store: Any, claim: str, request: Request, resolver: Resolver, wait: float
 ) -> tuple[Resolution, int]:
-    """Resolve a claimed scenario; the ranks that wait are told if that fails or decides nothing."""
+    """Resolve a claimed scenario; another rank may claim it if that fails or decides nothing."""
+    decides = False
     try:
-        mine, benchmarked = resolve()
-        if mine.is_idle:
-            _ask(store.add, f"{name}/idle", 1)
-            _ask(store.set, given_up, "")
-        return mine, benchmarked
-    except BaseException:
-        with suppress(_JobStoreError):  # The error of `resolve` says more.
-            _ask(store.set, given_up, "")
-        raise
+        resolution, benchmarked = resolver.resolve(request, wait=wait)
+        decides = not resolution.is_idle
+        return resolution, benchmarked
+    finally:
+        if not decides:
+            with suppress(_JobStoreError):  # an error of the resolver says more
+                _ask(store.delete_key, claim)
+
+
+def _resolve_now(request: Request, resolver: Resolver) -> Resolution:
+    """Look a config up without benchmarking and without waiting."""
+    if resolver.mode is Mode.TUNE:
+        return resolver.explain(request)
+    return resolver.resolve(request, wait=0.0)[0]
 
 
 def _adopt_decision(
-    request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
+    request: Request,
+    decided: str,
+    resolver: Resolver,
+    wait: float,
+    mine: Sequence[tuple[Resolution, int]],
 ) -> tuple[Resolution, int]:
     """Return the decision as a resolution of this rank's request."""
-    if mine is not None and decided == _proposal(mine):
-        return replace(mine, agreed=True), benchmarked
+    if mine and decided == _proposal(mine[0][0]):
+        return replace(mine[0][0], agreed=True), mine[0][1]
     try:
         proposal = json.loads(decided)
         config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
-    if config not in request.declared:
-        warn_once(
-            f"ranks {kernel.name} {config}",
-            f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, "
-            "which this rank does not declare: "
-            "it chooses by itself; run one version of the kernel on all ranks",
-        )
-        return (mine, benchmarked) if mine is not None else resolve()
-    resolution = Resolution(
-        "agreed", request.declared[config], request.scenario, request.context, agreed=True
+    if config in request.declared:
+        chosen = request.declared[config]
+        agreed = Resolution("agreed", chosen, request.scenario, request.context, agreed=True)
+        return agreed, mine[0][1] if mine else 0
+    warn_once(
+        f"ranks {kernel.name} {config}",
+        f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, which this rank does "
+        "not declare: it chooses by itself; run one version of the kernel on all ranks",
     )
-    return resolution, benchmarked
+    return mine[0] if mine else resolver.resolve(request, wait=wait)
 
 
 def _job_key(request: Request) -> str:
@@ -153,12 +173,13 @@ def _read_decision(store: Any, name: str) -> str | None:
     return str(_ask(store.get, name).decode())
 
 
-def _await_decision(store: Any, name: str, given_up: str, wait: float) -> str | None:
-    until, pause = time.monotonic() + wait, 0.002
+def _await_decision(store: Any, name: str, claim: str, until: float) -> str | None:
+    """Return the decision; None if the claim is given up, or there is none by then."""
+    pause = 0.002
     while (
         (decision := _read_decision(store, name)) is None
         and time.monotonic() < until
-        and not _ask(store.check, [given_up])
+        and _ask(store.check, [claim])
     ):
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)
