@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import copy
-import logging
-import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, drop_own_frames
 from ..model.buckets import Bucket
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
-from ..stores import TieredStore
+from ..stores import MemoryStore, TieredStore
+from ..stores.urls import as_tiers
+from ..system.background_threads import is_from_signal_handler
 from ..system.fork_lock import cached_property
 from ..system.import_hooks import after_import
-from ..system.notices import logger, warn_once
+from ..system.notices import show_log, warn_once
 from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
+    begin_digest,
     current_device,
     is_interpreting,
+    toolchain_on,
 )
+from ..triton_internals.hooks import foreign_run
 from ..triton_internals.identity import identify, kernel_name
 from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.device_timer import DeviceTimer
-from . import choosing, launching
-from .activity_report import report_triton_activity
 from .choices import Choices, ConfigCache
 from .declaration import Declaration, Pruning, why_unnamed
+from .events import report_triton_activity
 from .hot_path import HotPath
+from .launch import Launch
 from .launch_recorder import record_launches
 from .options import CacheOptions, DefaultConfig, check_declaration, declared_options, no_configs
 from .prewarmed_binaries import use_prewarmed_binaries
@@ -416,7 +419,26 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     @property
     def _resolver(self) -> Resolver:
-        return choosing.resolver_for(self, is_stored=not self._declaration.not_stored)
+        return self._resolver_for(is_stored=not self._declaration.not_stored)
+
+    def _resolver_of(self, request: Request) -> Resolver:
+        return self._resolver_for(is_stored=not request.not_stored)
+
+    def _resolver_for(self, *, is_stored: bool) -> Resolver:
+        """Return the resolver of the launches whose timings are stored, or of those whose are not.
+
+        The latter mean nothing to another process.
+        """
+        if is_stored in self._resolvers:
+            return self._resolvers[is_stored]
+        settings = current_settings()
+        show_log(settings.log)
+        tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
+        if self._declaration.consensus == "none":  # else no rank changes its choice alone
+            tiers.keep_copies_right(self._note_change)
+        max_distance = self._options.get("max_distance", settings.max_distance)
+        resolver = Resolver(tiers, self.mode, max_distance, settings, compares_code=True)
+        return self._resolvers.setdefault(is_stored, resolver)
 
     @cached_property
     def _pruning(self) -> Pruning | None:
@@ -430,7 +452,47 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def _is_left_to_triton(self) -> bool:
-        return launching.is_left_to_triton(self)
+        """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
+        try:
+            if self.mode is Mode.OFF or not self._is_on_known_device():
+                return True
+            _ = self._declaration  # what is wrong with it shows here
+        except Exception as error:
+            if not self._leaves_to_triton(error):
+                raise
+            self._warn_of_triton(error)
+            return True
+        module = foreign_run() if self.is_adopted else None
+        if module is not None:
+            warn_once(
+                "foreign run",
+                f"{module} has replaced Autotuner.run: it launches the kernels, and nothing is "
+                "recorded",
+            )
+        return module is not None
+
+    def _is_on_known_device(self) -> bool:
+        """Return whether the device is one whose timings mean something elsewhere."""
+        if not self._interpreted and len(self.configs) > 1:
+            begin_digest()
+        try:
+            toolchain_on(self._device())
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            warn_once("device", f"kernels are tuned by Triton alone: {error}")
+            return False
+        return True
+
+    def _leaves_to_triton(self, error: Exception) -> bool:
+        """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
+        is_asked_for = isinstance(error, (ScenarioNotTuned, SnapshotError))
+        return self.is_adopted and not (is_asked_for or is_from_signal_handler(error))
+
+    def _warn_of_triton(self, error: Exception) -> None:
+        kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
+        reason = (str(error).splitlines() or [""])[0]
+        warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {kind}{reason}")
 
     def __getitem__(self, grid: Any) -> Any:
         """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
@@ -458,7 +520,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
         try:
             if "grid" not in kwargs or kwargs.get("warmup"):
-                return launching.launch(self, args, kwargs)[0]
+                return Launch(self, args, kwargs).run()[0]
             grid = kwargs.pop("grid")
             kwargs.pop("warmup", None)
             return self._launch(grid, args, kwargs)
@@ -478,9 +540,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Function that launches `(grid, args, kwargs)`, by the hot path where it applies."""
         if self._hot_path is not None:
             return self._hot_path.launcher()
-        return lambda grid, args, kwargs: launching.launch(
+        return lambda grid, args, kwargs: Launch(
             self, args, {"grid": grid, "warmup": False, **kwargs}
-        )[0]
+        ).run()[0]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make.
@@ -502,19 +564,19 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
         Nothing is launched or benchmarked, and no miss is noted.
         """
-        request, resolution = choosing.explain(self, args, kwargs, is_kept=True)
+        request, resolution = Launch(self, args, kwargs).explain(is_kept=True)
         if request is None:
             return resolution
-        return choosing.resolver_of(self, request).add_evidence(request, resolution)
+        return self._resolver_of(request).add_evidence(request, resolution)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.
 
         Ranks that choose together keep what they have agreed on.
         """
-        request, resolution = choosing.explain(self, args, kwargs, is_kept=False)
+        request, resolution = Launch(self, args, kwargs).explain(is_kept=False)
         if request is not None and not resolution.final:
-            choosing.resolver_of(self, request).note_miss(request)
+            self._resolver_of(request).note_miss(request)
         return resolution
 
 
@@ -522,9 +584,6 @@ _PACKAGE = __name__.partition(".")[0]
 
 _TRACED = ("model", "runtime", "settings", "stores", "system", "triton_internals", "tuning")
 """What a launch calls, and torch's compiler would trace; attention's own code it may trace."""
-
-_NEEDED = sys.stdlib_module_names | {"filelock", "httpx", "platformdirs", "pydantic"}
-"""Packages whose errors, where this one has called them, are about this one."""
 
 
 @cache
@@ -547,34 +606,3 @@ def _add_rules(trace_rules: Any) -> None:
             "torch.compile may trace the code behind launches of cached kernels: "
             f"{type(error).__name__}: {error}",
         )
-
-
-def drop_own_frames(error: BaseException) -> None:
-    """Take this package's calls out of the traceback of an author's error.
-
-    A config's hook, a pruning function, a benchmark function, a heuristic or the kernel itself may
-    raise. Some thirty calls of this package lie between the launch and what failed: they are of no
-    help to the author, and hide the lines that are. An error of this package stays as it is, and so
-    does every error if debug messages are logged.
-    """
-    entries = list(_walk(error.__traceback__))
-    packages = [entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] for entry in entries]
-    if _PACKAGE not in packages or logger.isEnabledFor(logging.DEBUG):
-        return
-    end = len(packages) - packages[::-1].index(_PACKAGE)
-    if end == len(packages) or packages[end] in _NEEDED:
-        return
-    shown = entries[end]
-    start = packages.index(_PACKAGE)
-    for place in reversed(range(end)):
-        is_between = place >= start and packages[place] in sys.stdlib_module_names
-        if packages[place] != _PACKAGE and not is_between:
-            frame = entries[place]
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    error.__traceback__ = shown
-
-
-def _walk(entry: TracebackType | None) -> Iterator[TracebackType]:
-    while entry is not None:
-        yield entry
-        entry = entry.tb_next

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from ..model.resolution import Resolution
 from ..system.fork_lock import ForkLock
 from ..triton_internals.scenario_key import RawKey
-from .request import Request
 
-__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache", "NewChoice"]
+__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
@@ -59,29 +58,6 @@ class ChosenConfig(NamedTuple):
     def is_final(self) -> bool:
         """Whether a later lookup cannot find better."""
         return self.resolution is None or self.resolution.final
-
-
-class NewChoice(NamedTuple):
-    """How a launch came by its config.
-
-    Attributes:
-        request: the launch's scenario.
-        resolution: the config that it runs.
-        benchmarked: the number of configs that were benchmarked for it.
-        seconds: how long that took.
-        before: the fallback that earlier launches of the scenario ran, or None.
-    """
-
-    request: Request
-    resolution: Resolution
-    benchmarked: int
-    seconds: float
-    before: Resolution | None
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return self.request.context.kernel.name
 
 
 class _Kept(NamedTuple):

@@ -24,9 +24,9 @@ from ..triton_internals.versions import (
     is_covered,
     kernel_follows_hooks,
 )
-from . import launching
 from .choices import ChosenConfig
 from .declaration import Pruning
+from .launch import Launch
 
 __all__ = ["HotPath"]
 
@@ -156,8 +156,8 @@ class HotPath:
         if self._autotuner._hot_path is not self or self._learns(grid, args, kwargs):
             return self._autotuner._launch(grid, args, kwargs)
         generation = self._generation
-        launch_kwargs = {"grid": grid, "warmup": False, **kwargs}
-        kernel, chosen = launching.launch(self._autotuner, args, launch_kwargs)
+        launch = Launch(self._autotuner, args, {"grid": grid, "warmup": False, **kwargs})
+        kernel, chosen = launch.run()
         # A hook may change an argument (a descriptor's block), so Triton must bind it each time.
         if (
             chosen.until

@@ -22,8 +22,9 @@ from dejavu_cache.installation.autotune_replacement import (
     install,
     uninstall,
 )
-from dejavu_cache.runtime import activity_report, autotuner, choosing, launching
+from dejavu_cache.runtime import autotuner, events, launch
 from dejavu_cache.runtime.declaration import Declaration
+from dejavu_cache.runtime.launch import Launch
 from dejavu_cache.system import notices
 from dejavu_cache.triton_internals.upstream import Autotuner
 
@@ -179,19 +180,19 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [
-    (choosing, "keyed_launch"),
+    (Launch, "_request"),
     (Declaration, "of"),
     (Declaration, "request"),
     (Declaration, "context"),
-    (choosing, "_resolve"),
-    (choosing, "choose_for_scenario"),
-    (activity_report, "report_to_triton"),
-    (activity_report, "report_resolution"),
-    (launching, "toolchain_on"),
+    (Launch, "_resolve"),
+    (Launch, "_choose_for_scenario"),
+    (autotuner, "toolchain_on"),
     (autotuner, "current_settings"),
-    (choosing, "current_settings"),
-    (choosing, "Resolver"),
-    (activity_report, "launch_key"),
+    (launch, "current_settings"),
+    (autotuner, "Resolver"),
+    (events, "tell_triton"),
+    (events, "report_choice"),
+    (events, "launch_key"),
 ]
 
 
@@ -243,14 +244,14 @@ def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
     BENCHMARKED.clear()
     tuned = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert tuned.best_config.kwargs["B"] == 32
-    launch = launching.launch_chosen
+    launch_chosen = Launch._launch_chosen
 
-    def launch_what_fits(kernel: Any, chosen: Any, args: Any, kwargs: Any) -> Any:
+    def launch_what_fits(self: Any, chosen: Any) -> Any:
         if chosen.config.kwargs["B"] == 32:
             raise OutOfResources(300_000, 232_448, "shared memory")
-        return launch(kernel, chosen, args, kwargs)
+        return launch_chosen(self, chosen)
 
-    monkeypatch.setattr(launching, "launch_chosen", launch_what_fits)
+    monkeypatch.setattr(Launch, "_launch_chosen", launch_what_fits)
     again = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert again.best_config.kwargs["B"] == 16
 
