@@ -30,8 +30,7 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.hooks import foreign_run
 from ..triton_internals.identity import identify, kernel_name
-from ..triton_internals.upstream import Autotuner
-from ..triton_internals.versions import is_covered
+from ..triton_internals.versions import Autotuner, is_covered
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
@@ -161,7 +160,7 @@ def cached_autotune(
     return decorate
 
 
-def _declared(name: str, text: str) -> Any:
+def _declaring_property(name: str, text: str) -> Any:
     """Return a property of an autotuner on which its declaration depends."""
     place = f"_{name}"
 
@@ -188,9 +187,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             tunes it alone where the cache cannot.
     """
 
-    configs = _declared("configs", "The configs to choose from.")
-    keys = _declared("keys", "The names of the key arguments, as the program gave them.")
-    fn = _declared("fn", "The `triton.jit` function, or heuristics around one.")
+    configs = _declaring_property("configs", "The configs to choose from.")
+    keys = _declaring_property("keys", "The names of the key arguments, as the program gave them.")
+    fn = _declaring_property("fn", "The `triton.jit` function, or heuristics around one.")
 
     def __init__(
         self,

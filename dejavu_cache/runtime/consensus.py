@@ -12,7 +12,6 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -47,106 +46,117 @@ def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution
     store = _job_store()
     if store is None:
         return resolver.resolve(request, wait=wait)
-    mine: list[tuple[Resolution, int]] = []
+    agreement = _Agreement(store, request, resolver, wait)
     try:
-        return _agree(store, request, resolver, wait, mine)
+        return agreement.reach()
     except _JobStoreError as error:
         warn_once(
             "consensus",
             f"the job's key-value store fails ({error}): ranks choose configs by themselves",
         )
-        return mine[0] if mine else resolver.resolve(request, wait=wait)
+        return agreement.mine or resolver.resolve(request, wait=wait)
 
 
 class _JobStoreError(Exception):
     """The job's key-value store failed, or holds something unreadable."""
 
 
-def _agree(
-    store: Any,
-    request: Request,
-    resolver: Resolver,
-    wait: float,
-    mine: list[tuple[Resolution, int]],
-) -> tuple[Resolution, int]:
-    """Return the shared resolution.
+class _Agreement:
+    """A rank's part in the decision about one scenario.
 
     Args:
         store: the job's key-value store.
         request: the scenario.
         resolver: looks up or tunes a config for this rank.
-        wait: seconds to wait for another rank's decision.
-        mine: gets what this rank has resolved: if the store fails later, that is done all the same.
+        wait: seconds to wait for another rank.
+
+    Attributes:
+        mine: what this rank has resolved, and how many configs it has benchmarked for it, or None.
     """
-    name = _job_key(request)
-    decided = _read_decision(store, name)
-    for number in range(_CLAIMS):
-        claim = f"{name}/claim{number}"
-        until = time.monotonic() + wait
-        while decided is None and not mine and not is_capturing_graph():
-            if _ask(store.add, claim, 1) == 1:
-                mine.append(_resolve_claimed(store, claim, request, resolver, wait))
-            elif time.monotonic() < until:
-                decided = _await_decision(store, name, claim, until)
-            else:
-                break
-    if decided is None:
-        if not mine:
-            mine.append((_resolve_now(request, resolver), 0))
-        if mine[0][0].is_idle:
-            return mine[0]
-        decided = _ask(store.compare_set, name, "", _proposal(mine[0][0])).decode()
-    return _adopt_decision(request, decided, resolver, wait, mine)
 
+    def __init__(self, store: Any, request: Request, resolver: Resolver, wait: float) -> None:
+        """Ask the store nothing yet."""
+        self._store, self._name = store, _job_key(request)
+        self._request, self._resolver, self._wait = request, resolver, wait
+        self.mine: tuple[Resolution, int] | None = None
 
-def _resolve_claimed(
-    store: Any, claim: str, request: Request, resolver: Resolver, wait: float
-) -> tuple[Resolution, int]:
-    """Resolve a claimed scenario; another rank may claim it if that fails or decides nothing."""
-    decides = False
-    try:
-        resolution, benchmarked = resolver.resolve(request, wait=wait)
-        decides = not resolution.is_idle
-        return resolution, benchmarked
-    finally:
-        if not decides:
-            with suppress(_JobStoreError):  # an error of the resolver says more
-                _ask(store.delete_key, claim)
+    def reach(self) -> tuple[Resolution, int]:
+        """Return the shared resolution, and how many configs this rank benchmarked for it."""
+        decided = self._read()
+        for number in range(_CLAIMS):
+            if decided is None and self.mine is None:
+                decided = self._claim_or_wait(f"{self._name}/claim{number}")
+        if decided is None:
+            self.mine = self.mine or (self._resolve_now(), 0)
+            if self.mine[0].is_idle:
+                return self.mine
+            decided = self._ask("compare_set", self._name, "", _proposal(self.mine[0])).decode()
+        return self._adopt(decided)
 
+    def _claim_or_wait(self, claim: str) -> str | None:
+        """Resolve the scenario if no other rank does, or else return what the other one decides."""
+        until, pause = time.monotonic() + self._wait, 0.002
+        while not is_capturing_graph():
+            if not self._ask("check", [claim]) and self._ask("add", claim, 1) == 1:
+                self._resolve(claim)
+                return None
+            decided = self._read()
+            if decided is not None or time.monotonic() >= until:
+                return decided
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        return None
 
-def _resolve_now(request: Request, resolver: Resolver) -> Resolution:
-    """Look a config up without benchmarking and without waiting."""
-    if resolver.mode is Mode.TUNE:
-        return resolver.explain(request)
-    return resolver.resolve(request, wait=0.0)[0]
+    def _resolve(self, claim: str) -> None:
+        """Resolve the scenario; if that fails or decides nothing, another rank may claim it."""
+        decides = False
+        try:
+            self.mine = self._resolver.resolve(self._request, wait=self._wait)
+            decides = not self.mine[0].is_idle
+        finally:
+            if not decides:
+                with suppress(_JobStoreError):  # an error of the resolver says more
+                    self._ask("delete_key", claim)
 
+    def _resolve_now(self) -> Resolution:
+        """Look a config up without benchmarking and without waiting."""
+        if self._resolver.mode is Mode.TUNE:
+            return self._resolver.explain(self._request)
+        return self._resolver.resolve(self._request, wait=0.0)[0]
 
-def _adopt_decision(
-    request: Request,
-    decided: str,
-    resolver: Resolver,
-    wait: float,
-    mine: Sequence[tuple[Resolution, int]],
-) -> tuple[Resolution, int]:
-    """Return the decision as a resolution of this rank's request."""
-    if mine and decided == _proposal(mine[0][0]):
-        return replace(mine[0][0], agreed=True), mine[0][1]
-    try:
-        proposal = json.loads(decided)
-        config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
-    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
-    kernel = request.context.kernel
-    if config in request.declared:
-        chosen = request.declared[config]
-        agreed = Resolution("agreed", chosen, request.scenario, request.context, agreed=True)
-        return agreed, mine[0][1] if mine else 0
-    warn_once(
-        f"ranks {kernel.name} {config}",
-        f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, which this rank does "
-        "not declare: it chooses by itself; run one version of the kernel on all ranks",
-    )
-    return mine[0] if mine else resolver.resolve(request, wait=wait)
+    def _adopt(self, decided: str) -> tuple[Resolution, int]:
+        """Return the decision as a resolution of this rank's request."""
+        request, mine = self._request, self.mine
+        if mine is not None and decided == _proposal(mine[0]):
+            return replace(mine[0], agreed=True), mine[1]
+        try:
+            proposal = json.loads(decided)
+            config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
+        except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
+            raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
+        if config in request.declared:
+            chosen = request.declared[config]
+            agreed = Resolution("agreed", chosen, request.scenario, request.context, agreed=True)
+            return agreed, mine[1] if mine else 0
+        kernel = request.context.kernel.name
+        warn_once(
+            f"ranks {kernel} {config}",
+            f"rank {rank} chose ({config}) for {kernel}{request.scenario}, which this rank does "
+            "not declare: it chooses by itself; run one version of the kernel on all ranks",
+        )
+        return mine or self._resolver.resolve(request, wait=self._wait)
+
+    def _read(self) -> str | None:
+        """Return what was decided, or None."""
+        if not self._ask("check", [self._name]):
+            return None
+        return str(self._ask("get", self._name).decode())
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._store, method)(*args)
+        except Exception as error:  # a store raises what its transport raises
+            raise _JobStoreError(error) from None
 
 
 def _job_key(request: Request) -> str:
@@ -165,32 +175,6 @@ def _job_key(request: Request) -> str:
 def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
     return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
-
-
-def _read_decision(store: Any, name: str) -> str | None:
-    if not _ask(store.check, [name]):
-        return None
-    return str(_ask(store.get, name).decode())
-
-
-def _await_decision(store: Any, name: str, claim: str, until: float) -> str | None:
-    """Return the decision; None if the claim is given up, or there is none by then."""
-    pause = 0.002
-    while (
-        (decision := _read_decision(store, name)) is None
-        and time.monotonic() < until
-        and _ask(store.check, [claim])
-    ):
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.25)
-    return decision
-
-
-def _ask(question: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return question(*args)
-    except Exception as error:  # a store raises what its transport raises
-        raise _JobStoreError(error) from None
 
 
 def _torch_distributed() -> Any:

@@ -22,7 +22,7 @@ from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import current_environment, unreadable_settings
 from ..triton_internals.identity import KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 from .options import Consensus, KernelOptions

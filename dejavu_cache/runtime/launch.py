@@ -25,7 +25,7 @@ from ..triton_internals.environment import await_digest
 from ..triton_internals.hooks import refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
 from .choices import Choices, ChosenConfig, ConfigCache
 from .consensus import agree

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, cast, get_args
 
 from ..errors import SettingsError, did_you_mean
@@ -20,7 +20,7 @@ from ..stores import Store, check_url
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe, unknown_name
 from ..triton_internals.identity import kernel_name
-from ..triton_internals.upstream import Heuristics, autotune
+from ..triton_internals.versions import Heuristics, autotune
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
@@ -120,28 +120,23 @@ def declared_options(
     Raises:
         SettingsError: an option does not exist or has a value that it cannot have.
     """
-    options = {name: _checked(kernel, name, given[name]) for name in given}
-    options = {name: value for name, value in options.items() if value is not None}
-    buckets = options.pop("buckets", {})
-    for name in buckets:
-        if name not in key:
-            holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
-            remedy = holds if name in arg_names else did_you_mean(name, key)
-            raise SettingsError(f"{kernel}: buckets name {name!r}, which is not in key: {remedy}")
-    if mistake := _unknown_argument("key", key, arg_names):  # older versions than 3.9 ignore it
+    options = {name: value for name, value in given.items() if value is not None}
+    _refuse(kernel, _mistakes_in_options(options, arg_names, configs, key, do_bench))
+    for mistake in _unknown_arguments("key", key, arg_names):  # older versions than 3.9 ignore it
         warn_once(f"key {kernel}", f"{kernel}: {mistake} (it is ignored)")
-    if "method" in options and do_bench is not None:
-        raise SettingsError(
-            f"{kernel}: method={options['method']!r} and a do_bench of your own: "
-            "give only one of them"
-        )
-    if isinstance(options.get("check"), CheckOptions):
-        _check_compared_arguments(kernel, options["check"], arg_names)
-    if "default" in options:
-        _check_default(kernel, options["default"], configs)
+    if "mode" in options:
+        options["mode"] = Mode(options["mode"].lower())
+    if options.get("check") is True:
+        options["check"] = CheckOptions()
     inherited = _options_of_policy(kernel, [name for name in key if name in arg_names], configs)
-    buckets = {**inherited.pop("buckets"), **buckets}
+    own = {name: parse_bucket(spec) for name, spec in options.get("buckets", {}).items()}
+    buckets = {**inherited["buckets"], **own}
     return cast("KernelOptions", {**inherited, **options, "buckets": buckets})
+
+
+def _refuse(kernel: str, mistakes: Iterable[str]) -> None:
+    for mistake in mistakes:
+        raise SettingsError(f"{kernel}: {mistake}")
 
 
 def _options_of_policy(kernel: str, keys: Sequence[str], configs: Sequence[Any]) -> dict[str, Any]:
@@ -171,6 +166,10 @@ def _options_of_policy(kernel: str, keys: Sequence[str], configs: Sequence[Any])
 
 
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "buckets": (
+        lambda value: isinstance(value, Mapping),
+        'give a mapping from key arguments to buckets, such as {"n": "pow2"}',
+    ),
     "store": (
         lambda value: isinstance(value, (Store, str, os.PathLike)),
         "give a Store, a URL or a folder",
@@ -203,60 +202,72 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 """The values of the options that have a few."""
 
 
-def _checked(kernel: str, name: str, value: Any) -> Any:
-    """Return an option's value, modes and buckets parsed.
+def _mistakes_in_options(
+    options: Mapping[str, Any],
+    arg_names: Sequence[str],
+    configs: Sequence[Any],
+    key: Sequence[str],
+    do_bench: object,
+) -> Iterator[str]:
+    for name in options:
+        if name not in CacheOptions.__annotations__:
+            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
+            yield f"cached_autotune has no option {name!r}: {remedy}"
+    for name, value in options.items():
+        for mistake in _mistakes_in_value(name, value):
+            yield f"{name}={value!r}: {mistake}"
+    for name, spec in options.get("buckets", {}).items():
+        try:
+            parse_bucket(spec)
+        except SettingsError as error:
+            yield f"buckets[{name!r}]: {error}"
+        if name not in key:
+            holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
+            remedy = holds if name in arg_names else did_you_mean(name, key)
+            yield f"buckets name {name!r}, which is not in key: {remedy}"
+    if "method" in options and do_bench is not None:
+        yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
+    check = options.get("check")
+    if isinstance(check, CheckOptions):
+        tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
+        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
+        for option, names in named.items():
+            for mistake in _unknown_arguments(option, names, arg_names):
+                yield f"check: {mistake}"
+    if "default" in options:
+        yield from _mistakes_in_default(options["default"], configs)
 
-    Raises:
-        SettingsError: there is no such option, or it cannot have this value.
-    """
-    if name not in CacheOptions.__annotations__:
-        remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
-        raise SettingsError(f"{kernel}: cached_autotune has no option {name!r}: {remedy}")
-    if value is None:
-        return None
-    if name == "buckets":
-        return _parse_buckets(kernel, value)
+
+def _mistakes_in_value(name: str, value: Any) -> Iterator[str]:
     if name == "mode" and isinstance(value, str):
         value = value.lower()
-    mistake = None
     if name in _CHOICES and value not in _CHOICES[name]:
-        mistake = did_you_mean(value, _CHOICES[name])
-    elif name in _VALUES and not _VALUES[name][0](value):
-        mistake = _VALUES[name][1]
-    elif isinstance(value, CheckOptions):
-        mistake = _mistake_in_check(value)
-    elif name == "store" and isinstance(value, str):
-        mistake = _mistake_in_url(value)
-    if mistake:
-        raise SettingsError(f"{kernel}: {name}={value!r}: {mistake}")
-    if name == "mode":
-        return Mode(value)
-    return CheckOptions() if value is True else value
+        yield did_you_mean(value, _CHOICES[name])
+    if name in _VALUES and not _VALUES[name][0](value):
+        yield _VALUES[name][1]
+    if isinstance(value, CheckOptions):
+        yield from _mistakes_in_check(value)
+    if name == "store" and isinstance(value, str):
+        try:
+            check_url(value)
+        except SettingsError as error:
+            yield str(error)
 
 
-def _mistake_in_url(url: str) -> str | None:
-    try:
-        check_url(url)
-    except SettingsError as error:
-        return str(error)
-    return None
-
-
-def _mistake_in_check(check: CheckOptions) -> str | None:
+def _mistakes_in_check(check: CheckOptions) -> Iterator[str]:
     for option, names in (("ignore", check.ignore), ("outputs", check.outputs or ())):
         if isinstance(names, str):
-            return f'{option} is a string: give a list such as ["{names}"]'
+            yield f'{option} is a string: give a list such as ["{names}"]'
         if not isinstance(names, Iterable):
-            return f"{option}={names!r}: give a list of arguments, or leave it out"
+            yield f"{option}={names!r}: give a list of arguments, or leave it out"
     if not isinstance(check.repeatable, bool):
-        return f"repeatable={check.repeatable!r}: give True or False"
+        yield f"repeatable={check.repeatable!r}: give True or False"
     tolerance = check.tolerance
     shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
     if not all(share is None or (_is_real(share) and share >= 0) for share in shares):
-        return "give a tolerance of 0 or more, or one for each of some arguments"
+        yield "give a tolerance of 0 or more, or one for each of some arguments"
     if not (check.reference is None or callable(check.reference)):
-        return "give a reference that is a function of the arguments by name"
-    return None
+        yield "give a reference that is a function of the arguments by name"
 
 
 def _is_real(value: Any) -> bool:
@@ -264,78 +275,47 @@ def _is_real(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def _parse_buckets(kernel: str, buckets: Any) -> dict[str, Bucket]:
-    if not isinstance(buckets, Mapping):
-        raise SettingsError(
-            f"{kernel}: buckets={buckets!r}: give a mapping from key arguments to buckets, such as "
-            '{"n": "pow2"}'
-        )
-    parsed = {}
-    for name, spec in buckets.items():
-        try:
-            parsed[name] = parse_bucket(spec)
-        except SettingsError as error:
-            raise SettingsError(f"{kernel}: buckets[{name!r}]: {error}") from None
-    return parsed
-
-
-def _unknown_argument(parameter: str, names: Iterable[str], arg_names: Sequence[str]) -> str | None:
-    """Say which of the names that are given to a parameter is no argument of the kernel."""
-    for name in names:
-        if name not in arg_names:
-            remedy = did_you_mean(name, arg_names)
-            return f"{parameter} names {name!r}, which is no argument: {remedy}"
-    return None
-
-
-def _check_compared_arguments(kernel: str, check: CheckOptions, arg_names: Sequence[str]) -> None:
-    """Refuse tolerances, outputs and arguments to ignore that are no arguments of the kernel."""
-    tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-    named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
-    for option, names in named.items():
-        if mistake := _unknown_argument(option, names, arg_names):
-            raise SettingsError(f"{kernel}: check: {mistake}")
-
-
-def _check_default(kernel: str, default: Any, configs: Sequence[Any]) -> None:
-    """Refuse a default that is no declared config, no values of one, and no function.
+def _mistakes_in_default(default: Any, configs: Sequence[Any]) -> Iterator[str]:
+    """Say why a default is no declared config, no values of one, and no function.
 
     A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
     """
+    given, is_space = f"default={default!r}", isinstance(configs, ConfigSpace)
     if isinstance(default, Mapping):
-        if mistake := _mistake_in_values(default, configs):
-            raise SettingsError(f"{kernel}: default={default!r}: {mistake}")
+        if not default:
+            yield f'{given}: name at least one value, such as {{"num_warps": 4}}'
+        if isinstance(configs, ConfigSpace):
+            known = sorted(configs.names)
+        else:
+            known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
+        for name in default:
+            if name not in known:
+                yield f"{given}: no config sets {name!r}: {did_you_mean(name, known)}"
+        if not is_space and config_with(default, configs) is None:
+            yield (
+                f"{given}: none of the {len(configs)} declared configs has these values: name "
+                "those of one"
+            )
     elif isinstance(default, type) or not (callable(default) or hasattr(default, "all_kwargs")):
-        raise SettingsError(
-            f"{kernel}: default={default!r}: give a triton.Config, its values by name, or a "
-            "function from the launch's arguments by name to one"
+        yield (
+            f"{given}: give a triton.Config, its values by name, or a function from the launch's "
+            "arguments by name to one"
         )
-    elif (
-        not callable(default)
-        and not isinstance(configs, ConfigSpace)
-        and describe(default) not in map(describe, configs)
-    ):
-        raise SettingsError(
-            f"{kernel}: default=({default}) is not among the {len(configs)} declared configs: add "
-            "it to configs, or choose one of them"
+    elif not (callable(default) or is_space or describe(default) in map(describe, configs)):
+        yield (
+            f"default=({default}) is not among the {len(configs)} declared configs: add it to "
+            "configs, or choose one of them"
         )
 
 
-def _mistake_in_values(default: Mapping[str, Any], configs: Sequence[Any]) -> str | None:
-    """Say why values select none of the configs; a space's values are not searched."""
-    if not default:
-        return 'name at least one value, such as {"num_warps": 4}'
-    if isinstance(configs, ConfigSpace):
-        known, is_declared = sorted(configs.names), True
-    else:
-        known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
-        is_declared = config_with(default, configs) is not None
-    for name in default:
-        if name not in known:
-            return f"no config sets {name!r}: {did_you_mean(name, known)}"
-    if is_declared:
-        return None
-    return f"none of the {len(configs)} declared configs has these values: name those of one"
+def _unknown_arguments(
+    parameter: str, names: Iterable[str], arg_names: Sequence[str]
+) -> Iterator[str]:
+    """Say which of the names that are given to a parameter are no arguments of the kernel."""
+    for name in names:
+        if name not in arg_names:
+            remedy = did_you_mean(name, arg_names)
+            yield f"{parameter} names {name!r}, which is no argument: {remedy}"
 
 
 def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
@@ -353,39 +333,56 @@ def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
             f"{getattr(fn, '__qualname__', repr(fn))}: cached_autotune decorates a kernel: put "
             "@triton.jit directly below @cached_autotune"
         )
-    kernel = kernel_name(fn)
-    _check_configs(kernel, parameters["configs"])
-    read = _names_that_heuristics_read(fn)
-    if read is not None:
-        _check_config_names(kernel, parameters["configs"], [*fn.arg_names, *read])
-    _check_names(kernel, "key", parameters["key"], fn.arg_names)
+    _refuse(kernel_name(fn), _mistakes_in_parameters(fn, parameters))
+
+
+def _mistakes_in_parameters(fn: Any, parameters: Mapping[str, Any]) -> Iterator[str]:
+    configs = parameters["configs"]
+    yield from _mistakes_in_configs(configs)
+    if (read := _names_that_heuristics_read(fn)) is not None:
+        if isinstance(configs, ConfigSpace):
+            named = {"its config_space": configs.names}
+        else:
+            named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
+        for where, names in named.items():
+            if mistake := unknown_name(names, [*fn.arg_names, *read]):
+                yield f"{where} sets {mistake}"
+    yield from _mistakes_in_names("key", parameters["key"], fn.arg_names)
     if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
         for name in ("reset_to_zero", "restore_value"):
             if parameters[name] is not None:
-                _check_names(kernel, name, parameters[name], fn.arg_names)
+                yield from _mistakes_in_names(name, parameters[name], fn.arg_names)
     for name in ("pre_hook", "post_hook", "do_bench"):
         if not (parameters[name] is None or callable(parameters[name])):
-            raise SettingsError(f"{kernel}: {name}={parameters[name]!r}: give a function")
-    _check_pruning(kernel, parameters["prune_configs_by"])
+            yield f"{name}={parameters[name]!r}: give a function"
+    pruning = parameters["prune_configs_by"] or {}
+    if not isinstance(pruning, Mapping):
+        yield (
+            f"prune_configs_by={pruning!r}: give a dictionary such as "
+            '{"early_config_prune": function}'
+        )
+    for name, function in pruning.items():
+        if name not in _PRUNING:
+            yield f"prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
+        if not (name == "top_k" or function is None or callable(function)):
+            yield f"prune_configs_by[{name!r}]={function!r}: give a function"
 
 
-def _check_configs(kernel: str, configs: Any) -> None:
+def _mistakes_in_configs(configs: Any) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
         return
     is_list = hasattr(configs, "__len__") and hasattr(configs, "__getitem__")
     if configs is None or (is_list and not len(configs)):
-        raise SettingsError(f"{kernel}: {no_configs(configs)}")
+        yield no_configs(configs)
     if not is_list or isinstance(configs, (str, Mapping)):
-        raise SettingsError(f"{kernel}: configs={configs!r}: give a list such as [{_EXAMPLE}]")
+        yield f"configs={configs!r}: give a list such as [{_EXAMPLE}]"
     for place, config in enumerate(configs):
         if isinstance(config, type) or not hasattr(config, "all_kwargs"):
-            raise SettingsError(
-                f"{kernel}: configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
-            )
+            yield f"configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
         if not isinstance(config.kwargs, Mapping):
-            raise SettingsError(
-                f"{kernel}: configs[{place}] is triton.Config({config.kwargs!r}): give its values "
-                f"by name, such as {_EXAMPLE}"
+            yield (
+                f"configs[{place}] is triton.Config({config.kwargs!r}): give its values by name, "
+                f"such as {_EXAMPLE}"
             )
 
 
@@ -413,44 +410,12 @@ def _names_that_heuristics_read(fn: Any) -> list[str] | None:
     return names
 
 
-def _check_config_names(kernel: str, configs: Any, arg_names: Sequence[str]) -> None:
-    if isinstance(configs, ConfigSpace):
-        named = {"its config_space": configs.names}
-    else:
-        named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
-    for where, names in named.items():
-        if mistake := unknown_name(names, arg_names):
-            raise SettingsError(f"{kernel}: {where} sets {mistake}")
-
-
-def _check_names(kernel: str, parameter: str, names: Any, arg_names: Sequence[str]) -> None:
-    """Check that a parameter is a collection of names of arguments."""
+def _mistakes_in_names(parameter: str, names: Any, arg_names: Sequence[str]) -> Iterator[str]:
+    """Say why a parameter is no collection of names of arguments."""
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         name = names if isinstance(names, str) else "n"
-        raise SettingsError(f'{kernel}: {parameter}={names!r}: give a list such as ["{name}"]')
+        yield f'{parameter}={names!r}: give a list such as ["{name}"]'
     for name in names:
         if not isinstance(name, str):
-            raise SettingsError(
-                f"{kernel}: {parameter} holds {name!r}: give the names of arguments, as strings"
-            )
-    if mistake := _unknown_argument(parameter, names, arg_names):
-        raise SettingsError(f"{kernel}: {mistake}")
-
-
-def _check_pruning(kernel: str, pruning: Any) -> None:
-    if pruning is None:
-        return
-    if not isinstance(pruning, Mapping):
-        raise SettingsError(
-            f"{kernel}: prune_configs_by={pruning!r}: give a dictionary such as "
-            '{"early_config_prune": function}'
-        )
-    for name in pruning:
-        if name not in _PRUNING:
-            raise SettingsError(
-                f"{kernel}: prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
-            )
-        if name != "top_k" and not (pruning[name] is None or callable(pruning[name])):
-            raise SettingsError(
-                f"{kernel}: prune_configs_by[{name!r}]={pruning[name]!r}: give a function"
-            )
+            yield f"{parameter} holds {name!r}: give the names of arguments, as strings"
+    yield from _unknown_arguments(parameter, names, arg_names)

@@ -26,7 +26,7 @@ from dejavu_cache.runtime import autotuner, events, launch
 from dejavu_cache.runtime.declaration import Declaration
 from dejavu_cache.runtime.launch import Launch
 from dejavu_cache.system import notices
-from dejavu_cache.triton_internals.upstream import Autotuner
+from dejavu_cache.triton_internals.versions import Autotuner
 
 X = torch.ones(64)
 BENCHMARKED: list[int] = []
