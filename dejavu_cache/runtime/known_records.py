@@ -13,7 +13,7 @@ from ..errors import StoreError
 from ..model.foreign_result import ForeignResult
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import NearbyScenarios
+from ..model.scenario_index import ScenarioIndex
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from .rules import Findings, known_record
@@ -51,7 +51,7 @@ class KnownRecords:
         self.url = ",".join(lasting) or tiers.url
         self.is_lasting = bool(lasting)
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._neighbours: dict[Context, tuple[Hashable | None, NearbyScenarios]] = {}
+        self._neighbours: dict[Context, tuple[Hashable | None, ScenarioIndex]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._imports: dict[str, list[ForeignResult]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
@@ -79,7 +79,7 @@ class KnownRecords:
         findings = self._findings.get((context, scenario), Findings())
         return found._replace(record=known_record(found.record, findings))
 
-    def neighbours(self, context: Context) -> NearbyScenarios:
+    def neighbours(self, context: Context) -> ScenarioIndex:
         """Return the recorded scenarios of a context, read again only if they may have changed."""
         revision = self.tiers.revision(context)
         read_at, index = self._neighbours.get(context, (None, None))

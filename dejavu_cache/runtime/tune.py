@@ -61,7 +61,7 @@ class _ThreadActivity(threading.local):
     tunes = 0
 
     @contextmanager
-    def tuning(self) -> Iterator[None]:
+    def count_tune(self) -> Iterator[None]:
         """Count a scenario that the thread tunes."""
         self.tunes += 1
         try:
@@ -107,7 +107,7 @@ def tune(
     wait = 0.0 if is_hung or _this_thread.tunes else wait
     lease = records.tiers.lease(context, scenario, wait=wait)
     # The lease first: while this thread waits for another process, other kernels may be tuned.
-    with lease as is_leased, _tuning, _this_thread.tuning():
+    with lease as is_leased, _tuning, _this_thread.count_tune():
         suspects = find_suspects(context, scenario)
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
