@@ -1,50 +1,32 @@
-"""Plan a prewarming: find the binaries that a program needs when it uses certain records.
-
-List the binaries that launches of one kernel need, by its records of one device.
-
-Open the records that a program will use: shipped ones, and those of the user's store.
-"""
+"""Plan a prewarming: find the binaries that a program needs when it uses certain records."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from .. import __version__
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch, RecordSet
 from ..model.scenario import Config, Context, Device, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
-from ..settings import current_settings
-from ..stores import (
-    MemoryStore,
-    Store,
-    TieredStore,
-    open_store,
-    shipped_stores,
-    tiers_of,
-    wait_longer,
-)
-from ..stores.manifest import PrewarmedKernel
+from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
+from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import platform_key, set_target
+from .compilers import BuildPlan, CompileJob, PrewarmSpec, all_records, own_records
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .recorded_code import equal_records
 from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
-from .worker import BuildPlan, CompileJob, PrewarmSpec
 
-__all__ = [
-    "KernelJobs",
-    "KernelRecords",
-    "all_records",
-    "distinct_launches",
-    "own_records",
-    "plan",
-]
+__all__ = ["plan"]
 
 
 class KernelRecords(NamedTuple):
@@ -215,29 +197,12 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("json:")
 
 
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
-
-
-def own_records(url: str) -> Store:
-    """Open the user's store."""
-    return wait_longer(open_store(url), PATIENCE)
-
-
-def all_records(own: Store) -> Store:
-    """Return a store with the records that installed packages ship before the user's."""
-    shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(own)])
-
-
-def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
-    """Return the binaries to compile and the records to copy.
+def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
+    """Copy the records that a program will use to the folder, and list the binaries to compile.
 
     Args:
         spec: the options of the prewarming.
         kernels: the kernels of the named modules.
-        store: all records that the program will use.
-        own: the records among them that no package ships.
 
     Raises:
         PrewarmError: a device has no records, or they were made by another toolchain than the
@@ -247,39 +212,60 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    adopted = [one for kernel in kernels.by_name.values() for one in equal_records(kernel, store)]
-    store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
-    contexts = {
-        name: _current_contexts(kernel, store, notes) for name, kernel in kernels.by_name.items()
-    }
-    devices = [_device(name, contexts, spec) for name in spec.devices]
-    selected = [
-        selection
-        for device in devices
-        for selection in _select_records(spec, kernels, contexts, device, store)
-    ]
-    _refuse_wheels(spec, selected, own)
-    jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+    with own_records(spec.store) as own:
+        store = all_records(own)
+        adopted = [
+            new for kernel in kernels.by_name.values() for new in equal_records(kernel, store)
+        ]
+        store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
+        contexts = {
+            name: _current_contexts(kernel, store, notes)
+            for name, kernel in kernels.by_name.items()
+        }
+        devices = [_device(name, contexts, spec) for name in spec.devices]
+        selected = [
+            selection
+            for device in devices
+            for selection in _select_records(spec, kernels, contexts, device, store)
+        ]
+        _refuse_wheels(spec, selected, own)
+        jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+        _copy_records(selected, devices, store, FileStore(Path(spec.folder) / RECORDS))
+    targets = {target_of(device) for device in devices}
     return BuildPlan(
         jobs=jobs,
-        contexts=tuple(selection.context for selection in selected),
-        adopted=tuple(adopted),
-        devices=tuple(devices),
-        codegen={device.name: builder_toolchain(device).codegen for device in devices},
-        kernels=tuple(
-            PrewarmedKernel(
-                name=name,
-                source=kernels.by_name[name].source,
-                scenarios=scenarios[name],
-            )
-            for name in sorted({selection.kernel.name for selection in selected})
+        manifest=Manifest(
+            made_by=__version__,
+            triton=installed_triton(),
+            wheel=wheel(),
+            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
+            platform=sysconfig.get_platform(),
+            host_key=platform_key(),
+            devices=tuple(sorted(devices, key=lambda device: device.name)),
+            targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
+            codegen={device.name: builder_toolchain(device).codegen for device in devices},
+            kernels=tuple(
+                PrewarmedKernel(
+                    name=name, source=kernels.by_name[name].source, scenarios=scenarios[name]
+                )
+                for name in sorted({selection.kernel.name for selection in selected})
+            ),
+            files={},
         ),
         notes=tuple(dict.fromkeys(notes)),
-        wheel=wheel(),
-        triton=installed_triton(),
-        host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.by_name]),
     )
+
+
+def _copy_records(
+    selected: Sequence[KernelRecords], devices: Collection[Device], source: Store, target: FileStore
+) -> None:
+    for selection in selected:
+        target.put(selection.context, selection.records)
+    for kernel in {selection.kernel.name for selection in selected}:
+        for tree, _ in source.trees(kernel):
+            if tree.context.environment.device in devices:
+                target.put_tree(tree)
 
 
 def _memory_of(sets: Iterable[RecordSet]) -> MemoryStore:

@@ -8,7 +8,7 @@ from ..errors import PrewarmError
 from ..model.scenario import Device, Environment
 from ..triton_internals.compilation import target_of
 from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
-from .worker import PrewarmSpec
+from .compilers import PrewarmSpec
 
 __all__ = ["Toolchain", "builder_toolchain", "installed_triton", "is_alike", "refuse_toolchain"]
 

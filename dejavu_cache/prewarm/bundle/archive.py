@@ -28,7 +28,7 @@ from ...stores.manifest import (
     verify_folder,
 )
 from ...system.safe_files import open_replacement
-from .new_folder import new_folder
+from ..new_folder import new_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
