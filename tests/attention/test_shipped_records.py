@@ -93,9 +93,8 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     with closing(Compiler(spec)) as process:
         plan = process.plan()
     assert plan.notes == ()
-    scenarios = {
-        kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in plan.manifest.kernels
-    }
+    planned = plan.manifest.kernels
+    scenarios = {kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in planned}
     assert min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid")) > 50
     assert {job.kernel for job in plan.jobs} == {kernel.name for kernel in planned}
     assert "dejavu_cache.attention.kernels.segmented.merge_kernel" in {
