@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..triton_internals.hooks import await_kernel, load_binary
+from ..triton_internals.compilation import await_kernel, load_binary
 
 __all__ = ["EngineOperation"]
 

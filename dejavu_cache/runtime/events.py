@@ -23,8 +23,7 @@ from ..triton_internals.cache_managers import launch_key, reporting_cache
 from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
 from ..triton_internals.identity import find_jit_function
-from ..triton_internals.upstream import knobs
-from ..triton_internals.versions import autotuning_listener
+from ..triton_internals.versions import autotuning_listener, knobs
 from .choices import ConfigCache
 from .request import Request
 from .resolver import Resolver

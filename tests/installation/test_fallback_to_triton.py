@@ -25,7 +25,7 @@ from dejavu_cache.installation.autotune_replacement import (
 )
 from dejavu_cache.runtime import choosing_autotuner, events
 from dejavu_cache.system import notices
-from dejavu_cache.triton_internals.upstream import Autotuner
+from dejavu_cache.triton_internals.versions import Autotuner
 
 X = torch.ones(64)
 BENCHMARKED: list[int] = []
