@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import triton
+
 from .. import __version__
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch, RecordSet
-from ..model.scenario import Config, Context, Device, Scenario
+from ..model.scenario import Config, Context, Device, Environment, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
@@ -20,13 +22,62 @@ from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
+from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
 from ..triton_internals.hooks import platform_key, set_target
 from .compilers import BuildPlan, CompileJob, PrewarmSpec, all_records, own_records
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .recorded_code import equal_records
-from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
 
-__all__ = ["plan"]
+__all__ = ["Toolchain", "builder_toolchain", "plan"]
+
+
+class Toolchain(NamedTuple):
+    """What decides, besides the source and the device, which binary a compilation gives."""
+
+    triton: str
+    codegen: str
+    variables: dict[str, str]
+
+
+def builder_toolchain(device: Device) -> Toolchain:
+    """Return the builder's toolchain for a device."""
+    try:
+        backend = backend_hash(target_of(device))
+    except Exception as error:
+        raise PrewarmError(
+            f"--device {device.name!r}: nothing can be compiled for it here: {error}"
+        ) from None
+    return Toolchain(triton.__version__, describe_codegen(backend), compiler_settings())
+
+
+def _is_alike(environment: Environment, here: Toolchain) -> bool:
+    """Return whether records were made with the same toolchain."""
+    return (environment.triton, environment.codegen, environment.variables) == here
+
+
+def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: Toolchain) -> None:
+    """Refuse records of another toolchain, unless that is allowed.
+
+    Raises:
+        PrewarmError: it is not allowed; the message names the remedy.
+    """
+    if spec.allowed.triton:
+        return
+    if theirs.triton != here.triton:
+        remedy = f"pip install triton=={theirs.triton}"
+    elif theirs.codegen != here.codegen:
+        remedy = f"install the build of Triton that brings {theirs.codegen}"
+    else:
+        variables = (
+            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
+            or "none of them"
+        )
+        remedy = f"set the variables that change what Triton generates as they were: {variables}"
+    raise PrewarmError(
+        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
+        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
+        "or take the records alone with --allow-other-triton"
+    )
 
 
 class KernelRecords(NamedTuple):
@@ -236,7 +287,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         jobs=jobs,
         manifest=Manifest(
             made_by=__version__,
-            triton=installed_triton(),
+            triton=triton.__version__,
             wheel=wheel(),
             abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
             platform=sysconfig.get_platform(),
@@ -299,9 +350,9 @@ def _select_records(
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
         ours = [context for context in contexts[name] if context.environment.device == device]
-        alike = [context for context in ours if is_alike(context.environment, here)]
+        alike = [context for context in ours if _is_alike(context.environment, here)]
         if ours and not alike:
-            refuse_toolchain(spec, ours[0].environment, here)
+            _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
             yield KernelRecords(kernel, context, list(store.records(context)))
 
@@ -314,7 +365,7 @@ def _compile_jobs(
     scenarios: Counter[str] = Counter()
     for selection in selected:
         name, environment = selection.kernel.name, selection.context.environment
-        if not is_alike(environment, builder_toolchain(environment.device)):
+        if not _is_alike(environment, builder_toolchain(environment.device)):
             notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
             continue
         wanted = _kernel_jobs(spec, selection, selected, store)
@@ -410,7 +461,7 @@ def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelRecords], own: Store)
     others = {
         launch.wheel
         for selection in selected
-        if is_alike(
+        if _is_alike(
             selection.context.environment, builder_toolchain(selection.context.environment.device)
         )
         for record in own.records(selection.context)
