@@ -21,13 +21,13 @@ from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
+from ..tuning.result_check import recording_crash, refuse_uncompared
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import MeasurementWriter, Tuner, progress
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
 from .request import Request
-from .winner_check import WinnerCheck, recording_crash, refuse_uncompared
 
 __all__ = [
     "ScenarioMeasurement",
@@ -102,7 +102,7 @@ class ScenarioMeasurement:
         self._before = before
         self._show_progress = show_progress
         options = request.check if rules.may_launch_default(request, record) else None
-        self._check = WinnerCheck(request, options, mark.around)
+        self._check = request.result_check(options, mark.around)
         function = find_jit_function(request.autotuner)
         if function is not None:
             release_outdated(function, request.context.environment.variables)
@@ -145,7 +145,7 @@ class ScenarioMeasurement:
                 self.measure([best])
                 continue
             with recording_crash(best, lambda crash: self._write([crash])):
-                results, wrong = self._check.compare(best)
+                results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break
