@@ -32,9 +32,9 @@ from ..triton_internals.hooks import (
     build_host_modules_with,
     build_launcher,
     hash_callees_first,
+    set_cache_manager,
     set_target,
     store_binaries_in,
-    wrap_cache_manager,
 )
 
 __all__ = [
@@ -282,7 +282,7 @@ class CompileWorker:
         self.kernels = DiscoveredKernels.of(spec.modules)
         store_binaries_in(spec.binaries)
         self._cache = relocatable_cache()
-        wrap_cache_manager(lambda _: self._cache)
+        set_cache_manager(self._cache)
         self._host = (
             HostModuleBuilder(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
         )
