@@ -165,9 +165,8 @@ class KernelJobs:
     def _default(self, record: Record, launch: RecordedLaunch | None) -> Config | None:
         constants = launch.constants if launch else {}
         plain = {name: value for name, value in constants.items() if not _is_json(value)}
-        first = next(iter(self._declared.values()), None)
         for autotuner in self._kernel.autotuners:
-            default = default_of(autotuner, record.scenario, plain, first)
+            default = default_of(autotuner, record.scenario, plain, self._declared.values())
             if default is not None:
                 return describe(default)
         return None

@@ -38,7 +38,7 @@ SHIPPED = ("qblock", "segmented", "static_grid")
 
 def problem(tuned: Any) -> Problem:
     """Return the problem that the decorator derives from its keys, buckets and method on a GPU."""
-    return Problem(keys=tuned._scenario_key.keys, buckets=tuned._buckets, method=METHOD)
+    return Problem(keys=tuned._declaration.scenario_key.keys, buckets=tuned.buckets, method=METHOD)
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
