@@ -35,7 +35,7 @@ from dejavu_cache.model.scenario import (
     Scenario,
     canonical_json,
 )
-from dejavu_cache.prewarm.toolchain import builder_toolchain
+from dejavu_cache.prewarm.plan import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
