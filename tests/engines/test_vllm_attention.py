@@ -19,7 +19,7 @@ from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
-from dejavu_cache.attention.kernels.hopper_coverage import has_no_gaps
+from dejavu_cache.attention.kernels.hopper import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
 from dejavu_cache.engines.vllm.attention_suite import (
     ExpectedBatch,

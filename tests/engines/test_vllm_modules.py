@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
-from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
+from dejavu_cache.attention.kernels import hopper  # noqa: E402
+from dejavu_cache.attention.kernels.hopper import padded  # noqa: E402
 from dejavu_cache.engines.vllm.attention_suite import (  # noqa: E402
     ExpectedBatch,
     LayerShape,
@@ -136,7 +136,7 @@ def test_layers_whose_heads_would_have_gaps_ask_for_heads_before_tokens(
         shape = LayerShape(4, 2, head_size, 16, *dtypes, cache_order=layout.layer_view_order)
         batch, features = ExpectedBatch((1,), 40), LayerFeatures(0.1, (-1, -1), 0.0)
         *_, keys, _ = made_up_step(shape, features, batch, torch.device("cpu"))
-        return hopper_coverage.has_no_gaps(keys, padded(head_size))
+        return hopper.has_no_gaps(keys, padded(head_size))
 
     preferred = get_supported_kv_cache_layouts([backend])[0]
     assert preferred is KVCacheLayout.LBNHC, "no GPU here has the kernel"

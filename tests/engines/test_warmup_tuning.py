@@ -163,7 +163,7 @@ def test_nothing_is_tuned_unless_somebody_has_asked_for_it(
 def test_where_the_hopper_kernel_serves_nothing_is_tuned(
     start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.attention.dispatch.choose", lambda batch: "hopper")
+    monkeypatch.setattr("dejavu_cache.attention.api.choose", lambda batch: "hopper")
     monkeypatch.setattr(hopper, "make_schedule", lambda batch, overlap: None)
     monkeypatch.setattr(worker_process, "start_process", lambda *_: pytest.fail("it tunes"))
     assert start(WARMUP_SECONDS="100") == 0

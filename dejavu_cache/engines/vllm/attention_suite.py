@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from ...attention.dispatch import UNTUNED
+from ...attention.api import UNTUNED, Plan
 from ...attention.kernels.kernel_call import KernelCall
-from ...attention.plan import Plan
 from ...attention.schedule import FEW_SEQS
 from ...attention.sweep_suite import (
     LAUNCHES,

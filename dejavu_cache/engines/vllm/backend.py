@@ -27,7 +27,7 @@ from vllm.v1.attention.backend import (
 )
 
 from ...attention import NewTokens
-from ...attention.kernels.hopper_coverage import available, needs_heads_first
+from ...attention.kernels.hopper import available, needs_heads_first
 from ...triton_internals.versions import GLUON_IS_TESTED
 from .attention_suite import LayerShape, ServingLimits
 from .attention_warmup import warm_up_attention
