@@ -34,20 +34,7 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scalar, Scenario, canonical_json
 from ..system.notices import counted
 
-__all__ = [
-    "BOUND",
-    "LEAVES",
-    "LIMIT",
-    "NEEDED",
-    "Matrix",
-    "ScenarioEncoder",
-    "SlowdownTable",
-    "Subset",
-    "Values",
-    "fit",
-    "grow_tree",
-    "smallest_subset",
-]
+__all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "Matrix", "SlowdownTable", "fit"]
 
 
 Matrix = NDArray[np.float64]

@@ -25,19 +25,7 @@ from ..model.selection import winner
 from ..system.notices import counted, printable_output
 from .svg import PlotBar, PlotCell, PlotLine, bars, curves, grid
 
-__all__ = [
-    "Axes",
-    "Comparison",
-    "Section",
-    "SelectionRule",
-    "comparisons",
-    "default_rule",
-    "has_values",
-    "render",
-    "single_config_rule",
-    "times",
-    "tree_rule",
-]
+__all__ = ["has_values", "render"]
 
 
 class SelectionRule(NamedTuple):

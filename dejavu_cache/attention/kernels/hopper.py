@@ -20,21 +20,7 @@ from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import hopper_tile
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = [
-    "HopperLayers",
-    "available",
-    "box_rows",
-    "describe",
-    "descriptor_of",
-    "descriptors_like",
-    "has_no_gaps",
-    "holds_words",
-    "launch",
-    "needs_heads_first",
-    "padded",
-    "run",
-    "suits",
-]
+__all__ = ["HopperLayers", "available", "launch", "needs_heads_first", "run", "suits"]
 
 
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2

@@ -67,21 +67,9 @@ def hopper_kernel(
     OVERLAP: gl.constexpr, HALVES: gl.constexpr, CAST: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = kind_of(
-        PAIRS,
-        HALVES,
-        KV_HEADS,
-        GROUP,
-        HEAD,
-        HEAD_PADDED,
-        PAGE,
-        BOX,
-        WINDOW,
-        SOFTCAP,
-        TILE,
-        READY if CAST else STAGES,
-        STAGES if CAST else 0,
-        OVERLAP,
-    )
+        PAIRS, HALVES, KV_HEADS, GROUP, HEAD, HEAD_PADDED, PAGE, BOX, WINDOW, SOFTCAP,
+        TILE, READY if CAST else STAGES, STAGES if CAST else 0, OVERLAP,
+    )  # fmt: skip
     gl.static_assert(TILE % BOX == 0, "a tile has fewer rows than a box, and would never be full")
     BOXES: gl.constexpr = KIND.stages * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty

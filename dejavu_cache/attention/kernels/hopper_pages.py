@@ -25,29 +25,9 @@ from ...triton_internals.versions import load_box, reinterpret_shared, thread_ba
 from ..schedule import ENTRY, HEADER
 
 __all__ = [
-    "COLUMNS",
-    "RING",
-    "STARTED",
-    "NewRows",
-    "Pages",
-    "RawTiles",
-    "Ring",
-    "Stages",
-    "await_tile",
-    "cast_tiles",
-    "locate",
-    "make_barriers",
-    "make_raw_tiles",
-    "make_stages",
-    "produce",
-    "raw_columns",
-    "raw_layout",
-    "receive",
-    "receive_started",
-    "skip",
-    "tile_of",
-    "write_tile",
-]
+    "COLUMNS", "RING", "STARTED", "NewRows", "Pages", "Ring", "await_tile", "cast_tiles", "locate", "make_barriers",
+    "make_raw_tiles", "make_stages", "produce", "receive", "receive_started", "skip", "tile_of",
+]  # fmt: skip
 
 
 class NewRows(NamedTuple):

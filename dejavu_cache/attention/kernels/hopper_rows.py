@@ -18,30 +18,10 @@ from .. import schedule
 from ..schedule import PART_COLUMNS
 
 __all__ = [
-    "EXTRA",
-    "LANES",
-    "LOG2E",
-    "ROWS",
-    "WORDS",
-    "Kind",
-    "TokenHeads",
-    "as_words",
-    "await_products",
-    "first_column",
-    "hold",
-    "kind_of",
-    "load_queries",
-    "multiply_keys",
-    "multiply_values",
-    "no_output",
-    "product_layout",
-    "round_pairs",
-    "softmax",
-    "store_part",
-    "store_rows",
-    "take_columns",
-    "weights_layout",
-]
+    "EXTRA", "LANES", "LOG2E", "ROWS", "WORDS", "TokenHeads", "as_words", "await_products", "hold", "kind_of",
+    "load_queries", "multiply_keys", "multiply_values", "no_output", "product_layout", "round_pairs", "softmax",
+    "store_part", "store_rows", "weights_layout",
+]  # fmt: skip
 
 
 ROWS = gl.constexpr(schedule.HALF)
@@ -106,21 +86,8 @@ class Kind(NamedTuple):
 
 @gluon.constexpr_function
 def kind_of(
-    pairs,
-    halves,
-    kv_heads,
-    group,
-    head,
-    head_padded,
-    page,
-    box,
-    window,
-    softcap,
-    tile,
-    stages,
-    raw_stages,
-    overlap,
-):
+    pairs, halves, kv_heads, group, head, head_padded, page, box, window, softcap, tile, stages, raw_stages, overlap
+):  # fmt: skip
     """Return the constants of a binary.
 
     Triton's tensors have powers of two columns: a head of 96 is multiplied as 64 and 32, and not

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ... import attention
+from ...attention.batch import Scales
 from ...runtime.service_phase import without_benchmarks
 
 __all__ = [
@@ -29,10 +31,10 @@ class LayerFeatures(NamedTuple):
     scale: float
     window: tuple[int, int]
     softcap: float
-    alibi_slopes: Any = None
-    sinks: Any = None
-    k_scale: Any = None
-    v_scale: Any = None
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -47,17 +49,18 @@ class LayerFeatures(NamedTuple):
         return self.scale, self.window, self.softcap, *(value is not None for value in tensors)
 
     @property
-    def scales(self) -> tuple[Any, Any] | None:
+    def scales(self) -> Scales | None:
         """The layer's factors of keys and values; None unless there are both."""
         if self.k_scale is None or self.v_scale is None:
             return None
         return self.k_scale, self.v_scale
 
 
+@dataclass(eq=False)
 class StepInputs:
     """Lengths and block table of one step of an engine, and the plans that were made for it.
 
-    Args:
+    Attributes:
         num_tokens: number of new tokens, with padding.
         max_query_len: largest number of new tokens of a request, or more.
         max_seq_len: largest number of tokens of a request, or more.
@@ -68,36 +71,25 @@ class StepInputs:
             if they are there already.
         is_for_capture: whether the step is captured into a graph. What a plan allocates has to
             belong to the graph then, so that a plan from before the capture is of no use in it.
+        plans: of the step's layers, by what layers have in common that share one.
     """
 
-    def __init__(
-        self,
-        num_tokens: int,
-        max_query_len: int,
-        max_seq_len: int,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_table: torch.Tensor,
-        slots: torch.Tensor | None = None,
-        *,
-        is_for_capture: bool = False,
-    ) -> None:
-        """Keep the step's inputs; the arguments are described at the class."""
-        self.num_tokens = num_tokens
-        self.max_query_len = max(min(max_query_len, num_tokens), 1)
-        self.max_seq_len = max_seq_len
-        self.query_start_loc = query_start_loc
-        self.seq_lens = seq_lens
-        self.block_table = block_table
-        self.slots = slots
-        self.is_for_capture = is_for_capture
-        self.plans: dict[Any, Any] = {}
+    num_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slots: torch.Tensor | None = None
+    is_for_capture: bool = False
+    plans: dict[tuple[Any, ...], attention.Plan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Bring the bound into what is possible: an engine's may be anything in its warm-up."""
+        self.max_query_len = max(min(self.max_query_len, self.num_tokens), 1)
 
     def lengths(self, page: int) -> dict[str, Any]:
-        """Return the step's arguments of `paged_attention`, for a cache with pages of a size.
-
-        An engine's bounds may be anything in its warm-up, and are brought into what is possible.
-        """
+        """Return the step's arguments of `paged_attention`, for a cache with pages of a size."""
         room = self.block_table.shape[1] * page
         max_query = min(self.max_query_len, room)
         return {
