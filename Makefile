@@ -65,13 +65,14 @@ tests: $(VENV)/.collected
 slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
 	$(RUN_TESTS) -m "not gpu" --write-slow-list
 
-lint: style types  ## style, types, layers, names and links; `check` runs it beside the tests
+lint: style types  ## style, types, layers, names, links and size; `check` runs it beside the tests
 
 style: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_prose.py
 	$(BIN)/python tools/check_links.py
+	$(BIN)/python tools/check_size.py
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

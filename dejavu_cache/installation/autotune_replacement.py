@@ -21,7 +21,7 @@ from ..system.notices import logger, warn_once
 from ..triton_internals.environment import begin_digest_beside_imports, is_interpreting
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.identity import kernel_name
-from ..triton_internals.upstream import Autotuner, Heuristics, autotune
+from ..triton_internals.versions import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]

@@ -32,7 +32,7 @@ from ..settings import Mode, current_settings
 from ..system.import_hooks import after_import, cancel
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 
 __all__ = [
     "install_inductor_pass",

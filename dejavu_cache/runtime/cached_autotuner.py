@@ -20,12 +20,11 @@ from ..system.import_hooks import after_import
 from ..system.notices import warn_once
 from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
-from ..triton_internals.upstream import Autotuner
-from ..triton_internals.versions import is_covered
+from ..triton_internals.versions import Autotuner, is_covered
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
-from .activity_report import report_triton_activity
 from .choices import ChosenConfig, CompiledConfigs, ConfigCache
 from .choosing_autotuner import ChoosingAutotuner
+from .events import report_triton_activity
 from .hot_path import HotPath
 from .launch_recorder import record_launches
 from .options import drop_own_frames

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 from .choices import ConfigCache
 
 __all__ = ["ChangingAutotuner"]

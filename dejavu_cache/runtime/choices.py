@@ -22,7 +22,6 @@ from ..system.notices import logger
 from ..triton_internals.hooks import refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from .request import Request
 from .service_phase import is_serving, note_compilation
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "ChosenConfig",
     "CompiledConfigs",
     "ConfigCache",
-    "NewChoice",
 ]
 
 
@@ -70,29 +68,6 @@ class ChosenConfig(NamedTuple):
     def is_final(self) -> bool:
         """Whether a later lookup cannot find better."""
         return self.resolution is None or self.resolution.final
-
-
-class NewChoice(NamedTuple):
-    """How a launch came by its config.
-
-    Attributes:
-        request: the launch's scenario.
-        resolution: the config that it runs.
-        benchmarked: the number of configs that were benchmarked for it.
-        seconds: how long that took.
-        before: the fallback that earlier launches of the scenario ran, or None.
-    """
-
-    request: Request
-    resolution: Resolution
-    benchmarked: int
-    seconds: float
-    before: Resolution | None
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return self.request.context.kernel.name
 
 
 class Choices:

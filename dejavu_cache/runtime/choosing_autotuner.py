@@ -17,10 +17,10 @@ from ..system.notices import show_log, warn_once
 from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.environment import await_digest, begin_digest, toolchain_on
 from ..triton_internals.scenario_key import RawKey
-from .activity_report import report_choice
-from .choices import Choices, ChosenConfig, ConfigCache, NewChoice
+from .choices import Choices, ChosenConfig, ConfigCache
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
+from .events import ConfigChosen, emit
 from .request import Request
 from .resolver import OtherCodeError, Resolver
 
@@ -217,8 +217,9 @@ class ChoosingAutotuner(DeclaredAutotuner):
         if resolution.uncompared:
             self._accept_default(resolution)
         before = fallback.resolution if fallback else None
-        choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
-        report_choice(self, choice, self._resolver_of(request))
+        seconds = time.perf_counter() - start
+        resolver = self._resolver_of(request)
+        emit(ConfigChosen(self, resolver, request, resolution, benchmarked, seconds, before))
         return resolution
 
     def _accept_default(self, resolution: Resolution) -> None:

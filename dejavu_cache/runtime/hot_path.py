@@ -17,12 +17,13 @@ from ..model.buckets import Bucket
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
-from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (
     HOOK_CHAIN,
     c_launcher,
+    driver,
     is_covered,
     kernel_follows_hooks,
+    knobs,
 )
 from .choices import ChosenConfig
 from .pruning import Pruning

@@ -27,7 +27,7 @@ from ..settings import Mode, current_settings
 from ..stores import Store, check_url
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
-from ..triton_internals.upstream import autotune
+from ..triton_internals.versions import autotune
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
@@ -42,7 +42,7 @@ from types import TracebackType
 from ..system.notices import logger
 from ..triton_internals.config_names import unknown_name
 from ..triton_internals.identity import kernel_name
-from ..triton_internals.upstream import Heuristics
+from ..triton_internals.versions import Heuristics
 
 __all__ = [
     "CacheOptions",

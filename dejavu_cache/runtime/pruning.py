@@ -8,7 +8,7 @@ from typing import Any
 
 from ..triton_internals.argument_reads import Answers, Reads
 from ..triton_internals.config_names import describe
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 
 __all__ = ["PrunedConfigs", "Pruning", "can_prune"]
 

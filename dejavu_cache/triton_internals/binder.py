@@ -5,9 +5,8 @@ a launch. A key may differ between arguments that Triton treats alike, which cos
 never is the same for arguments that Triton treats differently. Specialisations come from Triton's
 own function, once per integer and, where more than type and alignment count, once per launch.
 
-Form of a launch: what Triton chooses the compiled kernel by.
-
-Repeat a launch with other pointers, as the layers of a model do, without binding it again.
+`form_of_launch` is such a key where a kernel has no autotuner. A `RepeatedLaunch` binds nothing:
+the layers of a model launch one kernel with other pointers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-import torch
 from triton import knobs
 from triton.runtime import driver
 
@@ -44,6 +42,7 @@ __all__ = [
     "current_stream",
     "form_of_argument",
     "form_of_launch",
+    "typed_constant",
 ]
 
 
@@ -146,7 +145,7 @@ def _names_for(
         "__knobs": knobs,
         "__open": SET_BY_CONFIG,
         "__tensors": _plain_tensor_types(fn),
-        "__constant": _constant_part,
+        "__constant": typed_constant,
         "__bisect_right": bisect_right,
         **specializer(fn),
     }
@@ -224,12 +223,16 @@ def _bucket_part(name: str, bucket: Bucket | None) -> str:
     return f"{expression} if {name}.__class__ is int and {name} > 0 else __constant({name})"
 
 
-def _constant_part(value: Any) -> Any:
-    """Return a value with its type, so that 1, 1.0 and True are three keys."""
+def typed_constant(value: Any) -> Any:
+    """Return a value with its type, so that 1, 1.0 and True are three keys.
+
+    Raises:
+        TypeError: the value is left to the config.
+    """
     if isinstance(value, float):
         return value.__class__, repr(value)  # 0.0 and -0.0 are two constants, and nan is one
     if isinstance(value, tuple):
-        return value.__class__, *map(_constant_part, value)
+        return value.__class__, *map(typed_constant, value)
     if value is SET_BY_CONFIG:
         raise TypeError
     return value.__class__, value
@@ -269,11 +272,11 @@ def form_of_argument(value: Any) -> Hashable | None:
     Pointers count by their alignment, and integers by their size and whether they are 1 or
     multiples of 16.
     """
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % 16 == 0
     if type(value) is int:
         size = 0 if -(1 << 31) <= value < 1 << 31 else value
         return int, value == 1, value % 16 == 0, size
+    if hasattr(value, "data_ptr"):
+        return value.dtype, value.data_ptr() % 16 == 0
     if value is None or type(value) is float:
         return (type(value),)
     if type(value).__name__ == "TensorDescriptor" and hasattr(value, "layout"):

@@ -3,7 +3,7 @@
 Triton's own cache holds absolute paths and must be writable. The managers here write folders that
 can be moved, and read them where they may not be written to.
 
-Keys by which Triton's own autotuner keeps results, in memory and on disk.
+Below them are the keys by which Triton's own autotuner keeps results, in memory and on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
-from .environment import backend_hash, code_generation_variables, current_target
+from .environment import backend_hash, code_generation_variables, current_target, triton_key
 from .hooks import (
     hash_callees_first,
     set_cache_folder,
@@ -246,8 +246,6 @@ def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[Any]) -> s
     Returns:
         An empty string for interpreted kernels, of which Triton keeps nothing.
     """
-    from .versions import triton_key
-
     while not hasattr(kernel, "cache_key") and hasattr(kernel, "fn"):
         kernel = kernel.fn
     if not hasattr(kernel, "cache_key"):

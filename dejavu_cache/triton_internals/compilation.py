@@ -1,18 +1,14 @@
-"""Record what Triton compiled at a launch, and recreate the compilation elsewhere.
+"""Compile kernels: in threads, out of memory, and elsewhere from what was recorded of a launch.
 
 A binary's key in Triton's cache is made of the kernel's source, its specialisation (the arguments'
 types, divisibility by 16 and compiled-in values) and the compiler's options. A recorded launch
 holds them without the config, so that the same launch can be compiled with any config, on a machine
-without a GPU. A launch whose recreated key would differ from Triton's is not recorded.
-
-Encode the constants, types and options of a launch as JSON values, and decode them.
-
-Plain values stay as they are; everything else becomes a string with the prefix `json:`.
-
-Release compiled kernels in Triton's memory: what a tune leaves, and what it must not time.
+without a GPU. A launch whose recreated key would differ from Triton's is not recorded. In a record,
+plain values stay as they are; everything else becomes a string of JSON with the prefix `json:`.
 
 Triton keeps every kernel that a function has ever launched, with its binary and the text of each
-stage of its compilation. Of a tune, a program launches one of them again.
+stage of its compilation. Of a tune, a program launches one of them again: the others are released,
+and those that were compiled under other settings are not timed.
 """
 
 from __future__ import annotations
@@ -25,8 +21,9 @@ import platform
 import re
 import sys
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -34,14 +31,15 @@ from weakref import WeakKeyDictionary
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .config_names import LAUNCH_OPTIONS, describe
-from .environment import backend_for, code_generation_variables
-from .hooks import await_kernel
+from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
 from .identity import python_function
 
 __all__ = [
     "Compilation",
     "LoadedKernels",
     "UnencodableValueError",
+    "async_compile_mode",
+    "await_kernel",
     "binary_key",
     "comparable",
     "compile_config",
@@ -50,7 +48,9 @@ __all__ = [
     "encode_launch",
     "encode_type",
     "encode_value",
+    "forget_failed",
     "launch_of",
+    "load_binary",
     "note_settings",
     "recreate_compilation",
     "release_outdated",
@@ -59,253 +59,6 @@ __all__ = [
     "target_of_arch",
     "wheel",
 ]
-
-
-_PREFIX = "json:"
-_GLUON = "triton.experimental.gluon.language"
-
-_LAYOUT_VALUE = r"(?:-?\d+|True|False|None|[\[(][\d,\[\]() -]*[\])])"
-_LAYOUT = rf"\w+SharedLayout\((?:\w+={_LAYOUT_VALUE}(?:, )?)*\)"
-_TYPE = re.compile(
-    rf"constexpr|\*?\*?k?[A-Za-z][A-Za-z0-9]*|tensordesc<\w+\[[\d, ]+\](?:,{_LAYOUT})?>", re.ASCII
-)
-"""Types of arguments. Triton evaluates the layout of a descriptor as Python, so only calls of a
-layout with numbers pass."""
-
-
-class UnencodableValueError(Exception):
-    """A value of a type that records have no encoding for."""
-
-
-def encode_value(value: Any) -> Any:
-    """Return a constant or an option as a record keeps it.
-
-    Raises:
-        UnencodableValueError: there is no encoding for the value's type.
-    """
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, str) and not value.startswith(_PREFIX):
-        return value
-    return _PREFIX + json.dumps(_to_tree(value), sort_keys=True)
-
-
-def encode_type(type_: Any) -> str:
-    """Return an argument's type, a string or a tuple of types, as a record keeps it."""
-    return type_ if isinstance(type_, str) else _PREFIX + json.dumps(_to_tree(type_))
-
-
-def decode_value(encoded: Any) -> Any:
-    """Return the value or type that was encoded.
-
-    Nothing is imported: a jit function is found among the modules that are imported already.
-
-    Raises:
-        ValueError: it names a function or a layout that this process does not have.
-    """
-    if isinstance(encoded, str) and encoded.startswith(_PREFIX):
-        return _from_tree(json.loads(encoded[len(_PREFIX) :]))
-    return encoded
-
-
-def decode_type(encoded: str) -> Any:
-    """Return the argument's type that was encoded.
-
-    Raises:
-        ValueError: it is not a type, or not written as Triton writes types.
-    """
-    type_ = decode_value(encoded)
-    if not _is_type(type_):
-        raise ValueError(f"a launch has an argument of the type {encoded[:200]!r}, which is none")
-    return type_
-
-
-def _is_type(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(_is_type(item) for item in value)
-    return isinstance(value, str) and _TYPE.fullmatch(value) is not None
-
-
-def comparable(value: Any) -> str:
-    """Return a text that is equal for two options' values even if one of them went through JSON."""
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _to_tree(value: Any) -> Any:
-    type_name = type(value).__name__
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if type_name == "dtype":
-        return {"dtype": str(value)}
-    if type_name == "constexpr":
-        return {"constexpr": _to_tree(value.value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = [[name, _to_tree(item)] for name, item in zip(value._fields, value, strict=True)]
-        return {"named": type_name, "fields": items}
-    if type(value) is tuple or type_name == "tuple":
-        return {"tuple": [_to_tree(item) for item in value]}
-    if isinstance(value, list):
-        return [_to_tree(item) for item in value]
-    if hasattr(value, "cache_key") and hasattr(value, "fn"):
-        function = python_function(value)
-        return {"jit": f"{function.__module__}:{function.__qualname__}"}
-    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(_GLUON):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return {
-            "layout": type_name,
-            "fields": {name: _to_tree(getattr(value, name)) for name in names},
-        }
-    raise UnencodableValueError(f"{type_name} {value!r}")
-
-
-def _from_tree(tree: Any) -> Any:
-    import triton.language as tl
-
-    if isinstance(tree, list):
-        return [_from_tree(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    match tree:
-        case {"float": text}:
-            return float(text)
-        case {"dtype": name}:
-            return tl.dtype(name)
-        case {"constexpr": value}:
-            return tl.constexpr(_from_tree(value))
-        case {"tuple": items}:
-            return tuple(_from_tree(item) for item in items)
-        case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
-            kind = namedtuple(name, [item for item, _ in fields])  # type: ignore[misc]
-            return kind(*(_from_tree(value) for _, value in fields))
-        case {"jit": name}:
-            return _imported_function(name)
-        case {"layout": name, "fields": fields}:
-            return _gluon_layout(name, {key: _from_tree(value) for key, value in fields.items()})
-    raise ValueError(f"a launch names {tree!r}, which this version does not know")
-
-
-def _imported_function(name: str) -> Any:
-    """Return the jit function of a name, from a module that is imported already.
-
-    A record comes from elsewhere: importing what it names would let it run code.
-    """
-    module, _, path = name.partition(":")
-    function: Any = sys.modules.get(module)
-    for part in path.split("."):
-        # Unlike getattr, this does not call a lazy module's __getattr__, which may import.
-        function = getattr(function, "__dict__", {}).get(part)
-    if not hasattr(function, "cache_key"):
-        raise ValueError(
-            f"a launch is given {name}, which is not imported here: name its module too"
-        )
-    return function
-
-
-def _gluon_layout(name: str, fields: Mapping[str, Any]) -> Any:
-    from triton.experimental.gluon import language
-
-    layout = getattr(language, name, None) or getattr(getattr(language, "nvidia", None), name, None)
-    if not dataclasses.is_dataclass(layout):
-        raise ValueError(f"a launch is given the layout {name}, which this Triton does not have")
-    return layout(**fields)  # type: ignore[operator]
-
-
-_settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()
-"""The settings of Triton under which each Python function was compiled; None: several."""
-
-_HELD = "_dejavu_cache_outdated_kernels"
-"""Attribute of a `JITFunction` that holds the kernels which it does not launch any more."""
-
-
-def note_settings(function: Any, settings: Mapping[str, str]) -> None:
-    """Note the settings under which the next kernels of a `JITFunction` are compiled."""
-    if _settings.setdefault(function.fn, settings) != settings:
-        _settings[function.fn] = None
-
-
-def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
-    """Remove a function's kernels from memory if some were compiled under other settings.
-
-    Triton compiles by the settings of the moment and launches what is in memory whatever they are
-    by then, so a tune would time the code of the earlier ones.
-    """
-    if _settings.get(function.fn, settings) != settings:
-        for kernels, *_ in list(function.device_caches.values()):
-            # A CUDA graph may launch them on, and Triton 3.9 unloads what nobody holds.
-            vars(function).setdefault(_HELD, []).append(dict(kernels))
-            kernels.clear()
-    _settings[function.fn] = settings
-
-
-def compile_config(
-    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return the compiled kernel of a config, from memory if it was launched before.
-
-    Args:
-        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
-        config: the `triton.Config`.
-        args: the launch's positional arguments.
-        kwargs: its keyword arguments.
-
-    Raises:
-        Exception: what Triton raises where the config cannot be compiled.
-    """
-    current = {**kwargs, **config.all_kwargs()}
-    if config.pre_hook is not None:
-        config.pre_hook({**autotuner.nargs, **current})
-    return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
-
-
-class LoadedKernels:
-    """The compiled kernels that a function has in memory at a moment.
-
-    Args:
-        function: a `JITFunction`; None where there is nothing to compile.
-    """
-
-    def __init__(self, function: Any) -> None:
-        """Note which kernels are there."""
-        self._caches = getattr(function, "device_caches", {})
-        self._earlier = {
-            device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
-        }
-
-    def later(self) -> list[Any]:
-        """Return the kernels that have come since, and whose compilation has ended."""
-        return [kernel for _, _, kernel in self._later_entries()]
-
-    def release_later(self, needed: Iterable[Any]) -> None:
-        """Remove the kernels that have come since from Triton's cache in memory.
-
-        A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
-        3.9, which unloads what nobody holds, its module stays on the device.
-
-        Args:
-            needed: compiled kernels that stay.
-        """
-        needed_ids = set(map(id, needed))
-        for kernels, key, kernel in self._later_entries():
-            if id(await_kernel(kernel)) not in needed_ids:
-                kernels.pop(key, None)
-
-    def _later_entries(self) -> list[tuple[dict[Any, Any], Any, Any]]:
-        """Return the cache, key and kernel of each; a tune in another thread may remove some.
-
-        A list of a dictionary's items is made in steps, between which garbage collection may let
-        the other thread run; a copy is made in one.
-        """
-        return [
-            (kernels, key, kernel)
-            for device, (kernels, *_) in list(self._caches.items())
-            for key, kernel in kernels.copy().items()
-            if key not in self._earlier.get(device, ())
-            and (not hasattr(kernel, "future") or kernel.future.done())
-        ]
 
 
 class Compilation(NamedTuple):
@@ -328,8 +81,6 @@ class Compilation(NamedTuple):
 def wheel() -> str:
     """Name this build of Triton by its version, its Python and a digest of its files."""
     import triton
-
-    from .versions import triton_key
 
     abi = sys.implementation.cache_tag.replace("cpython-", "cp")
     digest = hashlib.sha256(triton_key().encode()).hexdigest()[:12]
@@ -515,8 +266,6 @@ def source_class(fn: Any) -> Any:
 
 def binary_key(source: Any, backend: Any, options: Any) -> str:
     """Return a binary's key in Triton's cache, as `triton.compile` computes it."""
-    from .versions import triton_key
-
     variables = sorted(code_generation_variables().items())
     text = f"{triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
     return hashlib.sha256(text.encode()).hexdigest()
@@ -527,3 +276,324 @@ def _path(fn: Any, path: str) -> tuple[int, ...]:
     if name not in fn.arg_names:
         raise ValueError(f"the kernel has no parameter {name!r} any more: tune it again")
     return (fn.arg_names.index(name), *map(int, indices))
+
+
+_PREFIX = "json:"
+_GLUON = "triton.experimental.gluon.language"
+
+_LAYOUT_VALUE = r"(?:-?\d+|True|False|None|[\[(][\d,\[\]() -]*[\])])"
+_LAYOUT = rf"\w+SharedLayout\((?:\w+={_LAYOUT_VALUE}(?:, )?)*\)"
+_TYPE = re.compile(
+    rf"constexpr|\*?\*?k?[A-Za-z][A-Za-z0-9]*|tensordesc<\w+\[[\d, ]+\](?:,{_LAYOUT})?>", re.ASCII
+)
+"""Types of arguments. Triton evaluates the layout of a descriptor as Python, so only calls of a
+layout with numbers pass."""
+
+
+class UnencodableValueError(Exception):
+    """A value of a type that records have no encoding for."""
+
+
+def encode_value(value: Any) -> Any:
+    """Return a constant or an option as a record keeps it.
+
+    Raises:
+        UnencodableValueError: there is no encoding for the value's type.
+    """
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, str) and not value.startswith(_PREFIX):
+        return value
+    return _PREFIX + json.dumps(_to_tree(value), sort_keys=True)
+
+
+def encode_type(type_: Any) -> str:
+    """Return an argument's type, a string or a tuple of types, as a record keeps it."""
+    return type_ if isinstance(type_, str) else _PREFIX + json.dumps(_to_tree(type_))
+
+
+def decode_value(encoded: Any) -> Any:
+    """Return the value or type that was encoded.
+
+    Nothing is imported: a jit function is found among the modules that are imported already.
+
+    Raises:
+        ValueError: it names a function or a layout that this process does not have.
+    """
+    if isinstance(encoded, str) and encoded.startswith(_PREFIX):
+        return _from_tree(json.loads(encoded[len(_PREFIX) :]))
+    return encoded
+
+
+def decode_type(encoded: str) -> Any:
+    """Return the argument's type that was encoded.
+
+    Raises:
+        ValueError: it is not a type, or not written as Triton writes types.
+    """
+    type_ = decode_value(encoded)
+    if not _is_type(type_):
+        raise ValueError(f"a launch has an argument of the type {encoded[:200]!r}, which is none")
+    return type_
+
+
+def _is_type(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_type(item) for item in value)
+    return isinstance(value, str) and _TYPE.fullmatch(value) is not None
+
+
+def comparable(value: Any) -> str:
+    """Return a text that is equal for two options' values even if one of them went through JSON."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _to_tree(value: Any) -> Any:
+    type_name = type(value).__name__
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if type_name == "dtype":
+        return {"dtype": str(value)}
+    if type_name == "constexpr":
+        return {"constexpr": _to_tree(value.value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = [[name, _to_tree(item)] for name, item in zip(value._fields, value, strict=True)]
+        return {"named": type_name, "fields": items}
+    if type(value) is tuple or type_name == "tuple":
+        return {"tuple": [_to_tree(item) for item in value]}
+    if isinstance(value, list):
+        return [_to_tree(item) for item in value]
+    if hasattr(value, "cache_key") and hasattr(value, "fn"):
+        function = python_function(value)
+        return {"jit": f"{function.__module__}:{function.__qualname__}"}
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(_GLUON):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return {
+            "layout": type_name,
+            "fields": {name: _to_tree(getattr(value, name)) for name in names},
+        }
+    raise UnencodableValueError(f"{type_name} {value!r}")
+
+
+def _from_tree(tree: Any) -> Any:
+    import triton.language as tl
+
+    if isinstance(tree, list):
+        return [_from_tree(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    match tree:
+        case {"float": text}:
+            return float(text)
+        case {"dtype": name}:
+            return tl.dtype(name)
+        case {"constexpr": value}:
+            return tl.constexpr(_from_tree(value))
+        case {"tuple": items}:
+            return tuple(_from_tree(item) for item in items)
+        case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
+            kind = namedtuple(name, [item for item, _ in fields])  # type: ignore[misc]
+            return kind(*(_from_tree(value) for _, value in fields))
+        case {"jit": name}:
+            return _imported_function(name)
+        case {"layout": name, "fields": fields}:
+            return _gluon_layout(name, {key: _from_tree(value) for key, value in fields.items()})
+    raise ValueError(f"a launch names {tree!r}, which this version does not know")
+
+
+def _imported_function(name: str) -> Any:
+    """Return the jit function of a name, from a module that is imported already.
+
+    A record comes from elsewhere: importing what it names would let it run code.
+    """
+    module, _, path = name.partition(":")
+    function: Any = sys.modules.get(module)
+    for part in path.split("."):
+        # Unlike getattr, this does not call a lazy module's __getattr__, which may import.
+        function = getattr(function, "__dict__", {}).get(part)
+    if not hasattr(function, "cache_key"):
+        raise ValueError(
+            f"a launch is given {name}, which is not imported here: name its module too"
+        )
+    return function
+
+
+def _gluon_layout(name: str, fields: Mapping[str, Any]) -> Any:
+    from triton.experimental.gluon import language
+
+    layout = getattr(language, name, None) or getattr(getattr(language, "nvidia", None), name, None)
+    if not dataclasses.is_dataclass(layout):
+        raise ValueError(f"a launch is given the layout {name}, which this Triton does not have")
+    return layout(**fields)  # type: ignore[operator]
+
+
+def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
+    """Return a context manager in which `JITFunction.run` compiles in an executor.
+
+    Within it, `run` returns a future.
+
+    Returns:
+        None under the interpreter, and where such a context is active already.
+    """
+    if is_interpreting():
+        return None
+    from .versions import async_compile as module
+
+    if module.active_mode.get() is not None:
+        return None
+
+    @contextmanager
+    def mode(executor: Executor) -> Iterator[None]:
+        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+        token = module.active_mode.set(module.AsyncCompileMode(executor))
+        try:
+            yield
+        finally:
+            module.active_mode.reset(token)
+
+    return mode
+
+
+def await_kernel(kernel: Any) -> Any:
+    """Wait for a kernel's compilation, and return the compiled kernel.
+
+    Args:
+        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled.
+    """
+    return kernel.result() if hasattr(kernel, "result") else kernel
+
+
+def load_binary(kernel: Any) -> None:
+    """Wait for a kernel's compilation and load its binary onto the device.
+
+    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
+
+    Args:
+        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled or loaded.
+    """
+    compiled = await_kernel(kernel)
+    if hasattr(compiled, "_init_handles"):
+        compiled._init_handles()
+
+
+def forget_failed(function: Any) -> None:
+    """Remove compilations that failed or were cancelled from a function's cache in memory.
+
+    Triton keeps them, and raises their error at every later launch.
+
+    Args:
+        function: a `JITFunction`, or None.
+    """
+    for kernels, *_ in getattr(function, "device_caches", {}).values():
+        for key, kernel in kernels.copy().items():  # in one step, beside other threads
+            future = getattr(kernel, "future", None)
+            if future is not None and future.done() and _has_failed(future):
+                kernels.pop(key, None)
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None
+
+
+_settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()
+"""The settings of Triton under which each Python function was compiled; None: several."""
+
+_HELD = "_dejavu_cache_outdated_kernels"
+"""Attribute of a `JITFunction` that holds the kernels which it does not launch any more."""
+
+
+def note_settings(function: Any, settings: Mapping[str, str]) -> None:
+    """Note the settings under which the next kernels of a `JITFunction` are compiled."""
+    if _settings.setdefault(function.fn, settings) != settings:
+        _settings[function.fn] = None
+
+
+def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
+    """Remove a function's kernels from memory if some were compiled under other settings.
+
+    Triton compiles by the settings of the moment and launches what is in memory whatever they are
+    by then, so a tune would time the code of the earlier ones.
+    """
+    if _settings.get(function.fn, settings) != settings:
+        for kernels, *_ in list(function.device_caches.values()):
+            # A CUDA graph may launch them on, and Triton 3.9 unloads what nobody holds.
+            vars(function).setdefault(_HELD, []).append(dict(kernels))
+            kernels.clear()
+    _settings[function.fn] = settings
+
+
+def compile_config(
+    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the compiled kernel of a config, from memory if it was launched before.
+
+    Args:
+        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
+        config: the `triton.Config`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        Exception: what Triton raises where the config cannot be compiled.
+    """
+    current = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook({**autotuner.nargs, **current})
+    return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
+
+
+class LoadedKernels:
+    """The compiled kernels that a function has in memory at a moment.
+
+    Args:
+        function: a `JITFunction`; None where there is nothing to compile.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Note which kernels are there."""
+        self._caches = getattr(function, "device_caches", {})
+        self._earlier = {
+            device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
+        }
+
+    def later(self) -> list[Any]:
+        """Return the kernels that have come since, and whose compilation has ended."""
+        return [kernel for _, _, kernel in self._later_entries()]
+
+    def release_later(self, needed: Iterable[Any]) -> None:
+        """Remove the kernels that have come since from Triton's cache in memory.
+
+        A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
+        3.9, which unloads what nobody holds, its module stays on the device.
+
+        Args:
+            needed: compiled kernels that stay.
+        """
+        needed_ids = set(map(id, needed))
+        for kernels, key, kernel in self._later_entries():
+            if id(await_kernel(kernel)) not in needed_ids:
+                kernels.pop(key, None)
+
+    def _later_entries(self) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """Return the cache, key and kernel of each; a tune in another thread may remove some.
+
+        A list of a dictionary's items is made in steps, between which garbage collection may let
+        the other thread run; a copy is made in one.
+        """
+        return [
+            (kernels, key, kernel)
+            for device, (kernels, *_) in list(self._caches.items())
+            for key, kernel in kernels.copy().items()
+            if key not in self._earlier.get(device, ())
+            and (not hasattr(kernel, "future") or kernel.future.done())
+        ]

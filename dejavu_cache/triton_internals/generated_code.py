@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,7 +19,7 @@ from ..system.notices import logger
 from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
 from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
-from .identity import jit_function
+from .identity import heuristics_of, jit_function
 from .versions import is_covered
 
 __all__ = [
@@ -117,7 +117,7 @@ def tuned_launches(
     """
     if is_interpreting():
         return ()
-    has_heuristics = hasattr(autotuner.fn, "values")
+    has_heuristics = bool(heuristics_of(autotuner.fn))
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
@@ -198,7 +198,7 @@ def find_other_code(
         return None
     if code is None:
         return None
-    computed = _computed_names(autotuner.fn)
+    computed = heuristics_of(autotuner.fn).keys()
     for launch in noted:
         if _specialization(launch) == _specialization(now):
             return None if launch.code == code else code
@@ -228,17 +228,8 @@ def _specialization(launch: RecordedLaunch) -> tuple[Any, ...]:
     return launch.signature, launch.attrs, launch.constants
 
 
-def _values(launch: RecordedLaunch, names: set[str]) -> dict[str, Any]:
+def _values(launch: RecordedLaunch, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in launch.constants.items() if name in names}
-
-
-def _computed_names(kernel: Any) -> set[str]:
-    """Return the parameters that heuristics compute."""
-    names: set[str] = set()
-    while hasattr(kernel, "values"):
-        names.update(kernel.values)
-        kernel = kernel.fn
-    return names
 
 
 def _generate(compilation: Compilation) -> str:

@@ -1,12 +1,9 @@
 """The only writer of Triton's globals: knobs, driver, `triton.autotune` and `Autotuner`'s methods.
 
+It also has what stands in for a driver where there is no device, and builds the host modules by
+which Triton talks to a vendor's driver and launches kernels.
+
 The functions import Triton when they are called, so that their callers can be imported without it.
-
-A driver for a machine without a device, and a stand-in for the modules that call a real one.
-
-Build the host modules by which Triton talks to a vendor's driver and launches kernels.
-
-Triton's asynchronous compilation.
 """
 
 from __future__ import annotations
@@ -14,27 +11,20 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
-
-from .environment import is_interpreting
 
 __all__ = [
     "DevicelessDriver",
     "RefusedCompilations",
     "UnloadedModule",
     "add_compilation_listener",
-    "async_compile_mode",
-    "await_kernel",
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
-    "forget_failed",
     "hash_callees_first",
     "is_autotune_replaced_by",
-    "load_binary",
     "platform_key",
     "refusing_compilation",
     "replace_autotune",
@@ -336,77 +326,3 @@ def build_launcher(backend: str, compiled: Any) -> None:
         from triton.backends.amd.driver import HIPLauncher
 
         HIPLauncher(compiled.src, compiled.metadata)
-
-
-def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
-    """Return a context manager in which `JITFunction.run` compiles in an executor.
-
-    Within it, `run` returns a future.
-
-    Returns:
-        None under the interpreter, and where such a context is active already.
-    """
-    if is_interpreting():
-        return None
-    from .versions import async_compile as module
-
-    if module.active_mode.get() is not None:
-        return None
-
-    @contextmanager
-    def mode(executor: Executor) -> Iterator[None]:
-        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
-        token = module.active_mode.set(module.AsyncCompileMode(executor))
-        try:
-            yield
-        finally:
-            module.active_mode.reset(token)
-
-    return mode
-
-
-def await_kernel(kernel: Any) -> Any:
-    """Wait for a kernel's compilation, and return the compiled kernel.
-
-    Args:
-        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
-
-    Raises:
-        Exception: what Triton raises where the kernel cannot be compiled.
-    """
-    return kernel.result() if hasattr(kernel, "result") else kernel
-
-
-def load_binary(kernel: Any) -> None:
-    """Wait for a kernel's compilation and load its binary onto the device.
-
-    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
-
-    Args:
-        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
-
-    Raises:
-        Exception: what Triton raises where the kernel cannot be compiled or loaded.
-    """
-    compiled = await_kernel(kernel)
-    if hasattr(compiled, "_init_handles"):
-        compiled._init_handles()
-
-
-def forget_failed(function: Any) -> None:
-    """Remove compilations that failed or were cancelled from a function's cache in memory.
-
-    Triton keeps them, and raises their error at every later launch.
-
-    Args:
-        function: a `JITFunction`, or None.
-    """
-    for kernels, *_ in getattr(function, "device_caches", {}).values():
-        for key, kernel in kernels.copy().items():  # in one step, beside other threads
-            future = getattr(kernel, "future", None)
-            if future is not None and future.done() and _has_failed(future):
-                kernels.pop(key, None)
-
-
-def _has_failed(future: Future[Any]) -> bool:
-    return future.cancelled() or future.exception() is not None

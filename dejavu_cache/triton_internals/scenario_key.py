@@ -10,17 +10,25 @@ from __future__ import annotations
 import hashlib
 import inspect
 import reprlib
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
-from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
+from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, as_text, is_scalar
 from .argument_reads import Answers, Reads
+from .binder import typed_constant
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
-from .identity import dtype_name, is_jit, jit_function, python_function, value_text
+from .identity import (
+    PROCESS,
+    dtype_name,
+    heuristics_of,
+    is_jit,
+    jit_function,
+    python_function,
+    value_text,
+)
 
 __all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
 
@@ -29,9 +37,6 @@ RawKey = tuple[Any, ...]
 _ABSENT: Any = object()
 
 _NOT_OPTIONS = frozenset({"grid", "warmup"})
-
-_PROCESS = uuid.uuid4().hex[:12]
-"""Stands for this process where a value has no text that means the same in another."""
 
 
 class LaunchScenario(NamedTuple):
@@ -67,7 +72,7 @@ class ScenarioKey:
         self.keys = tuple(keys)
         self._configs = [config.all_kwargs() for config in configs]
         self._has_hooks = any(config.pre_hook is not None for config in configs)
-        self._heuristics = _heuristics_of(kernel)
+        self._heuristics = heuristics_of(kernel)
         tuned = {name for values in self._configs for name in values}
         parameters = _parameters(jit_function(kernel))
         self._names = frozenset(parameters)
@@ -152,9 +157,9 @@ class ScenarioKey:
         refused = sorted(options.keys() - LAUNCH_OPTIONS)
         unnamed = sorted(name for name, text in texts.items() if text is None)
         for name in unnamed:
-            texts[name] = f"{type(named.get(name)).__qualname__} {_PROCESS} {id(named.get(name))}"
+            texts[name] = f"{type(named.get(name)).__qualname__} {PROCESS} {id(named.get(name))}"
         scenario = Scenario(
-            args=values, dtypes={name: _shorten(text) for name, text in texts.items() if text}
+            args=values, dtypes={name: as_text(text) for name, text in texts.items() if text}
         )
         return LaunchScenario(scenario, _why_unstored(unnamed, refused, named))
 
@@ -236,15 +241,6 @@ class ScenarioKey:
         return _type_of(value)
 
 
-def _heuristics_of(kernel: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the heuristics around a jit function, in the order in which a launch asks them."""
-    found: dict[str, Callable[[Any], Any]] = {}
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel.fn):
-        found.update(getattr(kernel, "values", {}))
-        kernel = kernel.fn
-    return found
-
-
 def _ask_heuristics(
     heuristics: Mapping[str, Callable[[Any], Any]], named: dict[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -290,16 +286,12 @@ def _usual_kind(values: Mapping[str, Any], name: str) -> str | None:
 
 
 def _raw_constant(value: Any) -> Any:
-    """Return a constant with its type, so that 1, 1.0 and True are three keys."""
+    """Return a constant with its type, as a launch's key on the hot path holds it."""
     try:
         hash(value)
     except TypeError:
         return value.__class__, repr(value)
-    if isinstance(value, float):
-        return value.__class__, repr(value)  # 0.0 and -0.0 are two constants, and nan is one
-    if isinstance(value, tuple):
-        return value.__class__, *map(_raw_constant, value)
-    return value.__class__, value
+    return typed_constant(value)
 
 
 def _options_of(named: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
@@ -328,14 +320,6 @@ def _why_unstored(
     if refused:
         return f"the launch sets {', '.join(refused)}, whose effect is not in the value"
     return None
-
-
-def _shorten(text: str) -> str:
-    """Return a text that fits into a record and tells long ones apart, too."""
-    printable = text if text.isprintable() else ascii(text)
-    if len(printable) <= MOST_CHARACTERS:
-        return printable
-    return f"{printable[:400]} {hashlib.sha256(printable.encode()).hexdigest()[:32]}"
 
 
 def _scalar(name: str, value: Any) -> Scalar:

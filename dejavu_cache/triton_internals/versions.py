@@ -2,6 +2,8 @@
 
 `JITFunction.run` of all these versions does the same steps in the same order. A launch by anything
 else (another version, a patched or interpreted function) is not covered, and is left to Triton.
+
+Triton's private objects that other packages use are imported from here alone.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ if (_VERSION := tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))
     )
 from triton import knobs
 from triton.backends.compiler import BaseBackend
+from triton.compiler.errors import CompilationError
 from triton.runtime import _async_compile as async_compile
-from triton.runtime import jit
-from triton.runtime.cache import triton_key
+from triton.runtime import driver, jit
+from triton.runtime.autotuner import Autotuner, Heuristics, autotune
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
 
 __all__ = [
     "COVERED",
@@ -33,10 +38,18 @@ __all__ = [
     "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
+    "Autotuner",
+    "CompilationError",
+    "Heuristics",
+    "JITFunction",
+    "OutOfResources",
+    "PTXASError",
     "active_hook",
     "async_compile",
+    "autotune",
     "autotuning_listener",
     "c_launcher",
+    "driver",
     "expand_descriptor",
     "expandable_descriptors",
     "is_covered",
@@ -48,7 +61,6 @@ __all__ = [
     "specialize_values",
     "specializer",
     "thread_barrier",
-    "triton_key",
     "watched_values",
 ]
 
@@ -86,7 +98,7 @@ def specializer(fn: Any) -> dict[str, Any]:
     Args:
         fn: a `JITFunction` that was launched on the current device.
     """
-    *_, backend, binder = fn.device_caches[jit.driver.active.get_current_device()]
+    *_, backend, binder = fn.device_caches[driver.active.get_current_device()]
     return {"__specialize": binder.__globals__["specialize_impl"], "__backend": backend}
 
 
@@ -128,10 +140,10 @@ def is_covered(fn: Any) -> bool:
     """Return whether a function is launched by the `JITFunction.run` that this module knows."""
     return (
         COVERED
-        and isinstance(fn, jit.JITFunction)
-        and type(fn).run is jit.JITFunction.run
+        and isinstance(fn, JITFunction)
+        and type(fn).run is JITFunction.run
         and "run" not in vars(fn)
-        and jit.JITFunction.run.__module__ == jit.__name__
+        and JITFunction.run.__module__ == jit.__name__
     )
 
 

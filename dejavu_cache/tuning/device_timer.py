@@ -387,7 +387,7 @@ class DeviceTimer:
 
     @cached_property
     def _driver(self) -> Any:
-        from ..triton_internals.upstream import driver
+        from ..triton_internals.versions import driver
 
         return driver.active
 

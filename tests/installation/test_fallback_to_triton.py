@@ -23,9 +23,9 @@ from dejavu_cache.installation.autotune_replacement import (
     install,
     uninstall,
 )
-from dejavu_cache.runtime import activity_report, choosing_autotuner
+from dejavu_cache.runtime import choosing_autotuner, events
 from dejavu_cache.system import notices
-from dejavu_cache.triton_internals.upstream import Autotuner
+from dejavu_cache.triton_internals.versions import Autotuner
 
 X = torch.ones(64)
 BENCHMARKED: list[int] = []
@@ -184,12 +184,12 @@ STEPS = [
     (AdoptedAutotuner, "_context"),
     (AdoptedAutotuner, "_resolve"),
     (AdoptedAutotuner, "_choose_for_scenario"),
-    (activity_report, "report_to_triton"),
-    (activity_report, "report_resolution"),
+    (events, "tell_triton"),
+    (events, "report_choice"),
     (choosing_autotuner, "toolchain_on"),
     (choosing_autotuner, "current_settings"),
     (choosing_autotuner, "Resolver"),
-    (activity_report, "launch_key"),
+    (events, "launch_key"),
 ]
 
 

@@ -28,7 +28,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.policy import Policy
 from dejavu_cache.prewarm.bundle.archive import extract
 from dejavu_cache.prewarm.bundle.compatibility import read_any
-from dejavu_cache.runtime.activity_report import read_events
+from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from support.processes import run_python
 
-from dejavu_cache.runtime.activity_report import read_events
+from dejavu_cache.runtime.run_files import read_events
 
 
 def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path) -> None:
     code = """
         import os
-        from dejavu_cache.runtime.activity_report import report_event
+        from dejavu_cache.runtime.run_files import report_event
 
         report_event("hit", "parent")
         process = os.fork()
@@ -30,7 +30,7 @@ def test_what_cannot_be_written_is_told_by_the_report(tmp_path: Path) -> None:
     """With a full disk, a program whose launches missed would look like one that only hit."""
     code = """
         import resource
-        from dejavu_cache.runtime.activity_report import report_event
+        from dejavu_cache.runtime.run_files import report_event
 
         report_event("hit", "k")
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
@@ -50,7 +50,7 @@ def test_a_report_that_ends_within_a_line_has_lost_an_event(tmp_path: Path) -> N
 
 def test_the_folder_is_made(tmp_path: Path) -> None:
     code = """
-        from dejavu_cache.runtime.activity_report import report_event
+        from dejavu_cache.runtime.run_files import report_event
 
         report_event("hit", "here")
     """

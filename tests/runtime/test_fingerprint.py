@@ -17,7 +17,7 @@ from support.kernels import launch
 from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
-from dejavu_cache.runtime import fingerprint
+from dejavu_cache.runtime import run_files
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore
 from dejavu_cache.triton_internals.config_names import describe
@@ -32,7 +32,7 @@ def bench(kernel_call: Any, quantiles: Any) -> list[float]:
 def _settings() -> Iterator[None]:
     yield
     current_settings.cache_clear()
-    fingerprint._start.cache_clear()
+    run_files._begin.cache_clear()
 
 
 class Program:
@@ -45,7 +45,7 @@ class Program:
         """Run once, as a process of its own would, and return the folder of its fingerprint."""
         self.monkeypatch.setenv("DEJAVU_CACHE_FINGERPRINT", str(self.root / name))
         current_settings.cache_clear()
-        fingerprint._start.cache_clear()
+        run_files._begin.cache_clear()
         kernel = cached_autotune(
             configs=configs,
             key=["n"],
@@ -133,14 +133,14 @@ def test_threads_that_launch_first_at_once_are_one_process(
 ) -> None:
     monkeypatch.setenv("DEJAVU_CACHE_FINGERPRINT", str(tmp_path))
     current_settings.cache_clear()
-    fingerprint._start.cache_clear()
+    run_files._begin.cache_clear()
     switching = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     at_once = threading.Barrier(8)
 
     def launch_first() -> None:
         at_once.wait()
-        fingerprint.is_written()
+        run_files.has_fingerprint()
 
     threads = [threading.Thread(target=launch_first) for _ in range(8)]
     try:
@@ -150,7 +150,7 @@ def test_threads_that_launch_first_at_once_are_one_process(
             thread.join()
     finally:
         sys.setswitchinterval(switching)
-    assert len(fingerprint.read_fingerprint(tmp_path).processes) == 1
+    assert len(run_files.read_fingerprint(tmp_path).processes) == 1
 
 
 def test_no_line_of_a_fingerprint_hides_another(tmp_path: Path) -> None:
@@ -169,6 +169,6 @@ def test_an_argument_that_is_no_text_stops_no_launch(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["serve.py", "caf\udce9"])
-    run = fingerprint.read_fingerprint(program.boot("a", 128))
+    run = run_files.read_fingerprint(program.boot("a", 128))
     (process,) = run.processes
     assert "serve.py caf?" in str(process)

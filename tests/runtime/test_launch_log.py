@@ -13,7 +13,7 @@ from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.runtime import activity_report
+from dejavu_cache.runtime import events
 from dejavu_cache.system.notices import show_log
 from dejavu_cache.tuning import tuner
 
@@ -33,7 +33,7 @@ def make(store: Path, mode: Literal["tune", "reuse"] = "tune") -> Any:
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(activity_report, "LATE", math.inf)  # a busy machine makes any launch late
+    monkeypatch.setattr(events, "LATE", math.inf)  # a busy machine makes any launch late
     caplog.set_level(logging.INFO, "dejavu_cache")
     return caplog
 
@@ -72,7 +72,7 @@ def test_a_hit_says_nothing_and_a_slow_one_says_so(
     log.clear()
     launch(make(tmp_path), 128)
     assert not log.messages
-    monkeypatch.setattr(activity_report, "LATE", 0.0)
+    monkeypatch.setattr(events, "LATE", 0.0)
     launch(make(tmp_path), 128)
     (line,) = log.messages
     assert line.startswith("late answer for ")

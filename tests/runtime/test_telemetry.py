@@ -12,7 +12,7 @@ from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.runtime import activity_report
+from dejavu_cache.runtime import events
 
 pytest.importorskip("opentelemetry.trace")
 
@@ -60,8 +60,8 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     taken = ("choices", "benchmarks", "durations")
-    instruments = activity_report._Instruments(recorder, *map(recorder.instrument, taken))
-    monkeypatch.setattr(activity_report, "_instruments", lambda: instruments)
+    instruments = events._Instruments(recorder, *map(recorder.instrument, taken))
+    monkeypatch.setattr(events, "_instruments", lambda: instruments)
     return recorder
 
 
@@ -86,16 +86,14 @@ def test_a_tune_and_a_fallback_are_one_span_each(tmp_path: Path, recorder: Recor
 def test_the_api_takes_every_span_and_metric_and_a_broken_one_fails_no_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    activity_report._instruments.cache_clear()
+    events._instruments.cache_clear()
     launch(make(tmp_path), 128)
-    assert activity_report._instruments.cache_info().currsize == 1, (
-        "the API's own objects took them"
-    )
+    assert events._instruments.cache_info().currsize == 1, "the API's own objects took them"
 
     def break_down() -> Any:
         raise RuntimeError("no exporter")
 
-    monkeypatch.setattr(activity_report, "_instruments", break_down)
+    monkeypatch.setattr(events, "_instruments", break_down)
     launch(make(tmp_path), 512)
     assert "OpenTelemetry took no span or metric: no exporter" in caplog.text
 

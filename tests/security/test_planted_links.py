@@ -14,7 +14,7 @@ from support.processes import dejavu
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import RecordSet
-from dejavu_cache.runtime.activity_report import read_events
+from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore, FrozenStore
 from dejavu_cache.stores.memory import freeze
 from dejavu_cache.sweep.journal import Journal

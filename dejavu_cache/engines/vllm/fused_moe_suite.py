@@ -29,7 +29,7 @@ import triton
 from ...integrations.tuned_tables import parse_labels
 from ...runtime.cached_autotuner import CachedAutotuner
 from ...sweep.suite import Case, Suite, preset_of, read_numbers
-from ...triton_internals.hooks import await_kernel, load_binary
+from ...triton_internals.compilation import await_kernel, load_binary
 from ...tuning.result_check import CheckOptions
 
 __all__ = [

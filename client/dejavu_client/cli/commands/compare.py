@@ -15,7 +15,7 @@ from ..options import JsonOption
 from ..output import say, show_json
 
 if TYPE_CHECKING:
-    from dejavu_cache.runtime.fingerprint import ConfigRun, RunFingerprint
+    from dejavu_cache.runtime.run_files import ConfigRun, RunFingerprint
 
 __all__ = ["register"]
 
@@ -58,7 +58,7 @@ def compare(a: RunArgument, b: RunArgument, as_json: JsonOption = False) -> None
 
 
 def _read(path: Path) -> RunFingerprint:
-    from dejavu_cache.runtime.fingerprint import read_fingerprint
+    from dejavu_cache.runtime.run_files import read_fingerprint
 
     if not path.exists():
         raise NoSuchStoreError(f"there is no fingerprint in {path}: no such file or folder")

@@ -26,7 +26,7 @@ from ..options import JsonOption, PresetOption, StoreOption, SuiteOption, parse_
 from ..output import say, show_json
 
 if TYPE_CHECKING:
-    from dejavu_cache.runtime.activity_report import ActivityEvent
+    from dejavu_cache.runtime.run_files import ActivityEvent
     from dejavu_cache.sweep.winner_verification import VerifiedWinner
 
 __all__ = ["register"]
@@ -91,7 +91,7 @@ def verify(
 
 
 def _verify_program(command: list[str], expect_hits: bool, as_json: bool) -> None:
-    from dejavu_cache.runtime.activity_report import read_events
+    from dejavu_cache.runtime.run_files import read_events
 
     if not command:
         raise SettingsError("verify: name the program after --")
