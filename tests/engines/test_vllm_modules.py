@@ -21,13 +21,15 @@ pytestmark = [
 
 from dejavu_cache.attention.kernels import hopper  # noqa: E402
 from dejavu_cache.attention.kernels.hopper import padded  # noqa: E402
-from dejavu_cache.engines.vllm.attention_suite import (  # noqa: E402
+from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
     ExpectedBatch,
+    LayerFeatures,
     LayerShape,
     ServingLimits,
     made_up_step,
+    plan_layer,
+    run_layer,
 )
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer, run_layer  # noqa: E402
 
 HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 """Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""
