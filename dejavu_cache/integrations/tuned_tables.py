@@ -1,9 +1,9 @@
 """Tuned tables of engines: their names, their making from a store, and their files.
 
 A name such as `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json` has labels; a table has a
-config for each of several batch sizes. The labels of fused experts, which are tuned here, stand for
-the values of a kernel's arguments. Tables of other operations, which others tuned, pass through
-with their labels.
+config for each of several batch sizes. The labels of fused experts, which are tuned here, and of
+block-scaled products stand for the values of a kernel's arguments. Tables of other operations pass
+through with their labels.
 
 vLLM has one file for each operation of LoRA, such as `NVIDIA_H200_EXPAND_TRUE.json`, nested by the
 number of adapters, of slices, and by m, k and n. Here it is one table for each choice of all but m,
@@ -54,6 +54,10 @@ BLOCK_PRODUCTS = {
     "int8_w8a8": "_w8a8_block_int8_matmul",
 }
 """Kernels that multiply block-scaled matrices, by the dtype in their tables' names."""
+
+_DTYPES = {function: dtype for dtype, function in BLOCK_PRODUCTS.items()}
+_LAUNCHED = {FUSED_MOE, *_DTYPES}
+"""Kernels whose tables are told by arguments: launches of them look for their results."""
 
 _FUSED = tuple(
     f"fused_moe_lora_{product}_{step}" for product in ("w13", "w2") for step in ("shrink", "expand")
@@ -121,10 +125,13 @@ def launches_of(labels: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
     function = _kernel_of(labels)
     if function is None:
         return None
-    if function != FUSED_MOE:
+    if function not in _LAUNCHED:
         return function, dict(labels)
     sizes = labels.get("block_shape", "[0,0]").strip("[]").split(",")
-    named = {"E": labels["E"], "N": labels["N"], "group_n": sizes[0], "group_k": sizes[-1]}
+    blocks = {"group_n": sizes[0], "group_k": sizes[-1]}
+    if function != FUSED_MOE:
+        return function, {"N": labels["N"], "K": labels["K"], **blocks}
+    named = {"E": labels["E"], "N": labels["N"], **blocks}
     named |= {label: value for label, value in labels.items() if label not in _UNDERSTOOD}
     dtype = labels.get("dtype", "")  # a table without a quantization is for launches without one
     for quantized in {*_QUANTIZATIONS, *([dtype] if dtype else [])}:
@@ -145,9 +152,15 @@ def labels_of(function: str, named: Mapping[str, str]) -> dict[str, str] | None:
     Returns:
         None if there is no such table.
     """
-    if function != FUSED_MOE:
+    if function not in _LAUNCHED:
         labels = {label: value for label, value in named.items() if label != SIZE}
         return labels if _kernel_of(labels) == function else None
+    sizes = [named.get("group_n", "0"), named.get("group_k", "0")]
+    blocks = {} if "0" in sizes else {"block_shape": f"[{','.join(sizes)}]"}
+    if function in _DTYPES:
+        if not blocks or not {"N", "K"} <= named.keys():
+            return None
+        return {"N": named["N"], "K": named["K"], "dtype": _DTYPES[function], **blocks}
     if not {"E", "N"} <= named.keys():
         return None
     labels = {"E": named["E"], "N": named["N"]}
@@ -160,8 +173,7 @@ def labels_of(function: str, named: Mapping[str, str]) -> dict[str, str] | None:
             labels[name] = value
         else:
             return None
-    blocks = [named.get("group_n", "0"), named.get("group_k", "0")]
-    return labels if "0" in blocks else {**labels, "block_shape": f"[{','.join(blocks)}]"}
+    return {**labels, **blocks}
 
 
 def _kernel_of(labels: Mapping[str, str]) -> str | None:
