@@ -14,7 +14,7 @@ from ..errors import StoreError
 from ..model.foreign_result import ForeignResult
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import NearbyScenarios, ScenarioIndex
+from ..model.scenario_index import ScenarioIndex
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
 
@@ -48,7 +48,7 @@ class TolerantStore:
         self.tiers = tiers
         self.url = ",".join(lasting) or tiers.url
         self.is_lasting = bool(lasting)
-        self._scenarios: dict[Context, tuple[Hashable | None, NearbyScenarios]] = {}
+        self._scenarios: dict[Context, tuple[Hashable | None, ScenarioIndex]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._imports: dict[str, list[ForeignResult]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
@@ -63,14 +63,13 @@ class TolerantStore:
         """
         return self._attempt(lambda: self.tiers.get(context, scenario, fresh=fresh), None)
 
-    def scenarios(self, context: Context) -> NearbyScenarios:
+    def scenarios(self, context: Context) -> ScenarioIndex:
         """Return the recorded scenarios of a context, read again only if they may have changed."""
         revision = self.revision(context)
         cached = self._scenarios.get(context)
         if cached is not None and revision is not None and cached[0] == revision:
             return cached[1]
-        nothing: NearbyScenarios = ScenarioIndex()
-        index = self._attempt(lambda: self.tiers.scenario_index(context), nothing)
+        index = self._attempt(lambda: self.tiers.scenario_index(context), ScenarioIndex())
         self._scenarios[context] = revision, index
         return index
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import BundleError
-from ...stores.file import delete_unfinished
+from ...stores.folder import delete_unfinished
 from ...stores.manifest import (
     BINARIES,
     MANIFEST,
