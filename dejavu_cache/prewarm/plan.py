@@ -1,50 +1,83 @@
-"""Plan a prewarming: find the binaries that a program needs when it uses certain records.
-
-List the binaries that launches of one kernel need, by its records of one device.
-
-Open the records that a program will use: shipped ones, and those of the user's store.
-"""
+"""Plan a prewarming: find the binaries that a program needs when it uses certain records."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import triton
+
+from .. import __version__
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch, RecordSet
-from ..model.scenario import Config, Context, Device, Scenario
+from ..model.scenario import Config, Context, Device, Environment, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
-from ..settings import current_settings
-from ..stores import (
-    MemoryStore,
-    Store,
-    TieredStore,
-    open_store,
-    shipped_stores,
-    tiers_of,
-    wait_longer,
-)
-from ..stores.manifest import PrewarmedKernel
+from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
+from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
+from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
 from ..triton_internals.hooks import platform_key, set_target
+from .compilers import BuildPlan, CompileJob, PrewarmSpec, all_records, own_records
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .recorded_code import equal_records
-from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
-from .worker import BuildPlan, CompileJob, PrewarmSpec
 
-__all__ = [
-    "KernelJobs",
-    "KernelRecords",
-    "all_records",
-    "distinct_launches",
-    "own_records",
-    "plan",
-]
+__all__ = ["Toolchain", "builder_toolchain", "plan"]
+
+
+class Toolchain(NamedTuple):
+    """What decides, besides the source and the device, which binary a compilation gives."""
+
+    triton: str
+    codegen: str
+    variables: dict[str, str]
+
+
+def builder_toolchain(device: Device) -> Toolchain:
+    """Return the builder's toolchain for a device."""
+    try:
+        backend = backend_hash(target_of(device))
+    except Exception as error:
+        raise PrewarmError(
+            f"--device {device.name!r}: nothing can be compiled for it here: {error}"
+        ) from None
+    return Toolchain(triton.__version__, describe_codegen(backend), compiler_settings())
+
+
+def _is_alike(environment: Environment, here: Toolchain) -> bool:
+    """Return whether records were made with the same toolchain."""
+    return (environment.triton, environment.codegen, environment.variables) == here
+
+
+def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: Toolchain) -> None:
+    """Refuse records of another toolchain, unless that is allowed.
+
+    Raises:
+        PrewarmError: it is not allowed; the message names the remedy.
+    """
+    if spec.allowed.triton:
+        return
+    if theirs.triton != here.triton:
+        remedy = f"pip install triton=={theirs.triton}"
+    elif theirs.codegen != here.codegen:
+        remedy = f"install the build of Triton that brings {theirs.codegen}"
+    else:
+        variables = (
+            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
+            or "none of them"
+        )
+        remedy = f"set the variables that change what Triton generates as they were: {variables}"
+    raise PrewarmError(
+        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
+        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
+        "or take the records alone with --allow-other-triton"
+    )
 
 
 class KernelRecords(NamedTuple):
@@ -165,9 +198,8 @@ class KernelJobs:
     def _default(self, record: Record, launch: RecordedLaunch | None) -> Config | None:
         constants = launch.constants if launch else {}
         plain = {name: value for name, value in constants.items() if not _is_json(value)}
-        first = next(iter(self._declared.values()), None)
         for autotuner in self._kernel.autotuners:
-            default = default_of(autotuner, record.scenario, plain, first)
+            default = default_of(autotuner, record.scenario, plain, self._declared.values())
             if default is not None:
                 return describe(default)
         return None
@@ -215,29 +247,12 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("json:")
 
 
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
-
-
-def own_records(url: str) -> Store:
-    """Open the user's store."""
-    return wait_longer(open_store(url), PATIENCE)
-
-
-def all_records(own: Store) -> Store:
-    """Return a store with the records that installed packages ship before the user's."""
-    shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(own)])
-
-
-def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
-    """Return the binaries to compile and the records to copy.
+def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
+    """Copy the records that a program will use to the folder, and list the binaries to compile.
 
     Args:
         spec: the options of the prewarming.
         kernels: the kernels of the named modules.
-        store: all records that the program will use.
-        own: the records among them that no package ships.
 
     Raises:
         PrewarmError: a device has no records, or they were made by another toolchain than the
@@ -247,39 +262,60 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    adopted = [one for kernel in kernels.by_name.values() for one in equal_records(kernel, store)]
-    store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
-    contexts = {
-        name: _current_contexts(kernel, store, notes) for name, kernel in kernels.by_name.items()
-    }
-    devices = [_device(name, contexts, spec) for name in spec.devices]
-    selected = [
-        selection
-        for device in devices
-        for selection in _select_records(spec, kernels, contexts, device, store)
-    ]
-    _refuse_wheels(spec, selected, own)
-    jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+    with own_records(spec.store) as own:
+        store = all_records(own)
+        adopted = [
+            new for kernel in kernels.by_name.values() for new in equal_records(kernel, store)
+        ]
+        store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
+        contexts = {
+            name: _current_contexts(kernel, store, notes)
+            for name, kernel in kernels.by_name.items()
+        }
+        devices = [_device(name, contexts, spec) for name in spec.devices]
+        selected = [
+            selection
+            for device in devices
+            for selection in _select_records(spec, kernels, contexts, device, store)
+        ]
+        _refuse_wheels(spec, selected, own)
+        jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+        _copy_records(selected, devices, store, FileStore(Path(spec.folder) / RECORDS))
+    targets = {target_of(device) for device in devices}
     return BuildPlan(
         jobs=jobs,
-        contexts=tuple(selection.context for selection in selected),
-        adopted=tuple(adopted),
-        devices=tuple(devices),
-        codegen={device.name: builder_toolchain(device).codegen for device in devices},
-        kernels=tuple(
-            PrewarmedKernel(
-                name=name,
-                source=kernels.by_name[name].source,
-                scenarios=scenarios[name],
-            )
-            for name in sorted({selection.kernel.name for selection in selected})
+        manifest=Manifest(
+            made_by=__version__,
+            triton=triton.__version__,
+            wheel=wheel(),
+            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
+            platform=sysconfig.get_platform(),
+            host_key=platform_key(),
+            devices=tuple(sorted(devices, key=lambda device: device.name)),
+            targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
+            codegen={device.name: builder_toolchain(device).codegen for device in devices},
+            kernels=tuple(
+                PrewarmedKernel(
+                    name=name, source=kernels.by_name[name].source, scenarios=scenarios[name]
+                )
+                for name in sorted({selection.kernel.name for selection in selected})
+            ),
+            files={},
         ),
         notes=tuple(dict.fromkeys(notes)),
-        wheel=wheel(),
-        triton=installed_triton(),
-        host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.by_name]),
     )
+
+
+def _copy_records(
+    selected: Sequence[KernelRecords], devices: Collection[Device], source: Store, target: FileStore
+) -> None:
+    for selection in selected:
+        target.put(selection.context, selection.records)
+    for kernel in {selection.kernel.name for selection in selected}:
+        for tree, _ in source.trees(kernel):
+            if tree.context.environment.device in devices:
+                target.put_tree(tree)
 
 
 def _memory_of(sets: Iterable[RecordSet]) -> MemoryStore:
@@ -313,9 +349,9 @@ def _select_records(
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
         ours = [context for context in contexts[name] if context.environment.device == device]
-        alike = [context for context in ours if is_alike(context.environment, here)]
+        alike = [context for context in ours if _is_alike(context.environment, here)]
         if ours and not alike:
-            refuse_toolchain(spec, ours[0].environment, here)
+            _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
             yield KernelRecords(kernel, context, list(store.records(context)))
 
@@ -328,7 +364,7 @@ def _compile_jobs(
     scenarios: Counter[str] = Counter()
     for selection in selected:
         name, environment = selection.kernel.name, selection.context.environment
-        if not is_alike(environment, builder_toolchain(environment.device)):
+        if not _is_alike(environment, builder_toolchain(environment.device)):
             notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
             continue
         wanted = _kernel_jobs(spec, selection, selected, store)
@@ -424,7 +460,7 @@ def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelRecords], own: Store)
     others = {
         launch.wheel
         for selection in selected
-        if is_alike(
+        if _is_alike(
             selection.context.environment, builder_toolchain(selection.context.environment.device)
         )
         for record in own.records(selection.context)

@@ -1,7 +1,4 @@
-"""Measure recorded winners again beside their closest rivals on this machine's GPU.
-
-Check the results of recorded winners on this machine's GPU.
-"""
+"""Check recorded winners on this machine's GPU: their times beside rivals', and their results."""
 
 from __future__ import annotations
 
@@ -26,7 +23,8 @@ from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
-from .suite import Case, make_request
+from .case_tuner import make_request
+from .suite import Case
 
 __all__ = [
     "AuditedWinner",
@@ -93,24 +91,37 @@ def verify_winners(
     waiting = list(cases)
     (rng or random.Random()).shuffle(waiting)
     compared: set[tuple[Context, Scenario]] = set()
-    for case in waiting:
-        if len(compared) >= most:
-            return
-        request = make_request(case)
-        key = request.context, request.scenario
-        stored = store.get(*key, fresh=True)
-        best = best_config(request, stored.record) if stored else None
-        if stored is None or best is None or key in compared:
+    for recorded in _recorded_winners(waiting, store):
+        key = recorded.request.context, recorded.request.scenario
+        if key in compared:
             continue
         compared.add(key)
-        yield _verify(case, request, stored.record, best, store)
+        yield _verify(recorded, store)
+        if len(compared) >= most:
+            return
 
 
-def _verify(
-    case: Case, request: Request, record: Record, best: Config, store: Store
-) -> VerifiedWinner:
+class _RecordedWinner(NamedTuple):
+    case: str
+    request: Request
+    record: Record
+    config: Config
+
+
+def _recorded_winners(cases: Iterable[Case], store: Store) -> Iterator[_RecordedWinner]:
+    """Make the arguments of one case after the other, and yield those that have a winner."""
+    for case in cases:
+        request = make_request(case)
+        stored = store.get(request.context, request.scenario, fresh=True)
+        best = best_config(request, stored.record) if stored else None
+        if stored is not None and best is not None:
+            yield _RecordedWinner(case.name, request, stored.record, best)
+
+
+def _verify(recorded: _RecordedWinner, store: Store) -> VerifiedWinner:
+    case, request, record, best = recorded
     verified = VerifiedWinner(
-        case.name,
+        case,
         request.context.kernel.name,
         str(request.scenario),
         str(best),
@@ -309,18 +320,13 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
     Raises:
         StoreError: the store cannot be read or written.
     """
-    for case in cases:
-        request = make_request(case)
-        stored = store.get(request.context, request.scenario, fresh=True)
-        best = best_config(request, stored.record) if stored else None
-        if best is None:
-            continue
+    for case, request, record, best in _recorded_winners(cases, store):
         with closing(WinnerCheck(request, request.check or CheckOptions())) as check:
             results = dict(check.check(request.declared[best]))
         name, scenario = request.context.kernel.name, str(request.scenario)
-        audited = AuditedWinner(case.name, name, scenario, str(best), results)
-        if stored is not None and not store.read_only:
-            addition = _addition(request, stored.record, best, audited)
+        audited = AuditedWinner(case, name, scenario, str(best), results)
+        if not store.read_only:
+            addition = _addition(request, record, best, audited)
             if addition is not None:
                 store.put_now(request.context, [addition])
         yield audited

@@ -23,6 +23,8 @@ __all__ = [
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
+    "foreign_run",
+    "former_run",
     "hash_callees_first",
     "is_autotune_replaced_by",
     "platform_key",
@@ -237,15 +239,49 @@ def wrap_bench(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None
     Autotuner._bench = wrap(Autotuner._bench)
 
 
-def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any]) -> None:
-    """Replace `triton.autotune`, under each of its names, and `Autotuner.run`."""
+_own_run: list[Any] = []
+"""What `replace_autotune` has put in the place of `Autotuner.run`, and what was there before."""
+
+
+def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any] | None) -> None:
+    """Replace `triton.autotune`, under each of its names, and `Autotuner.run`.
+
+    Args:
+        autotune: the decorator.
+        run: the method; None puts back what was there before, unless another package has replaced
+            it since.
+    """
     import triton
     from triton.runtime import autotuner
 
     triton.autotune = autotune
     triton.runtime.autotune = autotune
     autotuner.autotune = autotune
-    autotuner.Autotuner.run = run
+    if run is not None:
+        _own_run[:] = run, autotuner.Autotuner.run
+        autotuner.Autotuner.run = run
+    elif _own_run and autotuner.Autotuner.run is _own_run[0]:
+        autotuner.Autotuner.run = _own_run[1]
+
+
+def former_run() -> Any:
+    """Return `Autotuner.run` before it was replaced: Triton's, or what another package put there.
+
+    It is known once `replace_autotune` has put a method in its place.
+    """
+    return _own_run[1]
+
+
+def foreign_run() -> str | None:
+    """Return the module that has replaced `Autotuner.run`, or None if it is Triton's or ours."""
+    from triton.runtime.autotuner import Autotuner
+
+    run = Autotuner.run
+    if _own_run and run is _own_run[0]:
+        run = _own_run[1]
+    if getattr(run, "__globals__", None) is vars(sys.modules[Autotuner.__module__]):
+        return None
+    return str(getattr(run, "__module__", None) or type(run).__module__)
 
 
 def is_autotune_replaced_by(autotune: Callable[..., Any]) -> bool:

@@ -13,11 +13,12 @@ from support.addition import CONFIGS, add_one
 
 from dejavu_cache.engines.vllm.fused_moe_suite import CompiledLaunches, EngineOperation
 from dejavu_cache.model.record import Record
-from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
+from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode, current_settings
 from dejavu_cache.stores import FileStore, TieredStore
-from dejavu_cache.sweep.suite import Case, make_request
+from dejavu_cache.sweep.case_tuner import make_request
+from dejavu_cache.sweep.suite import Case
 
 NAMES = ("x", "out", "M", "BLOCK")
 

@@ -21,12 +21,12 @@ from dejavu_cache.model.scenario import Config, Scenario, now
 from dejavu_cache.model.selection import CaseScores, gather_evidence
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
-from dejavu_cache.sweep.case_store import CaseTuner, GroupRecord
+from dejavu_cache.sweep.case_group import CaseGroup, GroupRecord
+from dejavu_cache.sweep.case_tuner import CaseTuner
 from dejavu_cache.sweep.hosts import CaseJob, ConfigCrash, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import Suite, load_suite
-from dejavu_cache.sweep.worker import CaseGroup
 from dejavu_cache.system.worker_process import ParentConnection
 
 SUITE = load_suite(f"{PROGRAMS / 'logged_suite.py'}:drawn")
@@ -167,7 +167,7 @@ def test_two_workers_measure_a_group_once(sweeps: Sweeps, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     spec = SweepSpec(suite=f"{sweeps.suite}:drawn", store=sweeps.store.as_uri())
     hosts = [LocalHost(spec), LocalHost(spec)]
-    report = Sweep(hosts, hosts[0].cases()).run()
+    report = Sweep(hosts, hosts[0].start()).run()
     assert report.complete, report
     assert {name: outcome.cases for name, outcome in report.outcomes.items()} == {
         "draw 100": 3,

@@ -37,9 +37,7 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
 
     kernel = cached_autotune(configs=CONFIGS, key=["n"])(add_one)
     kernel.do_bench = bench
-    monkeypatch.setattr(
-        "dejavu_cache.runtime.declared_autotuner.method_name", lambda *args: "events-cold"
-    )
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold")
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert len(order) == 9, "three measured once, two of them three times more"
@@ -61,7 +59,7 @@ class TestCutShort:
     ) -> Callable[..., Any]:
         """Return a factory of kernels whose close configs race; the first process dies there."""
         monkeypatch.setattr(
-            "dejavu_cache.runtime.declared_autotuner.method_name", lambda *args: "events-cold"
+            "dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold"
         )
 
         def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:

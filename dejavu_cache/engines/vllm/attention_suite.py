@@ -444,7 +444,7 @@ def _sweep(spec: SweepSpec, device: torch.device, deadline: float) -> str:
     watch.daemon = True
     watch.start()
     try:
-        cases = host.cases()
+        cases = host.start()
         shown = current_settings().progress
         with progress("attention", len(cases), unit="batches", wanted=shown) as advance:
 

@@ -27,7 +27,7 @@ import torch
 import triton
 
 from ...integrations.tuned_tables import parse_labels
-from ...runtime.cached_autotuner import CachedAutotuner
+from ...runtime.autotuner import CachedAutotuner
 from ...sweep.suite import Case, Suite, preset_of, read_numbers
 from ...triton_internals.compilation import await_kernel, load_binary
 from ...tuning.result_check import CheckOptions

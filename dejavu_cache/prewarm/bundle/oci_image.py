@@ -25,8 +25,8 @@ from typing import IO, Any, NamedTuple
 from ...errors import BundleError
 from ...stores.manifest import BINARIES, Manifest, verify_folder
 from ...system.safe_files import read_file
+from ..new_folder import new_folder
 from .archive import Digests, HashingWriter, add_file, write
-from .new_folder import new_folder
 
 __all__ = [
     "ImageContent",

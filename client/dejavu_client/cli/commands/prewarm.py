@@ -101,7 +101,7 @@ def prewarm(
         next(records.contexts(), None)  # raises if a store does not answer
 
     from dejavu_cache.prewarm.build import prewarm as build
-    from dejavu_cache.prewarm.worker import AllowedDifferences
+    from dejavu_cache.prewarm.compilers import AllowedDifferences
 
     from ..progress import prewarm_bar
 
