@@ -12,30 +12,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..model.merge import date_after, merge_records
-from ..model.record import Measurement, Record, Results, Winner, are_compared
-from ..model.scenario import Config, now
-from ..model.selection import is_credible
+from ..model.record import Measurement, Record, Results
+from ..model.scenario import Config
 from ..system.notices import warn_once, whoami
 from ..triton_internals.compilation import LoadedKernels, compile_config, release_outdated
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
-from ..tuning.compile_ahead import is_repeatable
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import MeasurementWriter, Tuner, progress
+from . import rules
+from .known_records import KnownRecords
 from .launch_recorder import pause_recording
-from .record_lookup import best_config, note_timings, winner_to_record
-from .request import OwnTrials, Request
-from .tolerant_store import TolerantStore
+from .request import Request
 from .winner_check import WinnerCheck, recording_crash, refuse_uncompared
 
 __all__ = [
     "ScenarioMeasurement",
-    "earlier_measurements",
     "make_search",
-    "may_launch_default",
 ]
 
 
@@ -47,38 +43,15 @@ def make_search(request: Request, record: Record, due: list[Config]) -> Search:
         record: what is known of it.
         due: the configs left to measure, in order.
     """
-    limit = request.budgeted_count(len(due))
+    limit = rules.budgeted_count(request, len(due))
     if request.budget.strategy != "optuna" or not _has_optuna():
         return Exhaustive(due[:limit])
-    unmeasured = {*request.unmeasured_configs(record)}
+    unmeasured = {*rules.unmeasured_configs(request, record)}
     measured = [entry for entry in record.measurements if entry.config not in unmeasured]
     default = describe(request.default)
     return OptunaSearch(
         request.declared, measured, [default] if due[:1] == [default] else [], limit
     )
-
-
-def may_launch_default(request: Request, record: Record) -> bool:
-    """Return whether nothing says that the default config's launch fails here, or ends programs.
-
-    What compilers and other machines have reported may be different by now, or here.
-    """
-    default = record.by_config.get(describe(request.default))
-    if default is None or default.failure is None or default.skipped:
-        return True
-    is_lasting = default.by == whoami() and not is_repeatable(default.failure)
-    return default.failure.kind != "crash" and not is_lasting
-
-
-def earlier_measurements(request: Request, record: Record) -> list[Measurement]:
-    """Return this machine's timings of a scenario that was not raced yet: they join the race."""
-    if record.winner is not None:
-        return []
-    return [
-        measurement
-        for measurement in record.measurements
-        if measurement.by == whoami() and is_credible(measurement, request.shortest_timing)
-    ]
 
 
 def _has_optuna() -> bool:
@@ -98,8 +71,7 @@ class ScenarioMeasurement:
     Args:
         request: the scenario.
         record: what is recorded of it.
-        store: where measurements and the winner are recorded.
-        trials: what this process has measured; gets the measurements too.
+        records: where measurements and the winner are recorded, also as this process's findings.
         mark: names the config being measured for the next process, if this one dies.
         before: is called with each config before it is measured, once all earlier measurements are
             recorded.
@@ -114,8 +86,7 @@ class ScenarioMeasurement:
         self,
         request: Request,
         record: Record,
-        store: TolerantStore,
-        trials: OwnTrials,
+        records: KnownRecords,
         mark: MeasurementMark,
         *,
         before: Callable[[Config], None] | None,
@@ -125,12 +96,12 @@ class ScenarioMeasurement:
         self.record = record
         self.measured = 0
         self._request = request
-        self._store = store
-        self._trials = trials
+        self._records = records
+        self._findings = records.findings(request.context, request.scenario)
         self._mark = mark
         self._before = before
         self._show_progress = show_progress
-        options = request.check if may_launch_default(request, record) else None
+        options = request.check if rules.may_launch_default(request, record) else None
         self._check = WinnerCheck(request, options, mark.around)
         function = find_jit_function(request.autotuner)
         if function is not None:
@@ -144,12 +115,12 @@ class ScenarioMeasurement:
     @property
     def best(self) -> Config | None:
         """The best config by the measurements, or None if none has a usable timing."""
-        return best_config(self._request, self.record)
+        return rules.best_config(self._request, self.record)
 
     def measure_due(self, due: list[Config]) -> None:
         """Measure due configs as far as the budget goes; an unfinished race goes on."""
         search = make_search(self._request, self.record, due)
-        self._run_search(search, len(due), earlier_measurements(self._request, self.record))
+        self._run_search(search, len(due), rules.earlier_timings(self._request, self.record))
 
     def measure(self, configs: list[Config]) -> None:
         """Measure configs in order."""
@@ -189,37 +160,17 @@ class ScenarioMeasurement:
             results: what comparing it has shown.
         """
         request = self._request
-        note_timings(request, self.record)
         addition = Record(
             scenario=request.scenario,
-            winner=self._winner(best, results),
+            winner=rules.winner_to_record(
+                request, self.record, best, results, measured=bool(self.measured)
+            ),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),
         )
-        self._store.put(request.context, date_after(addition, self.record))
+        self._records.put(request.context, date_after(addition, self.record))
         self._release_losers(best)
-
-    def _winner(self, best: Config, results: Results) -> Winner | None:
-        """Return the winner to record, or None where the recorded one stands.
-
-        A config that could not be compared does not replace one that was, and is not recorded twice
-        for it.
-        """
-        config, recorded = winner_to_record(self._request, self.record, best), self.record.winner
-        found: Results | None = results
-        if recorded is not None and self.record.is_finished:
-            is_recorded = recorded.config == config
-            says_no_more = recorded.is_compared or (is_recorded and not self.measured)
-            if not are_compared(results) and says_no_more:
-                return None
-            found = recorded.results if is_recorded and config != best else results
-        return Winner(
-            config=config,
-            at=now(),
-            adopted_at=recorded and recorded.adopted_at,
-            results=found and dict(found),
-        )
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         context, scenario = self._request.context, self._request.scenario
@@ -227,19 +178,18 @@ class ScenarioMeasurement:
         addition = date_after(
             Record(scenario=scenario, measurements=tuple(measurements)), self.record
         )
-        self._trials.add(context, scenario, addition.measurements)
-        self.record = self._trials.correct(context, merge_records(self.record, addition))
+        self._findings.add_trials(addition.measurements)
+        self.record = rules.corrected_record(merge_records(self.record, addition), self._findings)
         # A process whose device is lost may not live to write what is queued.
         is_last = any(measurement.has_crashed for measurement in measurements)
-        put = self._store.put_now if is_last else self._store.put
-        put(context, addition)
+        self._records.put(context, addition, now=is_last)
 
     def _run_search(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
         """Measure what a search proposes, at most `total` configs, within the budget's time."""
         request = self._request
         title = f"{request.context.kernel.name}{request.scenario}"
         bar = progress(title, total, wanted=self._show_progress)
-        recording_paused = pause_recording(request.autotuner, self._store.tiers)
+        recording_paused = pause_recording(request.autotuner, self._records.tiers)
         with (
             MeasurementWriter(self._write) as writer,
             bar as advance,

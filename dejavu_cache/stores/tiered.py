@@ -119,8 +119,8 @@ class TieredStore(Store):
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = tuple(tier.revision(context) for tier in self.tiers)
-        return None if None in revisions else revisions
+        revisions = tuple(self._ask(lambda tier: tier.revision(context)))
+        return None if None in revisions or len(revisions) < len(self.tiers) else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""

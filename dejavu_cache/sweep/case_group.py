@@ -21,9 +21,9 @@ from ..errors import NoValidConfigError, SettingsError
 from ..model.merge import OnConflict, merge_records
 from ..model.record import Measurement, Record, Results, Winner, join_results
 from ..model.scenario import Config, Context, Scenario, moment_after, now
-from ..model.selection import SHORTEST_TIMING, CaseScores, trusted_configs, winner
+from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.request import Request
-from ..runtime.scenario_measurement import may_launch_default
+from ..runtime.rules import may_launch_default, trusted_configs
 from ..runtime.winner_check import (
     SWITCHED_OFF_BY_AUTHOR,
     WinnerCheck,

@@ -16,6 +16,7 @@ from ..model.scenario import Config, Context, Scenario
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
+from ..runtime.rules import due_configs
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
@@ -158,7 +159,7 @@ class CaseTuner:
         if self._job.seconds is not None:
             seconds = max(self._deadline - time.monotonic(), 0.001)
         request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
-        self._parent.send("case", case=case, due=len(request.due_configs(record)))
+        self._parent.send("case", case=case, due=len(due_configs(request, record)))
         resolver = Resolver(
             TieredStore([store]),
             Mode.TUNE,
@@ -174,7 +175,7 @@ class CaseTuner:
         self._parent.send("config", config=config.model_dump())
 
     def _record_crashes(self, request: Request, store: Store) -> None:
-        due = set(request.due_configs(current_record(request, store)))
+        due = set(due_configs(request, current_record(request, store)))
         failures = tuple(
             failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
             for crash in self._job.crashes

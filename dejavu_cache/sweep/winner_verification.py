@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.record import Failure, Measurement, OutputVerdict, Record, Winner, are_compared, sum_up
 from ..model.scenario import Config, Context, Scenario, moment_after, now
-from ..model.selection import NOISE, trusted_configs
-from ..runtime.record_lookup import best_config, winner_to_record
+from ..model.selection import NOISE
 from ..runtime.request import Request
+from ..runtime.rules import best_config, trusted_configs, winner_config
 from ..runtime.winner_check import WinnerCheck, refuse_uncompared
 from ..stores import Store
 from ..triton_internals.config_names import describe
@@ -235,7 +235,7 @@ class _Verification:
                 break
             measured[best] = wrong
         all_measured = self._new_record({**self._record.by_config, **measured}.values())
-        config = winner_to_record(request, all_measured, best)
+        config = winner_config(request, all_measured, best)
         update = {
             "winner": Winner(config=config, at=now(), results=results if config == best else None),
             "launches": tuned_launches(

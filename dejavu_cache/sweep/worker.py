@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import DejavuError, NoValidConfigError, SettingsError
 from ..model.record import Measurement
 from ..model.scenario import Context
-from ..runtime.record_lookup import best_config, is_trusted
+from ..runtime import rules
 from ..runtime.request import Request
 from ..stores import open_store, wait_longer
 from ..system.worker_process import ParentConnection, serve
@@ -127,11 +127,11 @@ class SweepWorker:
             return self._verify(job, subject)
         record = current_record(subject, self.journal)
         if job.do == "plan":
-            due = subject.budgeted_count(len(subject.due_configs(record)))
+            due = rules.budgeted_count(subject, len(rules.due_configs(subject, record)))
             return self._plan(subject.context, due, is_known=not due)
-        best = best_config(subject, record)
-        is_due = subject.has_work(record) or not (
-            best is None or record.pinned or is_trusted(subject, record, best)
+        best = rules.best_config(subject, record)
+        is_due = rules.has_work(subject, record) or not (
+            best is None or record.pinned or rules.is_trusted(subject, record, best)
         )
         return {"status": "due" if is_due else "known"}
 
@@ -151,13 +151,17 @@ class SweepWorker:
         resolution, measured = tuner.tune(job.case, request, self.journal)
         record = current_record(request, self.journal)
         pinned = resolution.how == "pinned"
-        due = 0 if pinned else len(request.due_configs(record))
+        due = 0 if pinned else len(rules.due_configs(request, record))
         # Another process that held the lease may have finished the record since.
-        if resolution.how == "default" and not due and best_config(request, record) is None:
+        if resolution.how == "default" and not due and rules.best_config(request, record) is None:
             message = "no config has a usable timing: `dejavu-cache show` lists the failures"
             return {"status": "failed", "measured": measured, "message": message}
         status = "tuned" if measured else "known"
-        if not (measured or pinned) and resolution.how != "tuned" and request.has_work(record):
+        if (
+            not (measured or pinned)
+            and resolution.how != "tuned"
+            and rules.has_work(request, record)
+        ):
             status = "busy"  # another process holds the lease
         elif due and job.seconds is not None:
             status = "partial"
@@ -166,7 +170,7 @@ class SweepWorker:
     def _verify(self, job: CaseJob, request: Request) -> dict[str, Any]:
         """Measure the winner again without recording the result."""
         record = current_record(request, self.journal)
-        best = best_config(request, record)
+        best = rules.best_config(request, record)
         recorded = None if best is None else _time_in_case(record.by_config[best], job.case)
         if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}

@@ -27,6 +27,7 @@ from dejavu_cache.model.record import (
     Winner,
     join_results,
 )
+from dejavu_cache.model.resolution import gather_evidence
 from dejavu_cache.model.scenario import (
     Config,
     Device,
@@ -36,7 +37,6 @@ from dejavu_cache.model.scenario import (
     is_from_future,
     now,
 )
-from dejavu_cache.model.selection import gather_evidence
 
 
 @given(SCENARIOS)

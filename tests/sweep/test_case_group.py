@@ -17,8 +17,9 @@ from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
+from dejavu_cache.model.resolution import gather_evidence
 from dejavu_cache.model.scenario import Config, Scenario, now
-from dejavu_cache.model.selection import CaseScores, gather_evidence
+from dejavu_cache.model.selection import CaseScores
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
 from dejavu_cache.sweep.case_group import CaseGroup, GroupRecord

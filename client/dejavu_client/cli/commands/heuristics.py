@@ -211,7 +211,7 @@ def _best_single(record_set: RecordSet) -> dict[str, Any] | None:
 
     None if no config runs in all scenarios.
     """
-    from dejavu_cache.heuristics.features import SlowdownTable
+    from dejavu_cache.heuristics.fit import SlowdownTable
 
     costs = SlowdownTable.of(record_set.records)
     means = costs.slowdown.mean(axis=0)
