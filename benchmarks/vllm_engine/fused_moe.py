@@ -123,7 +123,7 @@ def speedups(ms: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
 
-    from dejavu_cache.engines.vllm.fused_moe import (
+    from dejavu_cache.engines.vllm.fused_moe_suite import (
         PRESETS,
         SIZES,
         layer_cases,

@@ -73,6 +73,7 @@ __all__ = [
     "reasons_not_compared",
     "record_set_line",
     "sum_up",
+    "version_of",
 ]
 
 
@@ -545,6 +546,15 @@ def read_record(text: str | bytes) -> ReadRecord:
     except ValidationError:  # too many entries
         return ReadRecord(None, problem)
     return ReadRecord(None if record == Record(scenario=scenario) else record, problem)
+
+
+def version_of(text: str | bytes, field: str = "format") -> int:
+    """Return the version that a JSON document states of its format; 0 if it does not."""
+    try:
+        version = json.loads(text).get(field)
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    return version if isinstance(version, int) else 0
 
 
 def first_problem(error: ValidationError) -> str:

@@ -1,8 +1,6 @@
 """Kernels, environments, scenarios and configs: the identity of records and measurements.
 
 All models are frozen, keep their mappings sorted and are compared by value.
-
-Name the fields in which two scenarios, or two contexts, differ.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import Timeout
 
@@ -28,6 +29,8 @@ from .folder import Folder, Signature, describe_failure, folder_name, hold_lock,
 __all__ = ["FileStore"]
 
 _TREE = ".tree.json"
+
+T = TypeVar("T")
 
 WORTHWHILE = 256
 """Least number of records of a file whose index is kept; indexing fewer takes about 1 ms."""
@@ -162,54 +165,61 @@ class FileStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
-        contexts = []
-        for path, context in self._files("" if kernel is None else folder_name(kernel)):
-            if isinstance(context, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {context}")
-            elif kernel in (None, context.kernel.name):
-                contexts.append(context)
-        return iter(sorted(contexts, key=lambda context: context.text))
+        contexts = [context for _, context in self._readable(".json", self._context_of, kernel)]
+        named = (context for context in contexts if kernel in (None, context.kernel.name))
+        return iter(sorted(named, key=lambda context: context.text))
 
     def unreadable(self) -> dict[Path, str]:
         """Return why files are ignored: a newer format, damage, or a path of another context."""
-        reasons = {}
-        for path, context in self._files():
-            try:
-                if isinstance(context, Exception):
-                    raise context
-                self._load(path, context)
-            except (StoreError, OSError, UnicodeDecodeError) as error:
-                reasons[path] = str(error)
-        return reasons
+        found = self._walk(".json", self._whole_page)
+        return {path: str(page) for path, page in found if isinstance(page, Exception)}
 
     def why_unreadable(self) -> str:
         """Return why no file can be read; an empty text if one can, or if there is none."""
         first = ""
-        for path, context in self._files():
-            if not isinstance(context, Exception):
+        for path, context in self._walk(".json", self._context_of):
+            if isinstance(context, Context):
                 return ""
             first = first or f"{path}: {context}"
         return first
 
     def damaged_records(self) -> dict[Path, list[str]]:
         """Return what is wrong with records that are damaged in files that can be read."""
-        damages = {}
-        for path, context in self._files():
-            with suppress(StoreError):  # `unreadable` names it
-                page = None if isinstance(context, Exception) else self._load(path, context)
-                if page is not None and (problems := page.damages()):
-                    damages[path] = problems
-        return damages
+        found = self._walk(".json", self._whole_page)
+        damages = {path: page.damages() for path, page in found if isinstance(page, Page)}
+        return {path: problems for path, problems in damages.items() if problems}
 
-    def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
-        for path, unlisted in self._folder.find(".json", below=folder):
-            if unlisted is not None:
-                yield path, unlisted
-            elif not path.name.endswith(_TREE):
-                try:
-                    yield path, self._context_of(path)
-                except (StoreError, OSError, UnicodeDecodeError) as error:
-                    yield path, error
+    def _readable(
+        self, ending: str, read: Callable[[Path], T], kernel: str | None
+    ) -> Iterator[tuple[Path, T]]:
+        """Yield the files of a kernel's folder that can be read, and warn about the others."""
+        for path, content in self._walk(ending, read, kernel):
+            if isinstance(content, Exception):
+                warn_once(f"{path}", f"{path} is passed over: {content}")
+            else:
+                yield path, content
+
+    def _walk(
+        self, ending: str, read: Callable[[Path], T], kernel: str | None = None
+    ) -> Iterator[tuple[Path, T | Exception]]:
+        """Yield the files with an ending, and what is read from each or why it cannot be read."""
+        below = "" if kernel is None else folder_name(kernel)
+        for path, unlisted in self._folder.find(ending, below=below):
+            if path.name.endswith(_TREE) and ending != _TREE:
+                continue
+            try:
+                if unlisted is not None:
+                    raise unlisted
+                content: T | Exception = read(path)
+            except (StoreError, OSError, UnicodeDecodeError) as error:
+                content = error
+            yield path, content
+
+    def _whole_page(self, path: Path) -> Page | None:
+        return self._load(path, self._context_of(path))
+
+    def _tree_of(self, path: Path) -> Tree:
+        return Tree.parse(self._folder.read(path), str(path))
 
     def _context_of(self, path: Path) -> Context:
         """Return the context of the records in a file.
@@ -230,25 +240,14 @@ class FileStore(Store):
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        for path, tree in self._trees("" if kernel is None else folder_name(kernel)):
-            if isinstance(tree, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {tree}")
-            elif kernel in (None, tree.context.kernel.name):
+        for path, tree in self._readable(_TREE, self._tree_of, kernel):
+            if kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
 
     def unreadable_trees(self) -> dict[Path, str]:
         """Return why files of decision trees are passed over."""
-        return {path: str(tree) for path, tree in self._trees() if isinstance(tree, Exception)}
-
-    def _trees(self, folder: str = "") -> Iterator[tuple[Path, Tree | Exception]]:
-        for path, unlisted in self._folder.find(_TREE, below=folder):
-            if unlisted is not None:
-                yield path, unlisted
-                continue
-            try:
-                yield path, Tree.parse(self._folder.read(path), str(path))
-            except (StoreError, OSError) as error:
-                yield path, error
+        found = self._walk(_TREE, self._tree_of)
+        return {path: str(tree) for path, tree in found if isinstance(tree, Exception)}
 
     def put_tree(self, tree: Tree) -> str:
         """Write the tree's file, beside the records of its context."""

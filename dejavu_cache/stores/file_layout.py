@@ -34,13 +34,13 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO
 
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..model.merge import OnConflict, merge_into, merge_records, without_parts
-from ..model.record import FORMAT, Record, RecordSet, first_problem, read_record
+from ..model.record import FORMAT, Record, RecordSet, first_problem, read_record, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 
@@ -247,21 +247,14 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
     """
     try:
         record_set = RecordSet.model_validate_json(text)
-        version: Any = record_set.format
+        version = record_set.format
     except (ValueError, RecursionError) as error:
-        record_set, version, reason = None, _format_of(text), _reason(error)
-    if isinstance(version, int) and version > FORMAT:
+        record_set, version, reason = None, version_of(text), _reason(error)
+    if version > FORMAT:
         raise NewerFormatError(where, version, FORMAT)
     if record_set is None:
         raise DamagedRecordsError(f"{where} is damaged: {reason}")
     return record_set
-
-
-def _format_of(text: str | bytes) -> Any:
-    try:
-        return json.loads(text).get("format")
-    except (ValueError, AttributeError, RecursionError):
-        return None
 
 
 def find_damages(text: str, where: str) -> list[str]:

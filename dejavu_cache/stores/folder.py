@@ -24,7 +24,6 @@ __all__ = [
     "describe_failure",
     "folder_name",
     "hold_lock",
-    "read_text",
     "release_lock",
     "signature_of",
 ]
@@ -100,10 +99,19 @@ class Folder:
             StoreError: it cannot be read.
         """
         try:
-            return read_text(path, self.root)
+            content = read_file(path, self.root)
+            if b"\0" in content:  # a sparse file of any length costs nothing on the disk
+                raise DamagedRecordsError(f"{path} is damaged: it has NUL bytes")
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise DamagedRecordsError(f"{path} is damaged: {error}") from None
         except FileNotFoundError:
             raise
         except OSError as error:
+            if error.errno in _ERRORS_OF_FOREIGN_FILES and error.filename in (path.name, str(path)):
+                raise DamagedRecordsError(
+                    f"{path} is no file of records: {error.strerror}"
+                ) from None
             raise describe_failure(error, path, "read") from error
 
     def write(self, path: Path, text: str) -> None:
@@ -285,26 +293,6 @@ def _delete_if_old(root: Path, path: Path, age: float) -> bool:
     except OSError:  # its writer was quicker, or a link is in the way
         return False
     return True
-
-
-def read_text(path: Path, root: Path) -> str:
-    """Return the text of a file below a root.
-
-    Raises:
-        DamagedRecordsError: it is not text, or something that no store wrote: a link, a pipe, …
-        OSError: it cannot be read.
-    """
-    try:
-        content = read_file(path, root)
-        if b"\0" in content:  # a sparse file of any length costs nothing on the disk
-            raise DamagedRecordsError(f"{path} is damaged: it has NUL bytes")
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DamagedRecordsError(f"{path} is damaged: {error}") from None
-    except OSError as error:
-        if error.errno in _ERRORS_OF_FOREIGN_FILES and error.filename in (path.name, str(path)):
-            raise DamagedRecordsError(f"{path} is no file of records: {error.strerror}") from None
-        raise
 
 
 def describe_failure(error: OSError, path: Path, action: str) -> StoreError:

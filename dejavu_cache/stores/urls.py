@@ -1,7 +1,4 @@
-"""Open the store that a URL names.
-
-The store that a process uses unless a kernel names another.
-"""
+"""Open the store that a URL names, or that a process uses where a kernel names none."""
 
 from __future__ import annotations
 
@@ -105,8 +102,11 @@ def prewarmed_folders(url: str) -> list[Path]:
 
 def _open_tier(url: str) -> Store:
     scheme = _known_scheme(url)
-    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
-    return opener(url)
+    if scheme in _BUILT_IN:
+        return _BUILT_IN[scheme](url)
+    (point, *_) = entry_points(group=SCHEMES, name=scheme)
+    store: Store = point.load()(url)
+    return store
 
 
 def _known_scheme(url: str) -> str:
@@ -196,33 +196,24 @@ def _open_prewarmed(url: str) -> FileStore:
     return FileStore(folder / RECORDS, read_only=True)
 
 
+def _open_frozen(url: str) -> FrozenStore:
+    return FrozenStore(_whole_path(url, "a snapshot", "frozen:///folder/DIGEST.jsonl"))
+
+
 def _prewarmed_path(url: str) -> Path:
+    return _whole_path(url, "a prewarmed folder", f"{PREWARMED}:///folder")
+
+
+def _whole_path(url: str, what: str, example: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(
-            f"{url!r}: a prewarmed folder is named by its path: {PREWARMED}:///folder"
-        )
+        raise SettingsError(f"{url!r}: {what} is named by its path: {example}")
     return _path_in(parts.path)
 
 
 def _path_in(quoted: str) -> Path:
     """Return the path in a URL, whose bytes need not be UTF-8."""
     return Path(unquote(quoted, errors="surrogateescape"))
-
-
-def _open_frozen(url: str) -> FrozenStore:
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(
-            f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl"
-        )
-    return FrozenStore(_path_in(parts.path))
-
-
-def _from_entry_point(scheme: str) -> Callable[[str], Store]:
-    (point, *_) = entry_points(group=SCHEMES, name=scheme)
-    opener: Callable[[str], Store] = point.load()
-    return opener
 
 
 def _known_schemes() -> list[str]:

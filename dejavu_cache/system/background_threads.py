@@ -12,8 +12,6 @@ process aborts after its work is done. Therefore the end of a program goes in fo
    to such a block later is parked before it.
 
 A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
-
-Tell errors that a signal handler of the program has raised, such as a time limit's.
 """
 
 from __future__ import annotations
@@ -158,9 +156,6 @@ def signals_left_to_others() -> Iterator[None]:
 
     A program that blocks a signal later, to wait for it, could otherwise be killed by it here.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows has none
-        yield
-        return
     # Blocking runs the handlers of what has come before, and these may raise.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
@@ -224,12 +219,11 @@ def _end_with_worker(_: object = None) -> None:
 
 
 atexit.register(_end_threads)
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
 multiprocessing_util.register_after_fork(_end_threads, _end_with_worker)
 if multiprocessing.parent_process() is not None:
     _end_with_worker()

@@ -38,7 +38,7 @@ from .compile_ahead import (
     threads_for,
 )
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample, keep_restoring_out
-from .race import HOPELESS, Finals
+from .race import HOPELESS, Race
 from .search import Search
 
 __all__ = [
@@ -474,14 +474,14 @@ class Tuner:
     def _compare_finalists(self) -> None:
         """Compare the fast configs again, with those of an earlier tune, and keep the outcome."""
         self._best = math.inf  # No timing is cut short: all of these configs are fast.
-        finals = Finals(
+        race = Race(
             {**self._earlier, **self._measured},
             self._launch.default,
             self._measure,
             prepare=self._compile,
             is_over=lambda: self._is_over,
         )
-        for measurement in finals.run(probe=self._timer is not None):
+        for measurement in race.run():
             self._keep(measurement)
 
     def _compile(self, configs: Sequence[Config]) -> None:

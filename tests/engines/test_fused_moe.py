@@ -15,8 +15,8 @@ import pytest
 import torch
 from support.addition import CONFIGS, add_one
 
-from dejavu_cache.engines.vllm import fused_moe
-from dejavu_cache.engines.vllm.fused_moe import (
+from dejavu_cache.engines.vllm import fused_moe_suite as fused_moe
+from dejavu_cache.engines.vllm.fused_moe_suite import (
     BATCHES,
     ExpertLayer,
     experts_kernel,

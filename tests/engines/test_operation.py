@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.addition import CONFIGS, add_one
 
-from dejavu_cache.engines.operation import CompiledLaunches, EngineOperation
+from dejavu_cache.engines.vllm.fused_moe_suite import CompiledLaunches, EngineOperation
 from dejavu_cache.model.record import Record
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
