@@ -153,8 +153,8 @@ class Request:
             mark: returns a context in which a config is launched.
         """
         launches = CheckedLaunches(self.candidate_launch(), self.default, mark)
-        title = f"{self.context.kernel.name}{self.scenario}"
-        return ResultCheck(launches, options, is_wanted=self.check is not None, title=title)
+        is_wanted = self.check is not None
+        return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
 
     def resolution(self, how: How, config: Any, store: str | None = None) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
