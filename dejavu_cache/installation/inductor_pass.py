@@ -3,9 +3,9 @@
 Inductor takes a user's autotuner with all its configs and benchmarks them itself. A pass over the
 traced graph looks the record up with the traced tensors, and puts its config in the place of all.
 
-Inductor finds a graph that it has compiled by a key, and runs no pass over it again. So notes beside
-its cache keep what the records said, and those that no longer agree with the records are a part of
-the key: a graph is found only while its configs' notes agree.
+Inductor finds a graph that it has compiled by a key, and runs no pass over it again. So notes
+beside its cache keep what the records said, and the notes that no longer agree with the records are
+a part of the key: a graph is found only while its configs' notes agree.
 """
 
 from __future__ import annotations
