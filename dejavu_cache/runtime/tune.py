@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -216,25 +216,23 @@ class Tune:
                     suspect.forget()
                 advance()
 
-            def compute_expected() -> None:
+            @contextmanager
+            def around(config: Config) -> Iterator[None]:
                 with recording_crash(launch.default, writer):
                     self._check.prepare()
                 self._check.refuse_tune()
-
-            def announce(config: Config) -> None:
-                compute_expected()
                 if self._options.before is not None:
                     writer.drain()
                     self._options.before(config)
+                with self._mark.around(config):
+                    yield
 
             tuner = Tuner(
                 launch,
                 keep,
                 race=request.budget.race and not is_called_once(request.context.problem.method),
                 until=math.inf if seconds is None else time.monotonic() + seconds,
-                launch_default=compute_expected,
-                before=announce,
-                mark=self._mark.around,
+                around=around,
                 earlier=earlier,
             )
             self._measured += tuner.tune(search)

@@ -282,16 +282,14 @@ class Tuner:
     """Measures a launch's configs by Triton's own `Autotuner._bench`, hooks and all.
 
     On a device, the configs compile in the background. Each is screened when it is ready, and those
-    close to the best are compared again, as `Finals` describes. A caller's own benchmark is
+    close to the best are compared again, as `Race` describes. A caller's own benchmark is
     called once per config, one after the other.
 
     Args:
         launch: the launch to tune.
         keep: is called with each measurement, and again when a race has refined it.
-        launch_default: launches the default config where that is wanted before all others, while
-            these compile.
-        before: is called with each config before it touches the device.
-        mark: returns a context in which a config is measured.
+        around: returns a context that is open while a config may touch the device. It is opened for
+            the default config before all others, as soon as that is compiled, and closed again.
         race: whether close configs may be measured again.
         until: when to stop, in seconds of `time.monotonic`.
         earlier: measurements of a tune that ended before its race; they take part in this one.
@@ -304,9 +302,7 @@ class Tuner:
         *,
         race: bool = True,
         until: float = math.inf,
-        launch_default: Callable[[], None] = lambda: None,
-        before: Callable[[Config], None] = lambda config: None,
-        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
+        around: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
         earlier: Iterable[Measurement] = (),
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
@@ -314,9 +310,7 @@ class Tuner:
         self._keep = keep
         self._race = race
         self._until = until
-        self._launch_default = launch_default
-        self._before = before
-        self._mark = mark
+        self._around = around
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._measured: dict[Config, Measurement] = {}
@@ -348,7 +342,6 @@ class Tuner:
         """Measure one config with full effort."""
         self._warm_up()
         try:
-            self._before(config)
             measurement = self._measure(config, FULL)
         finally:
             self._release()
@@ -407,7 +400,8 @@ class Tuner:
             waiting = dict(zip(configs, begun, strict=True))
             if launch.default in waiting:
                 waiting[launch.default].finish()
-                self._launch_default()
+                with self._around(launch.default):
+                    pass  # what is expected of the others may be computed while these compile
             while waiting and not self._must_stop:
                 config = self._next_compiled(waiting)
                 disturbed = _count_compiling(waiting) > 0
@@ -434,17 +428,17 @@ class Tuner:
         self, config: Config, candidate: Candidate, *, patient: bool
     ) -> Measurement | None:
         start = time.perf_counter()
-        self._before(config)
-        try:
-            call_with_memory(candidate.check)
-        except Exception as error:
-            self._run_hooks_around(config, error)
-            failure = compile_failure_of(error, self._options_passed(config))
-            if failure is None:
-                raise
-            forget_frames(error)
-            return failed_measurement(config, failure, time.perf_counter() - start)
-        return self._measure(config, SCREENING, patient=patient)
+        with self._around(config):
+            try:
+                call_with_memory(candidate.check)
+            except Exception as error:
+                self._run_hooks_around(config, error)
+                failure = compile_failure_of(error, self._options_passed(config))
+                if failure is None:
+                    raise
+                forget_frames(error)
+                return failed_measurement(config, failure, time.perf_counter() - start)
+            return self._time(config, SCREENING, patient=patient)
 
     def _options_passed(self, config: Config) -> set[str]:
         """Return the launch's keywords that are neither parameters nor the config's."""
@@ -491,17 +485,19 @@ class Tuner:
         declared = [launch.declared[config] for config in new]
         with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
             for config, candidate in zip(new, candidates, strict=True):
-                self._before(config)
-                candidate.finish()
+                with self._around(config):
+                    candidate.finish()
 
-    def _measure(
-        self, config: Config, effort: Effort, *, patient: bool = True
-    ) -> Measurement | None:
+    def _measure(self, config: Config, effort: Effort) -> Measurement | None:
+        """Measure a config that is compiled, or that its launch compiles."""
+        with self._around(config):
+            return self._time(config, effort)
+
+    def _time(self, config: Config, effort: Effort, *, patient: bool = True) -> Measurement | None:
         """Measure one config; return None if it was disturbed and the caller is not `patient`."""
         self._benchmarked.add(config)
         start = time.perf_counter()
-        with self._mark(config):
-            outcome = self._run_benchmark(config, effort, patient)
+        outcome = self._run_benchmark(config, effort, patient)
         seconds = time.perf_counter() - start
         return None if outcome is None else _measurement(config, outcome, seconds)
 
