@@ -1,10 +1,6 @@
 """Find the best of many configs: compile them together, screen each, race the close ones.
 
-Let a call have the device memory that PyTorch keeps for its own later use.
-
-Progress of tunes that take more than two seconds: a bar on a terminal, else lines in the log.
-
-Record measurements in a thread while the next ones are taken.
+Meanwhile a thread records the measurements, and long tunes show how far they are.
 """
 
 from __future__ import annotations
@@ -103,43 +99,23 @@ def progress(
     Yields:
         A function to call after each step.
     """
-    if not wanted:
-        yield lambda: None
-    elif sys.stderr is None or not sys.stderr.isatty():
-        yield _log_steps(title, total, unit)
-    else:
-        with _bar_of_steps(title, total) as advance:
-            yield advance
-
-
-def _log_steps(title: str, total: int, unit: str) -> Callable[[], None]:
-    start, done, logged = time.monotonic(), 0, 0
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    start, done, lines = time.monotonic(), 0, 0
+    bar: Any = None
 
     def advance() -> None:
-        nonlocal done, logged
+        nonlocal done, lines, bar
         done += 1
         seconds = time.monotonic() - start
-        if seconds // LINE_EVERY > logged:
-            logged = int(seconds // LINE_EVERY)
+        if is_terminal and seconds > SHOWN_AFTER:
+            bar = bar or _bar(title, total)
+            bar.update(bar.task_ids[0], completed=min(done, total))
+        elif not is_terminal and seconds // LINE_EVERY > lines:
+            lines = int(seconds // LINE_EVERY)
             logger.info("tuning %s: %d of %d %s after %.0f s", title, done, total, unit, seconds)
 
-    return advance
-
-
-@contextmanager
-def _bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
-    start, done, bar = time.monotonic(), 0, None
-
-    def advance() -> None:
-        nonlocal done, bar
-        done += 1
-        if bar is None and time.monotonic() - start > SHOWN_AFTER:
-            bar = _bar(title, total)
-        if bar is not None:
-            bar.update(bar.task_ids[0], completed=min(done, total))
-
     try:
-        yield advance
+        yield advance if wanted else lambda: None
     finally:
         if bar is not None:
             bar.stop()
