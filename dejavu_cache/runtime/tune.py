@@ -33,13 +33,13 @@ from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
+from ..tuning.result_check import recording_crash, refuse_uncompared
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import MeasurementWriter, Tuner, progress
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
 from .request import Request
-from .winner_check import WinnerCheck, recording_crash, refuse_uncompared
 
 if TYPE_CHECKING:
     from ..system.worker_process import ParentConnection
@@ -138,7 +138,7 @@ class Tune:
         self._measured = 0
         self._mark = MeasurementMark(request.context, request.scenario)
         check = request.check if rules.may_launch_default(request, record) else None
-        self._check = WinnerCheck(request, check, self._mark.around)
+        self._check = request.result_check(check, self._mark.around)
         function = find_jit_function(request.autotuner)
         if function is not None:
             release_outdated(function, request.context.environment.variables)
@@ -268,7 +268,7 @@ class Tune:
                 self._measure_in_order([best])
                 continue
             with recording_crash(best, lambda crash: self._write([crash])):
-                results, wrong = self._check.compare(best)
+                results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break
