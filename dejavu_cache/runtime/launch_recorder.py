@@ -148,13 +148,16 @@ def _add_listener() -> None:
     add_compilation_listener(listener)
 
 
-def _write(launches: list[CompiledLaunch]) -> None:
-    for launch in launches:
-        with uninterrupted(), suppress(Exception):  # a record of a launch fails no program
-            launch.write()
+class _LaunchWriter(WriterThread[CompiledLaunch]):
+    """Records launches a moment after the program's first ones."""
+
+    def write(self, items: list[CompiledLaunch]) -> None:
+        for launch in items:
+            with uninterrupted(), suppress(Exception):  # a record of a launch fails no program
+                launch.write()
 
 
-_writer = WriterThread(_write, "dejavu-cache launches", QUIET_SECONDS)
+_writer = _LaunchWriter("dejavu-cache launches", QUIET_SECONDS)
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune

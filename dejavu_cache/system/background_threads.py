@@ -26,10 +26,11 @@ import time
 import traceback
 import types
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .fork_lock import ForkCondition, ForkLock
 
@@ -154,27 +155,28 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
 _Item = TypeVar("_Item")
 
 
-class WriterThread(Generic[_Item]):
+class WriterThread(ABC, Generic[_Item]):
     """Queue of what a thread writes, so that nobody waits for a disk.
 
     The thread begins with an item, and ends when there is none left. Items that come while it
     writes are written together. The program's end has them written at once.
 
     Args:
-        write: is called with the queued items, in order; it handles its errors.
         name: the name of the thread.
         quiet: seconds that items wait, so that no write takes time from what follows in a row.
     """
 
-    def __init__(
-        self, write: Callable[[list[_Item]], object], name: str, quiet: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, quiet: float = 0.0) -> None:
         """Begin without a thread."""
-        self._write, self._name, self._quiet = write, name, quiet
+        self._name, self._quiet = name, quiet
         self._queued: list[_Item] = []
         self._changed = ForkCondition()
         self._has_thread = self._hurries = False
         self._process = os.getpid()
+
+    @abstractmethod
+    def write(self, items: list[_Item]) -> None:
+        """Write items that were queued, in order, and handle all errors."""
 
     @property
     def is_done(self) -> bool:
@@ -193,7 +195,7 @@ class WriterThread(Generic[_Item]):
             if self._has_thread:
                 return
             queued, self._queued = self._queued, []
-        self._write(queued)
+        self.write(queued)
 
     def finish(self, seconds: float) -> None:
         """Write what is queued at once, and wait for it up to a number of seconds."""
@@ -217,7 +219,7 @@ class WriterThread(Generic[_Item]):
                     return
                 self._changed.wait_for(lambda: self._hurries, self._quiet)
                 queued, self._queued = self._queued, []
-            self._write(queued)
+            self.write(queued)
 
 
 @contextmanager

@@ -162,7 +162,7 @@ It would wait for ever where an interrupted launch has left a lock of a library 
 """
 
 
-class MeasurementWriter:
+class MeasurementWriter(WriterThread[Measurement]):
     """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
 
     Measurements that arrive while the function runs are passed on together. At the end of the
@@ -174,17 +174,17 @@ class MeasurementWriter:
 
     def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
         """Begin without a measurement."""
+        super().__init__("dejavu-cache writer")
         self._keep = keep
-        self._thread = WriterThread(self._pass_on, "dejavu-cache writer")
         self._error: Exception | None = None
 
     def __call__(self, measurement: Measurement) -> None:
         """Pass a measurement on soon."""
-        self._thread.add(measurement)
+        self.add(measurement)
 
     def drain(self) -> None:
         """Wait until all measurements have been passed on."""
-        self._thread.finish(PATIENCE)
+        self.finish(PATIENCE)
 
     def __enter__(self) -> MeasurementWriter:
         """Begin; a thread starts with the first measurement."""
@@ -198,16 +198,16 @@ class MeasurementWriter:
     ) -> None:
         """Pass on what is left, and raise the function's error unless the block has raised one."""
         self.drain()
-        if not self._thread.is_done:
+        if not self.is_done:
             logger.warning(
                 "measurements are not written: the store has not answered for %g s", PATIENCE
             )
         if self._error is not None and error is None:
             raise self._error
 
-    def _pass_on(self, measurements: Sequence[Measurement]) -> None:
-        # The later of two measurements of one config counts.
-        latest = {measurement.config: measurement for measurement in measurements}
+    def write(self, items: list[Measurement]) -> None:
+        """Pass measurements on; the later of two of one config counts."""
+        latest = {measurement.config: measurement for measurement in items}
         try:
             with uninterrupted():
                 self._keep(list(latest.values()))

@@ -12,34 +12,44 @@ from dejavu_cache.system import background_threads
 from dejavu_cache.system.background_threads import WriterThread
 
 
+class Writer(WriterThread[int]):
+    """Keeps what it is to write."""
+
+    def __init__(self, quiet: float = 600.0) -> None:
+        super().__init__("writer", quiet)
+        self.written: list[int] = []
+        self.has_written = threading.Event()
+
+    def write(self, items: list[int]) -> None:
+        self.written += items
+        self.has_written.set()
+
+
 def test_a_write_waits_for_a_moment() -> None:
-    written = threading.Event()
-    writer = WriterThread[int](lambda items: written.set(), "writer", 1.0)
+    writer = Writer(quiet=1.0)
     start = time.monotonic()
     writer.add(1)
-    assert written.wait(240)
+    assert writer.has_written.wait(240)
     assert time.monotonic() - start >= 0.9
 
 
 def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python begins no thread once the main one has ended."""
     monkeypatch.setattr(background_threads, "start_thread", lambda *_: None)
-    written = list[int]()
-    writer = WriterThread(written.extend, "writer", 600.0)
+    writer = Writer()
     writer.add(1)
-    assert written == [1]
+    assert writer.written == [1]
 
 
 def test_a_flush_waits_for_all_writes() -> None:
-    written = list[int]()
-    writer = WriterThread(written.extend, "writer", 600.0)
+    writer = Writer()
     for number in range(3):
         writer.add(number)
     writer.finish(240)
-    assert written == [0, 1, 2]
+    assert writer.written == [0, 1, 2]
     writer.add(3)
     writer.finish(240)
-    assert written == [0, 1, 2, 3]
+    assert writer.written == [0, 1, 2, 3]
     assert writer.is_done
 
 
@@ -54,7 +64,11 @@ def test_a_programs_end_writes_at_once_and_before_what_was_set_up_earlier() -> N
             def interrupt(self):
                 print("interrupted")
 
-        sender, writer = Sender(), WriterThread(lambda items: print(*items), "writer", 600.0)
+        class Writer(WriterThread):
+            def write(self, items):
+                print(*items)
+
+        sender, writer = Sender(), Writer("writer", 600.0)
         at_program_end(sender)
         writer.add("written")
     """
@@ -67,8 +81,12 @@ def test_a_forked_child_leaves_the_writes_to_its_parent() -> None:
         from dejavu_cache.system.background_threads import WriterThread
 
         parent = os.getpid()
-        write = lambda items: print(*items, os.getpid() == parent, flush=True)
-        writer = WriterThread(write, "writer", 600.0)
+
+        class Writer(WriterThread):
+            def write(self, items):
+                print(*items, os.getpid() == parent, flush=True)
+
+        writer = Writer("writer", 600.0)
         writer.add("written")
         if os.fork():
             os.wait()
