@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from .compilers import (
     CompileJob,
     Compiler,
     CompileResult,
+    OnProgress,
     PrewarmSpec,
     all_records,
     compile_all,
@@ -139,37 +140,25 @@ class ResultCache:
 
 
 def prewarm(
-    modules: Sequence[str],
-    store: str,
-    devices: Sequence[str],
+    spec: PrewarmSpec,
     out: Path,
     *,
     processes: int | None = None,
-    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]] = lambda total: (
-        lambda job, result: None
-    ),
-    **options: Any,
+    on_progress: OnProgress = lambda done, total, last: None,
 ) -> PrewarmResult:
     """Build a prewarmed folder without a GPU.
 
     Args:
-        modules: names of the kernels' modules; a package stands for all modules in it.
-        store: URL of the store with the records.
-        devices: names of GPUs, as records have them.
+        spec: what is prewarmed, for which devices, and how.
         out: the folder. Binaries of an earlier prewarming that are still valid, and what its
             manifest says, are kept.
         processes: number of processes that compile at once; None is one per CPU.
-        progress: called with the number of binaries; the function that it returns is called with
-            each job and its result.
-        options: `fallbacks`, `host_modules` and `allowed` of `PrewarmSpec`.
+        on_progress: told how many binaries there are, and when one is done.
 
     Raises:
         PrewarmError: the folder cannot be built; an earlier one is as it was.
         BundleError: it cannot be written there; an earlier one is as it was.
     """
-    spec = PrewarmSpec(
-        modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
-    )
     cache = ResultCache(out, spec)
     cached = cache.load()
     if cached is not None:
@@ -177,18 +166,16 @@ def prewarm(
     with new_folder(out, replaces=True) as work:
         (work / BINARIES).mkdir()
         repairs = _link_earlier_binaries(out, work)
-        result, plan = _fill(spec.model_copy(update={"folder": str(work)}), processes, progress)
+        in_work = spec.model_copy(update={"folder": str(work)})
+        result, plan = _fill(work, in_work, processes, on_progress)
     cache.save(result, plan)
     return result._replace(notes=(*repairs, *result.notes), repaired=bool(repairs))
 
 
 def _fill(
-    spec: PrewarmSpec,
-    processes: int | None,
-    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]],
+    work: Path, spec: PrewarmSpec, processes: int | None, on_progress: OnProgress
 ) -> tuple[PrewarmResult, BuildPlan]:
-    """Put everything that belongs there into the folder of the options."""
-    work = Path(spec.folder)
+    """Put everything that belongs there into the working folder."""
     with closing(Compiler(spec)) as first:
         plan = first.plan()
         cpus = (
@@ -196,7 +183,7 @@ def _fill(
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        results = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
+        results = compile_all(spec, first, plan.jobs, processes or cpus, on_progress)
     notes = _check_results(results)
     _remove_unneeded(work, {key for result in results.values() for key in result.keys})
     manifest = _complete_manifest(plan.manifest, results, work)

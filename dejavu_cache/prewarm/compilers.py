@@ -22,12 +22,16 @@ __all__ = [
     "CompileJob",
     "CompileResult",
     "Compiler",
+    "OnProgress",
     "PrewarmRequest",
     "PrewarmSpec",
     "all_records",
     "compile_all",
     "own_records",
 ]
+
+OnProgress = Callable[[int, int, str], None]
+"""Takes the number of binaries that are done, that of all, and what was done last."""
 
 GRACE = 5.0
 """Seconds that a process has to end by itself when it is closed."""
@@ -230,7 +234,7 @@ def compile_all(
     first: Compiler,
     jobs: Sequence[CompileJob],
     processes: int,
-    on_result: Callable[[CompileJob, CompileResult], None],
+    on_progress: OnProgress,
 ) -> dict[CompileJob, CompileResult]:
     """Run all jobs in several processes and return their results; a fatal one stops the others.
 
@@ -239,7 +243,7 @@ def compile_all(
         first: a compiler that runs already; it is closed like the others.
         jobs: the jobs.
         processes: maximum number of processes.
-        on_result: called with each job and its result, one after the other.
+        on_progress: called before the first job, and after each.
 
     Raises:
         PrewarmError: a process cannot be started.
@@ -251,7 +255,7 @@ def compile_all(
         result = compiler.compile(job)
         with lock:
             results[job] = result
-            on_result(job, result)
+            on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
         if result.fatal:
             pool.stop()
         return "done"
@@ -259,6 +263,7 @@ def compile_all(
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     compilers = [first, *(Compiler(spec) for _ in range(count - 1))]
     pool = WorkerPool(compilers, sorted(jobs, key=lambda job: job.arch), attempt)
+    on_progress(0, len(jobs), "")
     try:
         pool.run()
     finally:  # after an interrupt, wait for the running jobs, so that nothing is written later

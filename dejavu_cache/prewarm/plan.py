@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
+from ..system.fork_lock import cached_property
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
@@ -80,82 +82,74 @@ def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: Toolchain) -
     )
 
 
-class KernelRecords(NamedTuple):
-    """The records of one kernel on one device."""
+@dataclass
+class KernelJobs:
+    """The binaries that a program needs when it uses one kernel's records of one device.
+
+    Attributes:
+        kernel: the kernel.
+        context: the context of the records.
+        records: the records.
+        extra: launches of the kernel that are recorded apart from its scenarios.
+        trees: decision trees that choose configs for scenarios without records; None if what stands
+            in for winners, these and the default, is not compiled.
+        scenarios: the number of scenarios with a config, once the jobs were listed.
+        notes: remarks for the user, once the jobs were listed.
+    """
 
     kernel: DiscoveredKernel
     context: Context
     records: list[Record]
+    extra: Sequence[RecordedLaunch] = ()
+    trees: Sequence[Tree] | None = None
+    scenarios: int = 0
+    notes: list[str] = field(default_factory=list)
 
+    @property
+    def _device(self) -> Device:
+        return self.context.environment.device
 
-class KernelJobs:
-    """The binaries that a program needs when it uses one kernel's records.
-
-    Args:
-        selection: the records.
-        extra: launches of the kernel that are recorded apart from its scenarios.
-        trees: decision trees that choose configs for scenarios without records; None if what stands
-            in for winners, these and the default, is not compiled.
-
-    Attributes:
-        scenarios: the number of scenarios with a config, once the jobs were listed.
-        notes: remarks for the user.
-    """
-
-    def __init__(
-        self,
-        selection: KernelRecords,
-        extra: Sequence[RecordedLaunch],
-        trees: Sequence[Tree] | None,
-    ) -> None:
-        """List nothing yet; the arguments are described at the class."""
-        self.scenarios = 0
-        self.notes: list[str] = []
-        self._kernel = selection.kernel
-        self._context = selection.context
-        self._records = selection.records
-        self._arch = selection.context.environment.device.arch
-        self._declared = self._kernel.configs(target_of(self._context.environment.device).backend)
-        self._extra = extra
-        self._trees = trees
+    @cached_property
+    def _declared(self) -> dict[Config, Any]:
+        return self.kernel.configs(target_of(self._device).backend)
 
     def jobs(self) -> Iterator[CompileJob]:
         """Yield the jobs; one may come more than once."""
-        if self._context.problem.method == LAUNCH_METHOD:
+        if self.context.problem.method == LAUNCH_METHOD:
             yield from self._jobs_without_config()
         else:
             yield from self._jobs_of_scenarios()
 
     def _jobs_without_config(self) -> Iterator[CompileJob]:
         """Yield jobs for launches without a config, whose recorded values are complete."""
-        for record in self._records:
+        for record in self.records:
             for launch in distinct_launches(record.launches or ()):
-                if set(launch.signature) == set(self._kernel.function.arg_names):
-                    yield CompileJob(kernel=self._kernel.name, arch=self._arch, launch=launch)
+                if set(launch.signature) == set(self.kernel.function.arg_names):
+                    yield CompileJob(kernel=self.kernel.name, arch=self._device.arch, launch=launch)
 
     def _jobs_of_scenarios(self) -> Iterator[CompileJob]:
         without_launch = unfinished = 0
-        for record in self._records:
+        for record in self.records:
             best = self._chosen_config(record)
             if best is None:
                 continue
             self.scenarios += 1
             unfinished += record.is_unfinished
-            extra = [launch for launch in self._extra if _suits(launch, record.scenario)]
+            extra = [launch for launch in self.extra if _suits(launch, record.scenario)]
             launches = distinct_launches([*(record.launches or ()), *extra])
             without_launch += not launches
             for launch in launches:
                 yield from self._jobs_of_launch(launch, best, record)
         if unfinished:
             self.notes.append(
-                f"{self._kernel.name}: "
+                f"{self.kernel.name}: "
                 f"{counted(unfinished, 'scenario has', 'scenarios have')} timings but no winner "
                 "whose results were compared: launches take a fallback there; finish the tunes by "
                 "`dejavu-cache sweep`"
             )
         if without_launch:
             self.notes.append(
-                f"{self._kernel.name}: "
+                f"{self.kernel.name}: "
                 f"{counted(without_launch, 'scenario has', 'scenarios have')} a winner but nobody "
                 "noted how it is launched, so they will be compiled at first use: launch them once "
                 "where they may be tuned"
@@ -177,8 +171,8 @@ class KernelJobs:
         for config, needed in configs.items():
             if launch.bound in (None, config):
                 yield CompileJob(
-                    kernel=self._kernel.name,
-                    arch=self._arch,
+                    kernel=self.kernel.name,
+                    arch=self._device.arch,
                     launch=launch,
                     config=config,
                     needed=needed,
@@ -186,19 +180,19 @@ class KernelJobs:
 
     def _fallbacks(self, record: Record, launch: RecordedLaunch) -> Iterator[Config]:
         """Yield the configs that may replace the winner: the default, and the choices of trees."""
-        if self._trees is None:
+        if self.trees is None:
             return
         default = self._default(record, launch)
         if default is not None:
             yield default
-        for tree in self._trees:
+        for tree in self.trees:
             ranked = tree.rank(record.scenario.values)
             yield from [config for config in ranked if config in self._declared][:1]
 
     def _default(self, record: Record, launch: RecordedLaunch | None) -> Config | None:
         constants = launch.constants if launch else {}
         plain = {name: value for name, value in constants.items() if not _is_json(value)}
-        for autotuner in self._kernel.autotuners:
+        for autotuner in self.kernel.autotuners:
             default = default_of(autotuner, record.scenario, plain, self._declared.values())
             if default is not None:
                 return describe(default)
@@ -308,7 +302,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
 
 
 def _copy_records(
-    selected: Sequence[KernelRecords], devices: Collection[Device], source: Store, target: FileStore
+    selected: Sequence[KernelJobs], devices: Collection[Device], source: Store, target: FileStore
 ) -> None:
     for selection in selected:
         target.put(selection.context, selection.records)
@@ -344,7 +338,7 @@ def _select_records(
     contexts: Mapping[str, list[Context]],
     device: Device,
     store: Store,
-) -> Iterator[KernelRecords]:
+) -> Iterator[KernelJobs]:
     """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
@@ -353,21 +347,35 @@ def _select_records(
         if ours and not alike:
             _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
-            yield KernelRecords(kernel, context, list(store.records(context)))
+            yield KernelJobs(kernel, context, list(store.records(context)))
 
 
 def _compile_jobs(
-    spec: PrewarmSpec, selected: list[KernelRecords], store: Store, notes: list[str]
+    spec: PrewarmSpec, selected: list[KernelJobs], store: Store, notes: list[str]
 ) -> tuple[tuple[CompileJob, ...], Counter[str]]:
     """Return the binaries to compile, each once, and the number of scenarios by kernel."""
     jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
-    for selection in selected:
-        name, environment = selection.kernel.name, selection.context.environment
+    for wanted in selected:
+        name, environment = wanted.kernel.name, wanted.context.environment
         if not _is_alike(environment, builder_toolchain(environment.device)):
             notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
             continue
-        wanted = _kernel_jobs(spec, selection, selected, store)
+        # Functions for defaults or pruning may ask Triton for its target.
+        set_target(target_of(environment.device))
+        wanted.extra = [
+            launch
+            for other in selected
+            if other.context.problem.method == LAUNCH_METHOD
+            and (other.kernel.name, other.context.environment) == (name, environment)
+            for record in other.records
+            for launch in record.launches or ()
+        ]
+        if spec.fallbacks:
+            trees = (tree for tree, _ in store.trees(name))
+            wanted.trees = [
+                tree for tree in trees if tree.context.environment.device == environment.device
+            ]
         for job in wanted.jobs():
             without_need = job.model_dump_json(exclude={"needed"})
             if job.needed or without_need not in jobs:
@@ -432,30 +440,7 @@ def _same_family(name: str, device: Device) -> bool:
     return any(wanted & family and there & family for family in _FAMILIES)
 
 
-def _kernel_jobs(
-    spec: PrewarmSpec, selection: KernelRecords, selected: list[KernelRecords], store: Store
-) -> KernelJobs:
-    """Return the jobs of a selection's records, with what other records say of its kernel."""
-    name, environment = selection.kernel.name, selection.context.environment
-    # Functions for defaults or pruning may ask Triton for its target.
-    set_target(target_of(environment.device))
-    extra = [
-        launch
-        for other in selected
-        if other.context.problem.method == LAUNCH_METHOD
-        and (other.kernel.name, other.context.environment) == (name, environment)
-        for record in other.records
-        for launch in record.launches or ()
-    ]
-    trees = [
-        tree
-        for tree, _ in store.trees(name)
-        if tree.context.environment.device == environment.device
-    ]
-    return KernelJobs(selection, extra, trees if spec.fallbacks else None)
-
-
-def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelRecords], own: Store) -> None:
+def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelJobs], own: Store) -> None:
     """Raise `PrewarmError` if launches were only recorded with another build of Triton."""
     others = {
         launch.wheel

@@ -24,9 +24,9 @@ from ..triton_internals.hooks import (
     build_host_modules_with,
     build_launcher,
     hash_callees_first,
+    set_cache_manager,
     set_target,
     store_binaries_in,
-    wrap_cache_manager,
 )
 from .compilers import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 from .kernel_discovery import DiscoveredKernels, launch_values
@@ -59,7 +59,7 @@ class CompileWorker:
         folder = Path(spec.folder)
         store_binaries_in(str(folder / BINARIES))
         self._cache = relocatable_cache()
-        wrap_cache_manager(lambda _: self._cache)
+        set_cache_manager(self._cache)
         self._host = HostModuleBuilder(folder / "tools") if spec.host_modules else None
 
     def run(self, request: PrewarmRequest) -> BuildPlan | CompileResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -31,10 +30,16 @@ from ..triton_internals.environment import (
 from ..triton_internals.hooks import foreign_run
 from ..triton_internals.identity import identify, kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
-from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
+from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
-from .declaration import Declaration, Pruning, why_unnamed
+from .declaration import (
+    Declaration,
+    Pruning,
+    benchmark_method,
+    is_timed_by_triton,
+    why_unnamed,
+)
 from .events import report_triton_activity
 from .hot_path import HotPath
 from .launch import Launch
@@ -166,7 +171,7 @@ def _declaring_property(name: str, text: str) -> Any:
 
     def assign(self: CachedAutotuner, value: Any) -> None:
         self.__dict__[place] = value
-        self._forget_declaration()
+        self.forget_choices(_DERIVED)
 
     return property(attrgetter(place), assign, doc=text)
 
@@ -278,27 +283,24 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
                 setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
 
-    def _forget_declaration(self) -> None:
-        """Derive anew what follows from the attributes, and choose anew at the next launch."""
+    def forget_choices(self, derived: Sequence[str] = ()) -> None:
+        """Choose anew at the next launch; records are looked up again.
+
+        Args:
+            derived: the derived attributes that are derived anew, too.
+        """
         hot_path = self.__dict__.get("_hot_path")
+        for name in derived:
+            self.__dict__.pop(name, None)
+        self._choices = Choices()
         if hot_path is not None:
             hot_path.forget()  # a program may have kept its launcher
-        for name in _DERIVED:
-            self.__dict__.pop(name, None)
-        self.forget_choices()
-
-    def forget_choices(self) -> None:
-        """Choose anew at the next launch; records are looked up again."""
-        self._choices = Choices()
-        hot_path = self.__dict__.get("_hot_path")
-        if hot_path is not None:
-            hot_path.forget()
 
     def _notice_changes_in_place(self) -> None:
         """Derive everything anew if the list of configs or of keys has changed in place."""
         declaration = self.__dict__.get("_declaration")
         if declaration is not None and not declaration.is_of(self._configs, self._keys):
-            self._forget_declaration()
+            self.forget_choices(_DERIVED)
 
     def _notice_changed_code(self) -> bool:
         """Declare anew if Triton's key of the kernel has changed since it was last read.
@@ -325,37 +327,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     def _declaration(self) -> Declaration:
         return Declaration.of(self, self._name, self._options)
 
-    @cached_property
-    def _named_method(self) -> tuple[str, str | None]:
-        """Name of the benchmark method, and why it means nothing to another process, or None."""
-        # `do_bench` is ours only once the method is known, but for the interpreter's.
-        bench = self.__dict__.get("do_bench", wall_clock)
-        is_assigned = bench is not wall_clock
-        if not is_assigned:
-            bench = None if self._is_timed_by_triton else self._do_bench
-        method = None if self._interpreted or bench is not None else self._options.get("method")
-        is_graph = self.use_cuda_graph and not is_assigned
-        try:
-            name = method or method_name(bench, is_graph, self._interpreted)
-            return (name if self._is_timed_by_triton else name_for(self, name)), None
-        except (TypeError, OSError) as error:
-            name = f"custom:{type(bench).__qualname__} {uuid.uuid4().hex}"
-            return name, f"its benchmark function: {error}"
-
     @property
     def method(self) -> str:
         """Name of the benchmark method, which is part of a record's key."""
-        return self._named_method[0]
-
-    @property
-    def why_method_unnamed(self) -> str | None:
-        """Why the benchmark method means nothing to another process, or None if it does."""
-        return self._named_method[1]
-
-    @property
-    def _is_timed_by_triton(self) -> bool:
-        """Whether Triton has made a benchmark function of its deprecated `warmup` and `rep`."""
-        return self.num_warmups is not None or self.num_reps is not None
+        return benchmark_method(self, self._options)[0]
 
     @cached_property
     def do_bench(self) -> Callable[..., Any]:
@@ -363,7 +338,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if self._interpreted and self._do_bench is None:
             return wall_clock
         method = self.method.removesuffix(KERNEL_ALONE)
-        if method in METHODS and not self._is_timed_by_triton:
+        if method in METHODS and not is_timed_by_triton(self):
             return DeviceTimer(method)
         bench: Callable[..., Any] = self._do_bench or super().do_bench
         return bench
@@ -409,25 +384,20 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @property
     def home(self) -> TieredStore:
         """Store in which records are looked up and kept."""
-        return self._resolver.store
+        return self._resolver(self._declaration.not_stored).store
 
     def _note_change(self, context: Context) -> None:
         """Choose anew if records of this kernel have changed; called in a background thread."""
         if context in list(self._declaration.contexts.values()):
             self.forget_choices()
 
-    @property
-    def _resolver(self) -> Resolver:
-        return self._resolver_for(is_stored=not self._declaration.not_stored)
-
-    def _resolver_of(self, request: Request) -> Resolver:
-        return self._resolver_for(is_stored=not request.not_stored)
-
-    def _resolver_for(self, *, is_stored: bool) -> Resolver:
+    def _resolver(self, not_stored: str | None) -> Resolver:
         """Return the resolver of the launches whose timings are stored, or of those whose are not.
 
-        The latter mean nothing to another process.
+        Args:
+            not_stored: why they mean nothing to another process, or None if they do.
         """
+        is_stored = not not_stored
         if is_stored in self._resolvers:
             return self._resolvers[is_stored]
         settings = current_settings()
@@ -566,7 +536,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         request, resolution = Launch(self, args, kwargs).explain(is_kept=True)
         if request is None:
             return resolution
-        return self._resolver_of(request).add_evidence(request, resolution)
+        return self._resolver(request.not_stored).add_evidence(request, resolution)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.
@@ -575,7 +545,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         request, resolution = Launch(self, args, kwargs).explain(is_kept=False)
         if request is not None and not resolution.final:
-            self._resolver_of(request).note_miss(request)
+            self._resolver(request.not_stored).note_miss(request)
         return resolution
 
 

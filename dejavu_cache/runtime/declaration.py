@@ -20,15 +20,25 @@ from ..triton_internals.argument_reads import Answers, Reads
 from ..triton_internals.compilation import note_settings
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import current_environment, unreadable_settings
-from ..triton_internals.identity import KernelIdentity, find_jit_function, identify
+from ..triton_internals.identity import PROCESS, KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.versions import Autotuner
+from ..tuning.benchmark_methods import method_name, name_for, wall_clock
+from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 from .options import Consensus, KernelOptions
 from .request import Request, TuningBudget
 
-__all__ = ["Declaration", "PrunedConfigs", "Pruning", "default_config", "why_unnamed"]
+__all__ = [
+    "Declaration",
+    "PrunedConfigs",
+    "Pruning",
+    "benchmark_method",
+    "default_config",
+    "is_timed_by_triton",
+    "why_unnamed",
+]
 
 _MOST_ANSWERS = 1 << 15
 """Different sets of configs that are kept."""
@@ -45,7 +55,6 @@ class Declaration:
         name: the kernel's qualified name.
         function: Triton's `JITFunction`, or None if the kernel is something else.
         keys: the names of the key arguments, as the program gave them.
-        configs: the configs to choose from, as the program gave them.
         listed: the configs as they were, if they are a list, which may change in place.
         options: the kernel's options.
         key: the identity by Triton's key of the kernel.
@@ -64,7 +73,6 @@ class Declaration:
     name: str
     function: Any
     keys: Sequence[str]
-    configs: Sequence[Any]
     listed: list[Any] | None
     options: KernelOptions
     key: KernelIdentity
@@ -94,7 +102,8 @@ class Declaration:
         configs, settings, buckets = autotuner.configs, current_settings(), options["buckets"]
         key = identify(autotuner.fn, (config.kwargs for config in configs))
         identity = key if code is None else key.with_code(code)
-        not_stored = identity.unstored or autotuner.why_method_unnamed
+        method, why_unnamed_method = benchmark_method(autotuner, options)
+        not_stored = identity.unstored or why_unnamed_method
         if not_stored:
             _say_unstored(name, not_stored)
         unnamed = why_unnamed(tuple(autotuner.arg_names))
@@ -104,7 +113,6 @@ class Declaration:
             name=name,
             function=find_jit_function(autotuner),
             keys=[*autotuner.keys],
-            configs=configs,
             listed=[*configs] if isinstance(configs, list) else None,
             options=options,
             key=key,
@@ -116,7 +124,7 @@ class Declaration:
             problem=Problem(
                 keys=tuple(names),
                 buckets={name: bucket for name, bucket in wide.items() if name in names},
-                method=autotuner.method,
+                method=method,
             ),
             prunes=can_prune(autotuner),
             has_buckets=bool(wide),
@@ -211,6 +219,28 @@ def why_unnamed(arguments: Sequence[str]) -> str | None:
             "it is tuned by Triton, and nothing is recorded"
         )
     return None
+
+
+def is_timed_by_triton(autotuner: Any) -> bool:
+    """Return whether Triton has made a benchmark function of its deprecated `warmup` and `rep`."""
+    return autotuner.num_warmups is not None or autotuner.num_reps is not None
+
+
+def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str | None]:
+    """Return the benchmark method's name, and why it means nothing to another process, or None."""
+    own, is_interpreted = autotuner._do_bench, autotuner._interpreted
+    bench = autotuner.__dict__.get("do_bench", own)
+    is_assigned = not (bench is own or bench is wall_clock or isinstance(bench, DeviceTimer))
+    if not is_assigned:
+        bench = None if is_timed_by_triton(autotuner) else own
+    method = None if is_interpreted or bench is not None else options.get("method")
+    is_graph = autotuner.use_cuda_graph and not is_assigned
+    try:
+        name = method or method_name(bench, is_graph, is_interpreted)
+        return name if is_timed_by_triton(autotuner) else name_for(autotuner, name), None
+    except (TypeError, OSError) as error:
+        name = f"custom:{type(bench).__qualname__} {PROCESS} {id(bench)}"
+        return name, f"its benchmark function: {error}"
 
 
 def _budget_of(configs: Sequence[Any], options: KernelOptions) -> TuningBudget:

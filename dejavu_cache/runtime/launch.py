@@ -150,7 +150,7 @@ class Launch:
         if autotuner._declaration.consensus != "none":
             return False
         request, config = self._request(), describe(chosen.config)
-        if not autotuner._resolver_of(request).reject(request, config, failure.reason):
+        if not autotuner._resolver(request.not_stored).reject(request, config, failure.reason):
             return False
         autotuner._choices.drop(self._key.raw)
         return True
@@ -202,7 +202,7 @@ class Launch:
         if chosen.resolution is None or not launched:
             return []
         scenario, request = chosen.resolution.scenario, self._request()
-        usable = self._autotuner._resolver_of(request).usable_configs(request)
+        usable = self._autotuner._resolver(request.not_stored).usable_configs(request)
         allowed = set(map(id, usable)) - {id(chosen.config)}
         nearest = sorted(launched, key=lambda other: distance(scenario, other))
         distinct = {id(launched[other]): launched[other] for other in nearest}
@@ -280,13 +280,13 @@ class Launch:
         """Choose the config by a record, a tune or a fallback, and keep it in `choices`."""
         autotuner, key = self._autotuner, self._key
         # Before the lookup: what is written while it reads is then noticed by the next launch.
-        context = autotuner._declaration.context(key.device)
-        revision = autotuner._resolver.revision(context)
+        declaration = autotuner._declaration
+        context = declaration.context(key.device)
+        revision = autotuner._resolver(declaration.not_stored).revision(context)
         if renewed := choices.renew_fallback(key.raw, revision):
             return renewed
-        if autotuner._notice_changed_code():  # so the kernel has another context, and no choices
-            choices, context = autotuner._choices, autotuner._declaration.context(key.device)
-            revision = autotuner._resolver.revision(context)
+        if autotuner._notice_changed_code():  # it has another context, and no choices
+            return self._look_up(autotuner._choices)
         request = self._request(context)
         request.refuse_conflicts()
         try:
@@ -332,7 +332,7 @@ class Launch:
         if resolution.uncompared:
             self._accept_default(resolution)
         before = fallback.resolution if fallback else None
-        seconds, resolver = time.perf_counter() - start, autotuner._resolver_of(request)
+        seconds, resolver = time.perf_counter() - start, autotuner._resolver(request.not_stored)
         emit(ConfigChosen(autotuner, resolver, request, resolution, benchmarked, seconds, before))
         return resolution
 
@@ -355,7 +355,7 @@ class Launch:
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
-        resolver = self._autotuner._resolver_of(request)
+        resolver = self._autotuner._resolver(request.not_stored)
         if request.has_no_choice:
             return resolver.only_config(request), 0
         is_alone = self._autotuner._declaration.consensus == "none" or request.not_stored
@@ -380,7 +380,7 @@ class Launch:
             chosen = autotuner._choices.last(self._key.raw)
             if chosen is not None and chosen.is_final and chosen.resolution is not None:
                 return request, chosen.resolution
-        return request, autotuner._resolver_of(request).explain(request)
+        return request, autotuner._resolver(request.not_stored).explain(request)
 
     def _explain_off(self) -> Resolution:
         """Return what Triton's own autotuner runs; without a config until it has benchmarked."""

@@ -16,7 +16,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.runtime import driver
@@ -33,6 +33,10 @@ from .versions import (
     specializer,
     watched_values,
 )
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction, KernelParam
 
 __all__ = [
     "SET_BY_CONFIG",
@@ -73,7 +77,7 @@ class _IntegerSpecializations(dict[int, Any]):
 
 
 def binder_for(
-    fn: Any,
+    fn: JITFunction,
     tuned: frozenset[str],
     keys: Sequence[str],
     buckets: Mapping[str, Bucket],
@@ -119,7 +123,7 @@ def binder_for(
 
 
 def _binder_text(
-    fn: Any, tuned: frozenset[str], optional_keys: Sequence[str], parts: Sequence[str]
+    fn: JITFunction, tuned: frozenset[str], optional_keys: Sequence[str], parts: Sequence[str]
 ) -> str:
     """Write the source code of a binder, whose key is made of `parts`."""
     lines = [f"def bind({', '.join(_parameters(fn, tuned, optional_keys))}):"]
@@ -137,7 +141,7 @@ def _binder_text(
 
 
 def _names_for(
-    fn: Any, defaults: Mapping[str, Any], buckets: Mapping[str, Bucket]
+    fn: JITFunction, defaults: Mapping[str, Any], buckets: Mapping[str, Bucket]
 ) -> dict[str, Any]:
     """Return the global names of a binder's source code."""
     namespace = {
@@ -157,7 +161,7 @@ def _names_for(
     return namespace
 
 
-def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:
+def _parameters(fn: JITFunction, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:
     """Write the binder's parameters: the kernel's, optional from the first tuned one on."""
     written, after_tuned, keyword_only = [], False, False
     for name, parameter in fn.signature.parameters.items():
@@ -179,7 +183,7 @@ def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) ->
     return [*written, "**__options"]
 
 
-def _argument_part(parameter: Any, namespace: dict[str, Any]) -> str:
+def _argument_part(parameter: KernelParam, namespace: dict[str, Any]) -> str:
     """Write the expression for one argument's specialisation.
 
     Args:
@@ -238,7 +242,7 @@ def typed_constant(value: Any) -> Any:
     return value.__class__, value
 
 
-def _plain_tensor_types(fn: Any) -> frozenset[type]:
+def _plain_tensor_types(fn: JITFunction) -> frozenset[type]:
     """Return the types of which Triton looks at dtype and alignment only."""
     torch = sys.modules.get("torch")
     if torch is None or not only_alignment_counts(fn):
@@ -305,7 +309,7 @@ class RepeatedLaunch:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: CompiledKernel,
         grid: tuple[int, ...],
         arguments: Mapping[str, Any],
         changing: Sequence[str],

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..model.record import RecordedLaunch
@@ -33,6 +33,13 @@ from ..model.scenario import Device
 from .config_names import LAUNCH_OPTIONS, describe
 from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
 from .identity import python_function
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.compiler import ASTSource, CompiledKernel
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
 
 __all__ = [
     "Compilation",
@@ -71,8 +78,8 @@ class Compilation(NamedTuple):
         key: the binary's key in Triton's cache, in hexadecimal.
     """
 
-    source: Any
-    target: Any
+    source: ASTSource
+    target: GPUTarget
     options: dict[str, Any]
     key: str
 
@@ -87,7 +94,7 @@ def wheel() -> str:
     return f"triton {triton.__version__} {abi} {platform.machine()} {digest}"
 
 
-def target_of(device: Device) -> Any:
+def target_of(device: Device) -> GPUTarget:
     """Return the `GPUTarget` that Triton compiles for on a device.
 
     Raises:
@@ -101,7 +108,7 @@ def target_of(device: Device) -> Any:
         ) from None
 
 
-def target_of_arch(arch: str) -> Any:
+def target_of_arch(arch: str) -> GPUTarget:
     """Return the `GPUTarget` of an architecture, such as `sm_90` or `gfx942`.
 
     Raises:
@@ -117,7 +124,11 @@ def target_of_arch(arch: str) -> Any:
 
 
 def launch_of(
-    source: Any, metadata: Any, config: Any = None, *, heuristics: bool = False
+    source: ASTSource,
+    metadata: Any,
+    config: TritonConfig | None = None,
+    *,
+    heuristics: bool = False,
 ) -> RecordedLaunch | None:
     """Record what Triton compiled.
 
@@ -137,7 +148,11 @@ def launch_of(
     except UnencodableValueError:
         return None
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
-    if values and (heuristics or (has_descriptors and config.pre_hook is not None)):
+    if (
+        config is not None
+        and values
+        and (heuristics or (has_descriptors and config.pre_hook is not None))
+    ):
         launch = launch.model_copy(update={"bound": describe(config)})
     for options in _possible_options(launch, values):
         candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
@@ -149,7 +164,7 @@ def launch_of(
     return None
 
 
-def encode_launch(source: Any, config: Mapping[str, Any]) -> RecordedLaunch:
+def encode_launch(source: ASTSource, config: Mapping[str, Any]) -> RecordedLaunch:
     """Return a compilation's arguments without those that a config determines, and no options.
 
     Raises:
@@ -202,7 +217,7 @@ def _possible_options(
 
 
 def recreate_compilation(
-    fn: Any, launch: RecordedLaunch, config: Mapping[str, Any], target: Any
+    fn: JITFunction, launch: RecordedLaunch, config: Mapping[str, Any], target: GPUTarget
 ) -> Compilation:
     """Return what Triton compiles at a recorded launch, with the values of any config.
 
@@ -253,7 +268,7 @@ def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
     return {name: decode_value(value) for name, value in launch.options.items()}
 
 
-def source_class(fn: Any) -> Any:
+def source_class(fn: JITFunction) -> Any:
     """Return the class in which Triton compiles a function: Gluon's kernels have their own."""
     if getattr(fn, "is_gluon", bool)():
         from triton.experimental.gluon._runtime import GluonASTSource
@@ -264,14 +279,14 @@ def source_class(fn: Any) -> Any:
     return ASTSource
 
 
-def binary_key(source: Any, backend: Any, options: Any) -> str:
+def binary_key(source: ASTSource, backend: BaseBackend, options: Any) -> str:
     """Return a binary's key in Triton's cache, as `triton.compile` computes it."""
     variables = sorted(code_generation_variables().items())
     text = f"{triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _path(fn: Any, path: str) -> tuple[int, ...]:
+def _path(fn: JITFunction, path: str) -> tuple[int, ...]:
     name, *indices = path.split(".")
     if name not in fn.arg_names:
         raise ValueError(f"the kernel has no parameter {name!r} any more: tune it again")
@@ -458,7 +473,7 @@ def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] |
     return mode
 
 
-def await_kernel(kernel: Any) -> Any:
+def await_kernel(kernel: Any) -> CompiledKernel:
     """Wait for a kernel's compilation, and return the compiled kernel.
 
     Args:
@@ -486,7 +501,7 @@ def load_binary(kernel: Any) -> None:
         compiled._init_handles()
 
 
-def forget_failed(function: Any) -> None:
+def forget_failed(function: JITFunction | None) -> None:
     """Remove compilations that failed or were cancelled from a function's cache in memory.
 
     Triton keeps them, and raises their error at every later launch.
@@ -512,13 +527,13 @@ _HELD = "_dejavu_cache_outdated_kernels"
 """Attribute of a `JITFunction` that holds the kernels which it does not launch any more."""
 
 
-def note_settings(function: Any, settings: Mapping[str, str]) -> None:
+def note_settings(function: JITFunction, settings: Mapping[str, str]) -> None:
     """Note the settings under which the next kernels of a `JITFunction` are compiled."""
     if _settings.setdefault(function.fn, settings) != settings:
         _settings[function.fn] = None
 
 
-def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
+def release_outdated(function: JITFunction, settings: Mapping[str, str]) -> None:
     """Remove a function's kernels from memory if some were compiled under other settings.
 
     Triton compiles by the settings of the moment and launches what is in memory whatever they are
@@ -533,8 +548,8 @@ def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
 
 
 def compile_config(
-    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Any:
+    autotuner: Autotuner, config: TritonConfig, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> CompiledKernel:
     """Return the compiled kernel of a config, from memory if it was launched before.
 
     Args:
@@ -559,18 +574,18 @@ class LoadedKernels:
         function: a `JITFunction`; None where there is nothing to compile.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: JITFunction | None) -> None:
         """Note which kernels are there."""
         self._caches = getattr(function, "device_caches", {})
         self._earlier = {
             device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
         }
 
-    def later(self) -> list[Any]:
+    def later(self) -> list[CompiledKernel]:
         """Return the kernels that have come since, and whose compilation has ended."""
         return [kernel for _, _, kernel in self._later_entries()]
 
-    def release_later(self, needed: Iterable[Any]) -> None:
+    def release_later(self, needed: Iterable[CompiledKernel]) -> None:
         """Remove the kernels that have come since from Triton's cache in memory.
 
         A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton

@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
 from .identity import PROCESS, dtype_name, value_text
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
 
 __all__ = [
     "LAUNCH_OPTIONS",
@@ -101,7 +104,9 @@ def _compiler_options() -> frozenset[str]:
     return TUNING_OPTIONS.union(_OPTIONS_OF_OTHER_VERSIONS, *options)
 
 
-def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[str]) -> bool:
+def can_be_recorded(
+    kernel: str, configs: Sequence[TritonConfig], parameters: Iterable[str]
+) -> bool:
     """Return whether records can and may hold all configs of a kernel; if not, warn once.
 
     Args:
@@ -133,7 +138,7 @@ def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[st
     return True
 
 
-def describe(config: Any) -> Config:
+def describe(config: TritonConfig) -> Config:
     """Return a `triton.Config` as a record keeps it: everything but its hook."""
     everything = config.all_kwargs()
     # The first launch of a scenario describes all configs, so descriptions are cached. Their key is
@@ -184,7 +189,7 @@ class DeclaredConfigs(dict[Config, Any]):
         configs: the declared `triton.Config`s.
     """
 
-    def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
+    def __init__(self, kernel: str, configs: Iterable[TritonConfig]) -> None:
         """Describe the configs, and warn if two of one description have different hooks."""
         super().__init__()
         for config in configs:

@@ -22,12 +22,15 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
 from ..system.background_threads import signals_left_to_others
 from .identity import PROCESS
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import BaseBackend, GPUTarget
 
 __all__ = [
     "INTERPRETER",
@@ -87,21 +90,21 @@ def current_device() -> int:
     return index
 
 
-def current_target() -> Any:
+def current_target() -> GPUTarget:
     """Return the current device's `GPUTarget`: backend (`cuda` or `hip`) and architecture."""
     from triton.runtime import driver
 
     return driver.active.get_current_target()
 
 
-def backend_for(target: Any) -> Any:
+def backend_for(target: GPUTarget) -> BaseBackend:
     """Return Triton's compiler backend for a `GPUTarget`."""
     from triton.compiler.compiler import make_backend
 
     return make_backend(target)
 
 
-def backend_hash(target: Any) -> str:
+def backend_hash(target: GPUTarget) -> str:
     """Return the part of a binary's key that stands for the compiler's version.
 
     Args:
@@ -157,7 +160,7 @@ def _interpreter() -> Device:
     )
 
 
-def _gpu(device: int, target: Any) -> Device:
+def _gpu(device: int, target: GPUTarget) -> Device:
     import torch
 
     if target.backend not in ("cuda", "hip"):

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ..model.record import RecordedLaunch
@@ -21,6 +21,11 @@ from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
 from .identity import heuristics_of, jit_function
 from .versions import is_covered
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.compiler import CompiledKernel
+    from triton.runtime.autotuner import Autotuner
 
 __all__ = [
     "code_of_binary",
@@ -78,7 +83,7 @@ def code_of_text(text: str) -> str:
     return hashlib.sha256(without_spaces.encode()).hexdigest()[:32]
 
 
-def code_of_binary(kernel: Any) -> str | None:
+def code_of_binary(kernel: CompiledKernel) -> str | None:
     """Return the code that a compiled kernel was generated from; None if its IR was not kept.
 
     Args:
@@ -102,7 +107,7 @@ def code_of_compilation(compilation: Compilation) -> str | None:
 
 
 def tuned_launches(
-    autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    autotuner: Autotuner, config: TritonConfig, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[RecordedLaunch, ...]:
     """Record the launch of a config that was just measured, with the code that was generated.
 
@@ -128,7 +133,7 @@ def tuned_launches(
 
 
 def generates_equal_code(
-    kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: Any
+    kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: TritonConfig
 ) -> bool | None:
     """Return whether Triton generates today what it did for a recorded launch.
 
@@ -160,9 +165,9 @@ def generates_equal_code(
 
 
 def find_other_code(
-    autotuner: Any,
+    autotuner: Autotuner,
     launches: Sequence[RecordedLaunch],
-    config: Any,
+    config: TritonConfig,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,

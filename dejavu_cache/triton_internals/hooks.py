@@ -13,7 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
 
 __all__ = [
     "DevicelessDriver",
@@ -23,6 +28,7 @@ __all__ = [
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
+    "cache_manager",
     "foreign_run",
     "former_run",
     "hash_callees_first",
@@ -30,14 +36,14 @@ __all__ = [
     "platform_key",
     "refusing_compilation",
     "replace_autotune",
+    "replace_bench",
     "retry_parsing",
     "set_cache_folder",
+    "set_cache_manager",
     "set_interpreter_memory",
     "set_platform_key",
     "set_target",
     "store_binaries_in",
-    "wrap_bench",
-    "wrap_cache_manager",
 ]
 
 
@@ -120,14 +126,14 @@ class RefusedCompilations:
         count: their number.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: JITFunction) -> None:
         """Begin without any."""
         self.function = function
         self.count = 0
 
 
 @contextmanager
-def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
+def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]:
     """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
@@ -159,16 +165,19 @@ def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
         _thread.refused = outer
 
 
-def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:
-    """Replace the class of Triton's cache managers.
-
-    Args:
-        wrap: takes the class that is in use, and returns the one to use from now on.
-    """
+def cache_manager() -> Any:
+    """Return the class of the cache managers that Triton uses now."""
     from triton import knobs
     from triton.runtime.cache import FileCacheManager
 
-    knobs.cache.manager_class = wrap(knobs.cache.manager_class or FileCacheManager)
+    return knobs.cache.manager_class or FileCacheManager
+
+
+def set_cache_manager(manager: Any) -> None:
+    """Replace the class of Triton's cache managers."""
+    from triton import knobs
+
+    knobs.cache.manager_class = manager
 
 
 def set_cache_folder(folder: str) -> None:
@@ -217,7 +226,7 @@ def build_host_modules_with(libcuda_folder: str) -> None:
     build._load_module_from_path = lambda name, path: UnloadedModule()
 
 
-def set_target(target: Any) -> None:
+def set_target(target: GPUTarget) -> None:
     """Make Triton believe that the current device is of a kind, on a machine without one.
 
     Args:
@@ -228,15 +237,11 @@ def set_target(target: Any) -> None:
     driver.set_active(DevicelessDriver(target))
 
 
-def wrap_bench(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `Autotuner._bench`, which measures one config.
-
-    Args:
-        wrap: takes the method that is in use, and returns the one to use from now on.
-    """
+def replace_bench(bench: Callable[..., Any]) -> None:
+    """Replace `Autotuner._bench`, which measures one config."""
     from triton.runtime.autotuner import Autotuner
 
-    Autotuner._bench = wrap(Autotuner._bench)
+    Autotuner._bench = bench
 
 
 _own_run: list[Any] = []
@@ -310,12 +315,12 @@ class DevicelessDriver:
         target: Triton's `GPUTarget`.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: GPUTarget) -> None:
         """Set the target to compile for."""
         self.utils = UnloadedModule()
         self._target = target
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> GPUTarget:
         """Return the target to compile for."""
         return self._target
 
@@ -347,7 +352,7 @@ def build_driver_module(backend: str) -> None:
         HIPUtils()
 
 
-def build_launcher(backend: str, compiled: Any) -> None:
+def build_launcher(backend: str, compiled: CompiledKernel) -> None:
     """Build the module that launches a kernel.
 
     Args:

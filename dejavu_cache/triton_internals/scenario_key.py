@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
@@ -29,6 +29,10 @@ from .identity import (
     python_function,
     value_text,
 )
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.runtime.jit import JITFunction, KernelParam
 
 __all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
 
@@ -66,33 +70,27 @@ class ScenarioKey:
         kernel: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        configs: Sequence[Any] = (),
+        configs: Sequence[TritonConfig] = (),
     ) -> None:
         """Plan how keys are computed; the arguments are described at the class."""
         self.keys = tuple(keys)
         self._configs = [config.all_kwargs() for config in configs]
         self._has_hooks = any(config.pre_hook is not None for config in configs)
         self._heuristics = heuristics_of(kernel)
-        tuned = {name for values in self._configs for name in values}
+        left_out = set(self._heuristics).union(*self._configs)
         parameters = _parameters(jit_function(kernel))
-        self._names = frozenset(parameters)
-        self._defaults = {
-            name: parameter.default
-            for name, parameter in parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        left_out = {*tuned, *self._heuristics}
-        self._constants = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.is_constexpr and name not in left_out and name not in self.keys
-        ]
-        self._others = [
-            name
-            for name, parameter in parameters.items()
-            if not parameter.is_constexpr and name not in left_out
-        ]
-        self._order = tuple(parameters)
+        self._order, self._names = tuple(parameters), frozenset(parameters)
+        self._defaults: dict[str, Any] = {}
+        self._constants: list[str] = []
+        self._others: list[str] = []
+        for name, parameter in parameters.items():
+            if parameter.has_default:
+                self._defaults[name] = parameter.default
+            if name not in left_out:
+                if not parameter.is_constexpr:
+                    self._others.append(name)
+                elif name not in self.keys:
+                    self._constants.append(name)
         self._tables = Answers(self._order, self._tabulate)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
             name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
@@ -137,39 +135,36 @@ class ScenarioKey:
             KeyArgumentError: a key argument has a value that records have no form for.
         """
         named = {**dict(zip(self._order, args, strict=False)), **kwargs}
-        values = {
-            name: _scalar(name, self._representative(name, named[name]))
-            for name in self.keys
-            if name in named
-        }
+        values: dict[str, Scalar] = {}
+        for name, bucket in self._bucket_of.items():
+            if name in named:
+                value = named[name]
+                values[name] = _scalar(name, value if bucket is None else bucket(value))
         bound = {**self._defaults, **named}
         texts: dict[str, str | None] = {}
         for name in self._others:
             kind = self._kind(bound.get(name))
             if kind != _usual_kind(values, name):
                 texts[name] = kind
-        texts.update({name: value_text(bound.get(name)) for name in self._constants})
+        options = _options_of(named, self._names)
+        constants = {name: bound.get(name) for name in self._constants} | options
         if self._heuristics:
             known, tables = self._computed(device, args, kwargs)
-            texts |= tables | {name: value_text(value) for name, value in known.items()}
-        options = _options_of(named, self._names)
-        texts.update({name: value_text(value) for name, value in options.items()})
-        refused = sorted(options.keys() - LAUNCH_OPTIONS)
+            constants |= known
+            texts |= tables
+        texts |= {name: value_text(value) for name, value in constants.items()}
         unnamed = sorted(name for name, text in texts.items() if text is None)
         for name in unnamed:
             texts[name] = f"{type(named.get(name)).__qualname__} {PROCESS} {id(named.get(name))}"
         scenario = Scenario(
             args=values, dtypes={name: as_text(text) for name, text in texts.items() if text}
         )
+        refused = sorted(options.keys() - LAUNCH_OPTIONS)
         return LaunchScenario(scenario, _why_unstored(unnamed, refused, named))
 
     def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
         """Return the scenario of a launch, as `launch_scenario` does."""
         return self.launch_scenario(args, kwargs).scenario
-
-    def _representative(self, name: str, value: Any) -> Any:
-        bucket = self._bucket_of[name]
-        return value if bucket is None else bucket(value)
 
     def _computed(
         self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -255,7 +250,7 @@ def _ask_heuristics(
     return computed
 
 
-def _parameters(function: Any) -> dict[str, Any]:
+def _parameters(function: JITFunction) -> dict[str, KernelParam]:
     """Return Triton's `KernelParam`s of a jit function, by name."""
     from triton.runtime.jit import KernelParam
 

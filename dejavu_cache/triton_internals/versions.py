@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 
@@ -30,6 +30,9 @@ from triton.runtime import driver, jit
 from triton.runtime.autotuner import Autotuner, Heuristics, autotune
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 __all__ = [
     "COVERED",
@@ -92,7 +95,7 @@ watched_values = attrgetter(*(knob.removeprefix("__knobs.") for knob in WATCHED_
 """Function of `triton.knobs` that returns their values."""
 
 
-def specializer(fn: Any) -> dict[str, Any]:
+def specializer(fn: JITFunction) -> dict[str, Any]:
     """Return the names in `SPECIALIZE`: Triton's function, and the current device's backend.
 
     Args:
@@ -103,7 +106,7 @@ def specializer(fn: Any) -> dict[str, Any]:
 
 
 def specialize_values(
-    fn: Any, backend: Any, arguments: Mapping[str, Any]
+    fn: JITFunction, backend: BaseBackend, arguments: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Return the types and attributes that `JITFunction.run` finds for some arguments.
 
@@ -124,7 +127,7 @@ def specialize_values(
     return {name: (signature[name], attrs.get((index,))) for name, index in indices.items()}
 
 
-def only_alignment_counts(fn: Any) -> bool:
+def only_alignment_counts(fn: JITFunction) -> bool:
     """Return whether a tensor's specialisation is its dtype and its alignment on 16 bytes."""
     backend = specializer(fn)["__backend"]
     kind: Any = type(backend)
@@ -158,7 +161,7 @@ def active_hook(hook: Any) -> Any:
     return None if hook.__class__ is HOOK_CHAIN and not hook.calls else hook
 
 
-def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
+def c_launcher(kernel: CompiledKernel, expanded: bool = False) -> Callable[..., None]:
     """Return the function that puts a compiled kernel on a stream.
 
     It takes `(x, y, z, stream, launch_metadata, enter_hook, exit_hook, arguments)`. It calls the
@@ -200,7 +203,7 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
     return call
 
 
-def expandable_descriptors(kernel: Any) -> dict[int, Any]:
+def expandable_descriptors(kernel: CompiledKernel) -> dict[int, Any]:
     """Return Triton's metadata of a kernel's TMA descriptors, by their place in the arguments.
 
     Triton makes a tensor map from each descriptor at each launch. Its C function takes one that was
@@ -269,7 +272,7 @@ def _allocates_nothing(run: Any) -> bool:
     )
 
 
-def _python_launcher(kernel: Any) -> Callable[..., None]:
+def _python_launcher(kernel: CompiledKernel) -> Callable[..., None]:
     def call(
         x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
     ) -> None:

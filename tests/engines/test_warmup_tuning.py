@@ -87,9 +87,8 @@ def forget() -> None:
     attention_suite._deadline.cache_clear()
     for name in ("qblock", "segmented"):
         kernel = kernel_of(name)
-        kernel.__dict__.pop("_resolver", None)
-        kernel.__dict__.pop("mode", None)
-        kernel.forget_choices()
+        kernel._resolvers.clear()
+        kernel.configs = kernel.configs
 
 
 def request_of(shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch) -> Request:

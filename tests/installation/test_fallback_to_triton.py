@@ -17,11 +17,7 @@ from support.processes import fork_program
 from triton.runtime.errors import OutOfResources
 
 from dejavu_cache.errors import ScenarioNotTuned, SnapshotError
-from dejavu_cache.installation.autotune_replacement import (
-    _TRITON_AUTOTUNE,
-    install,
-    uninstall,
-)
+from dejavu_cache.installation.autotune_replacement import _TRITON_AUTOTUNE, install, uninstall
 from dejavu_cache.runtime import autotuner, events, launch
 from dejavu_cache.runtime.declaration import Declaration
 from dejavu_cache.runtime.launch import Launch
