@@ -83,7 +83,7 @@ class Equals(FrozenModel):
     no: Node
 
 
-def _kind_of(node: Any) -> str | None:
+def _kind_of(node: object) -> str | None:
     """Return the field that only one kind of node has, or None if there is none."""
     fields = node if isinstance(node, Mapping) else getattr(type(node), "model_fields", ())
     return next((name for name in ("at_most", "equals", "ranking") if name in fields), None)
@@ -146,7 +146,7 @@ class Tree(FrozenModel):
     at: Moment
     """When the latest of its measurements was taken: equal records give an equal tree."""
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Check the depth, and that nodes refer only to configs and inputs of this tree."""
         if _depth(self.root) > MOST_QUESTIONS:
             raise ValueError(f"more than {MOST_QUESTIONS} questions lead to a leaf")

@@ -135,7 +135,7 @@ class Measurement(FrozenModel):
     confidence: Confidence | None = None
     """Certainty of the timing beside the fastest config's; None where no race compared the two."""
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Check that there is either a timing or a failure; sort the cases by name."""
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
@@ -391,7 +391,7 @@ class Record(FrozenModel):
     """Launches to compile ahead of time with the winner; None if none was recorded."""
     measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
         by_config = {measurement.config: measurement for measurement in self.measurements}
         if len(by_config) != len(self.measurements):

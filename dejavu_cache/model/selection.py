@@ -312,5 +312,5 @@ def value_distance(left: Any, right: Any, exact: bool) -> float:
     return abs(math.log2(abs(left) / abs(right)))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

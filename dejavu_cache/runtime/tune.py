@@ -1,15 +1,17 @@
-"""Tune one scenario at a time, under a lease, unless another process has done so meanwhile."""
+"""Tune one scenario: under its lease, propose, compile, time and compare configs, and write."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
+from ..model.merge import date_after, merge_records
 from ..model.record import (
     NO_MEMORY,
     NO_WORK,
@@ -23,17 +25,28 @@ from ..model.resolution import How, Resolution
 from ..model.scenario import Config
 from ..stores import Found
 from ..system.fork_lock import ForkLock
-from ..system.notices import warn_once
+from ..system.notices import warn_once, whoami
+from ..triton_internals.compilation import LoadedKernels, compile_config, release_outdated
+from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import tuned_launches
+from ..triton_internals.identity import find_jit_function
+from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
+from ..tuning.search import Exhaustive, OptunaSearch, Search
+from ..tuning.tuner import MeasurementWriter, Tuner, progress
 from . import rules
 from .known_records import KnownRecords
+from .launch_recorder import pause_recording
 from .request import Request
-from .scenario_measurement import ScenarioMeasurement
+from .winner_check import WinnerCheck, recording_crash, refuse_uncompared
 
 __all__ = ["TuneOptions", "leave_out_suspects", "note_timings", "tune"]
 
 _tuning = ForkLock()
-"""Held while this process tunes: two benchmarks at once would time each other."""
+"""Held while this process tunes: two benchmarks at once would time each other.
+
+A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
+"""
 
 
 class TuneOptions(NamedTuple):
@@ -51,28 +64,6 @@ class TuneOptions(NamedTuple):
     expendable: bool = False
 
 
-class _ThreadActivity(threading.local):
-    """What a thread is doing: it tunes several scenarios if a hook of one kernel launches another.
-
-    Attributes:
-        tunes: the number of scenarios that the thread tunes.
-    """
-
-    tunes = 0
-
-    @contextmanager
-    def count_tune(self) -> Iterator[None]:
-        """Count a scenario that the thread tunes."""
-        self.tunes += 1
-        try:
-            yield
-        finally:
-            self.tunes -= 1
-
-
-_this_thread = _ThreadActivity()
-
-
 def tune(
     request: Request, records: KnownRecords, options: TuneOptions, wait: float
 ) -> tuple[Resolution | None, int]:
@@ -82,7 +73,7 @@ def tune(
     2. The record is read again: the lease's last holder may have finished the work, or died halfway
        through it. If nothing is left to do, its config runs.
     3. Without the lease, nothing is measured; a config that was compared runs.
-    4. Configs are proposed, compiled, timed and compared, and the winner is written; see `_Tune`.
+    4. Configs are proposed, compiled, timed and compared, and the winner is written; see `Tune`.
 
     Args:
         request: the scenario.
@@ -104,10 +95,10 @@ def tune(
     # A process that hangs keeps its lease for ever. A nested tune must not wait for a lease: this
     # thread, or one that waits for this tune, may hold it.
     is_hung = any(suspect.is_hung for suspect in find_suspects(context, scenario))
-    wait = 0.0 if is_hung or _this_thread.tunes else wait
-    lease = records.tiers.lease(context, scenario, wait=wait)
+    patience = 0.0 if is_hung or _tuning.is_own() else wait
+    lease = records.tiers.lease(context, scenario, wait=patience)
     # The lease first: while this thread waits for another process, other kernels may be tuned.
-    with lease as is_leased, _tuning, _this_thread.count_tune():
+    with lease as is_leased, _tuning:
         suspects = find_suspects(context, scenario)
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
@@ -123,11 +114,11 @@ def tune(
         has_work = due or untried or rules.recorded_choice(request, found)
         if has_work and not (is_leased or any(suspect.is_hung for suspect in suspects)):
             return rules.trusted_choice(request, found), 0
-        return _Tune(request, record, records, options).run(due, avoided)
+        return Tune(request, record, records, options).run(due, avoided)
 
 
-class _Tune:
-    """One tune of one scenario whose lease is held.
+class Tune:
+    """One tune of one scenario, whose lease is held.
 
     Args:
         request: the scenario.
@@ -145,76 +136,200 @@ class _Tune:
         self._records = records
         self._options = options
         self._findings = records.findings(request.context, request.scenario)
+        self._measured = 0
+        self._mark = MeasurementMark(request.context, request.scenario)
+        check = request.check if rules.may_launch_default(request, record) else None
+        self._check = WinnerCheck(request, check, self._mark.around)
+        function = find_jit_function(request.autotuner)
+        if function is not None:
+            release_outdated(function, request.context.environment.variables)
+        self._loaded = LoadedKernels(function)
 
-    def run(self, due: list[Config], suspects: Iterable[Suspect]) -> tuple[Resolution | None, int]:
-        """Measure due configs, or else those whose failure may be over, and select the winner.
+    def run(
+        self, due: Sequence[Config], suspects: Iterable[Suspect]
+    ) -> tuple[Resolution | None, int]:
+        """Measure configs, select the winner and record it; return as `tune` does.
 
         Args:
-            due: the configs left to measure.
+            due: the configs left to measure. Without any, an unfinished race goes on, and if no
+                config has a usable timing, those are measured whose failure may be over.
             suspects: configs that this process must not try again.
         """
-        request, record, findings = self._request, self._record, self._findings
-        with ExitStack() as stack:
-            mark = stack.enter_context(closing(MeasurementMark(request.context, request.scenario)))
-            measurement = ScenarioMeasurement(
-                request,
-                record,
-                self._records,
-                mark,
-                before=self._options.before,
-                show_progress=self._options.show_progress,
-            )
-            stack.callback(measurement.close)
+        request, findings = self._request, self._findings
+        # Whatever happens, the launch's arguments and their copies are let go of.
+        with closing(self._mark), closing(self._check):
             try:
-                if due or (record.winner is None and not findings.is_raced):
-                    measurement.measure_due(due)
+                if due or (self._record.winner is None and not findings.is_raced):
+                    earlier = rules.earlier_timings(request, self._record)
+                    self._measure(_make_search(request, self._record, due), len(due), earlier)
                     findings.is_raced = True
-                if measurement.best is None:
-                    measurement.measure(
-                        rules.untried_failures(request, measurement.record, findings, suspects)
+                if rules.best_config(request, self._record) is None:
+                    self._measure_in_order(
+                        rules.untried_failures(request, self._record, findings, suspects)
                     )
-                winner, results = measurement.find_winner()
+                winner, results = self._find_winner()
             except UncomparedResultsError as error:
                 if self._options.expendable:  # a sweep serves no launch, and says what it lacks
                     raise
-                if isinstance(error, NothingComparedError):
-                    default = self._without_comparison(measurement.record, error.results)
-                    return default, measurement.measured
-                warn_once(
-                    f"uncompared {request.context.kernel.name}",
-                    f"{request.name}: {error}; the launch takes a fallback, and a later one tunes",
-                )
-                return None, measurement.measured
+                return self._without_comparison(error), self._measured
             if winner is None:
-                return self._without_valid_config(measurement.record), measurement.measured
+                return self._without_valid_config(), self._measured
             # Noted here too: the recorded winner may be that of a launch with other configs.
             findings.compared.add(winner)
             findings.is_raced = False
-            note_timings(request, measurement.record)
-            measurement.record_winner(winner, results)
-        how: How = "tuned" if due or measurement.measured else "exact"
+            self._record_winner(winner, results)
+        how: How = "tuned" if due or self._measured else "exact"
         resolution = replace(
             request.resolution(how, request.declared[winner], self._records.url),
-            missing=len(rules.unmeasured_configs(request, measurement.record)),
+            missing=len(rules.unmeasured_configs(request, self._record)),
             not_compared=reasons_not_compared(results),
         )
-        return resolution, measurement.measured
+        return resolution, self._measured
 
-    def _without_comparison(self, record: Record, results: Results) -> Resolution:
-        """Return what runs where nothing can be compared, and remember it if that is lasting."""
+    def _measure_in_order(self, configs: Sequence[Config]) -> None:
+        if configs:
+            self._measure(Exhaustive(configs), len(configs))
+
+    def _measure(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
+        """Measure what a search proposes, within the budget's time.
+
+        Args:
+            search: proposes configs.
+            total: the number of configs that it proposes at most.
+            earlier: measurements of a tune that ended before its race.
+        """
+        request, launch = self._request, self._request.candidate_launch()
+        suspects = find_suspects(request.context, request.scenario)
+        marked = {suspect.config: suspect for suspect in suspects}
+        seconds = request.budget.seconds
+        with (
+            MeasurementWriter(self._write) as writer,
+            progress(request.name, total, wanted=self._options.show_progress) as advance,
+            pause_recording(request.autotuner, self._records.tiers),
+            self._check.restoring_arguments(),
+        ):
+
+            def keep(measurement: Measurement) -> None:
+                writer(measurement)
+                suspect = marked.pop(measurement.config, None)
+                if suspect is not None and measurement.median is not None:
+                    suspect.forget()
+                advance()
+
+            def compute_expected() -> None:
+                with recording_crash(launch.default, writer):
+                    self._check.prepare()
+                self._check.refuse_tune()
+
+            def announce(config: Config) -> None:
+                compute_expected()
+                if self._options.before is not None:
+                    writer.drain()
+                    self._options.before(config)
+
+            tuner = Tuner(
+                launch,
+                keep,
+                race=request.budget.race and not is_called_once(request.context.problem.method),
+                until=math.inf if seconds is None else time.monotonic() + seconds,
+                launch_default=compute_expected,
+                before=announce,
+                mark=self._mark.around,
+                earlier=earlier,
+            )
+            self._measured += tuner.tune(search)
+
+    def _write(self, measurements: Sequence[Measurement]) -> None:
+        request = self._request
+        addition = Record(scenario=request.scenario, measurements=tuple(measurements))
+        # After what they replace, which else stands if another clock dated it, and is due again.
+        dated = date_after(addition, self._record)
+        self._findings.add_trials(dated.measurements)
+        merged = merge_records(self._record, dated)
+        self._record = rules.corrected_record(merged, self._findings)
+        # A process whose device is lost may not live to write what is queued.
+        is_last = any(measurement.has_crashed for measurement in measurements)
+        self._records.put(request.context, dated, now=is_last)
+
+    def _find_winner(self) -> tuple[Config | None, Results]:
+        """Return the best config whose results are not wrong, and what comparing it has shown.
+
+        The config is None if none is left.
+
+        Raises:
+            NothingComparedError: nothing shows whether the best config's results are right.
+        """
+        results: Results = {}
+        confirmed: set[Config] = set()
+        while (best := rules.best_config(self._request, self._record)) is not None:
+            by = self._record.by_config[best].by
+            if self._measured and by != whoami() and best not in confirmed:
+                # Another machine's timing must not win a tune here without being measured here.
+                confirmed.add(best)
+                self._measure_in_order([best])
+                continue
+            with recording_crash(best, lambda crash: self._write([crash])):
+                results, wrong = self._check.compare(best)
+            if wrong is None:
+                refuse_uncompared(results)
+                break
+            self._write([wrong])
+        return best, results
+
+    def _record_winner(self, best: Config, results: Results) -> None:
+        """Record the winner and its launches, and release the kernels that lost."""
+        request, is_measured = self._request, bool(self._measured)
+        note_timings(request, self._record)
+        addition = Record(
+            scenario=request.scenario,
+            winner=rules.winner_to_record(
+                request, self._record, best, results, measured=is_measured
+            ),
+            launches=tuned_launches(
+                request.autotuner, request.declared[best], request.args, request.kwargs
+            ),
+        )
+        self._records.put(request.context, date_after(addition, self._record))
+        self._release_losers(best)
+
+    def _release_losers(self, winner: Config) -> None:
+        """Release the kernels compiled since the beginning, except the winner's and default's."""
+        if not self._loaded.later():
+            return
+        request, measured = self._request, self._record.by_config
+        needed = []
+        for config in {winner, describe(request.default)}:
+            if config in measured and measured[config].median is not None:
+                with suppress(Exception):  # Without the kernel, the next launch compiles it.
+                    chosen = request.declared[config]
+                    needed.append(
+                        compile_config(request.autotuner, chosen, request.args, request.kwargs)
+                    )
+        self._loaded.release_later(needed)
+
+    def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
+        """Return what runs where nothing can be compared; None if a later launch may compare."""
+        request = self._request
+        if not isinstance(error, NothingComparedError):
+            warn_once(
+                f"uncompared {request.context.kernel.name}",
+                f"{request.name}: {error}; the launch takes a fallback, and a later one tunes",
+            )
+            return None
+        results = error.results
         if not has_reason(results, NO_WORK) and not has_reason(results, NO_MEMORY):
             self._findings.hidden = results  # no other launch would show more
-        found = Found(record, self._records.url)
-        return rules.uncompared_choice(self._request, found, results)
+        found = Found(self._record, self._records.url)
+        return rules.uncompared_choice(request, found, results)
 
-    def _without_valid_config(self, record: Record) -> Resolution | None:
+    def _without_valid_config(self) -> Resolution | None:
         """Return the default config's resolution, or None where memory lacked for any config.
 
         Raises:
             NoValidConfigError: every config failed in this process, not only by somebody's record.
         """
         request, trials = self._request, self._findings.trials
-        kernel, measured = request.context.kernel.name, record.by_config
+        kernel, measured = request.context.kernel.name, self._record.by_config
         if any(config in measured and measured[config].skipped for config in request.declared):
             warn_once(
                 f"memory {kernel}",
@@ -224,7 +339,7 @@ class _Tune:
             return None
         if all(config in trials and trials[config].failure for config in request.declared):
             self._findings.trials = {}  # a later launch may succeed
-            reasons = _failure_reasons(request, record)
+            reasons = _failure_reasons(request, self._record)
             raise NoValidConfigError(kernel, str(request.scenario), reasons)
         warn_once(
             f"failures {kernel}",
@@ -233,6 +348,29 @@ class _Tune:
             "`dejavu-cache clear` deletes the record",
         )
         return request.resolution("default", request.default)
+
+
+def _make_search(request: Request, record: Record, due: Sequence[Config]) -> Search:
+    """Return the search through the due configs, as far as the budget goes."""
+    limit = rules.budgeted_count(request, len(due))
+    if request.budget.strategy != "optuna" or not _has_optuna():
+        return Exhaustive(due[:limit])
+    unmeasured = {*rules.unmeasured_configs(request, record)}
+    measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+    default = describe(request.default)
+    first = [default] if due[:1] == [default] else []
+    return OptunaSearch(request.declared, measured, first, limit)
+
+
+def _has_optuna() -> bool:
+    is_installed = importlib.util.find_spec("optuna") is not None
+    if not is_installed:
+        warn_once(
+            "optuna",
+            "optuna is not installed, so the first configs are measured: "
+            "pip install 'dejavu-cache[sweep]'",
+        )
+    return is_installed
 
 
 def leave_out_suspects(

@@ -75,21 +75,17 @@ class FileStore(Store):
         A file that was not read before is bisected. That may miss a record in a file whose records
         somebody has put out of order, so `fresh`, for whoever would tune next, reads it whole.
         """
-        record = None
-        if self.path(context) not in self._pages:
-            with suppress(OSError, ValueError):  # what is wrong with it, reading it whole says
-                record = self._bisect(context, scenario)
+        path, record = self.path(context), None
+        if path not in self._pages:
+            # What is wrong with a file, reading it whole says.
+            with suppress(OSError, ValueError), self._folder.open(path) as file:
+                record = find_record(file, context, scenario, str(path))
                 if record is None and not fresh:
                     return None
         if record is None:
             page = self._page(context)
             record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
-
-    def _bisect(self, context: Context, scenario: Scenario) -> Record | None:
-        path = self.path(context)
-        with self._folder.open(path) as file:
-            return find_record(file, context, scenario, str(path))
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records; a damaged file counts as empty."""

@@ -275,17 +275,16 @@ class FileBlocks:
     A file in a shared folder may be replaced, cut or made longer by others while it is searched. In
     memory that is mapped to it, a cut ends the process by a signal; a read only returns less. Both
     methods raise `ValueError` then, and if more than `_MOST_BYTES` bytes are read.
+
+    Attributes:
+        length: the file's length in bytes.
     """
 
     def __init__(self, handle: int) -> None:
         """Look at an open file; the caller closes it."""
         self._handle = handle
-        self._length = os.fstat(handle).st_size
+        self.length = os.fstat(handle).st_size
         self._left = _MOST_BYTES
-
-    def __len__(self) -> int:
-        """Return the file's length in bytes."""
-        return self._length
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes of a range."""
@@ -325,10 +324,10 @@ def find_record(file: IO[bytes], context: Context, scenario: Scenario, where: st
     content = FileBlocks(file.fileno())
     heads = [_head(context, version).encode() for version in range(1, FORMAT + 1)]
     low = first = len(heads[0])
-    end = len(content) - len(_CLOSING)
+    end = content.length - len(_CLOSING)
     if low >= end or content.read(0, low) not in heads:
         raise ValueError("it begins otherwise")
-    if content.read(end, len(content)) != _CLOSING.encode():
+    if content.read(end, content.length) != _CLOSING.encode():
         raise ValueError("it ends otherwise")
     opening, wanted = f"\n{{{_SCENARIO}".encode(), scenario.text.encode()
     high = after = end  # the record begins before `high`, and the next one at `after`

@@ -252,7 +252,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _code_of(handler: Any) -> types.CodeType | None:
+def _code_of(handler: object) -> types.CodeType | None:
     """Return the code of a handler: of a function, a method, a partial, or a callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func

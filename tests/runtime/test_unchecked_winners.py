@@ -24,7 +24,7 @@ from dejavu_cache.model.record import (
     Winner,
 )
 from dejavu_cache.model.scenario import now
-from dejavu_cache.runtime.scenario_measurement import ScenarioMeasurement
+from dejavu_cache.runtime.tune import Tune
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.triton_internals.config_names import describe
 
@@ -118,13 +118,13 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     timed: list[Any] = []
-    measure = ScenarioMeasurement.measure_due
+    measure = Tune._measure
 
-    def count(self: ScenarioMeasurement, due: list[Any]) -> None:
-        timed.append(due)
-        measure(self, due)
+    def count(self: Tune, *search: Any) -> None:
+        timed.append(search)
+        measure(self, *search)
 
-    monkeypatch.setattr(ScenarioMeasurement, "measure_due", count)
+    monkeypatch.setattr(Tune, "_measure", count)
     comparing(reason)
     for benchmarked in (2, 0):
         kernel = start_process(tmp_path)

@@ -79,7 +79,7 @@ def test_a_file_that_becomes_shorter_ends_its_search() -> None:
         blocks = FileBlocks(file.fileno())
         file.truncate(10)
         with pytest.raises(ValueError, match="shorter"):
-            blocks.find(b"\n{", 0, len(blocks))
+            blocks.find(b"\n{", 0, blocks.length)
 
 
 def test_a_search_reads_no_more_than_its_bound() -> None:
@@ -87,7 +87,7 @@ def test_a_search_reads_no_more_than_its_bound() -> None:
         file.truncate(1 << 40)
         blocks = FileBlocks(file.fileno())
         with pytest.raises(ValueError, match="too much"):
-            blocks.find(b"\n{", 0, len(blocks))
+            blocks.find(b"\n{", 0, blocks.length)
 
 
 def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class TestBudgets:
             monotonic=lambda: elapsed, perf_counter=time.perf_counter, sleep=time.sleep
         )
         monkeypatch.setattr("dejavu_cache.tuning.tuner.time", stopped)
-        monkeypatch.setattr("dejavu_cache.runtime.scenario_measurement.time", stopped)
+        monkeypatch.setattr("dejavu_cache.runtime.tune.time", stopped)
 
         class Slow(Clock):
             def __call__(
