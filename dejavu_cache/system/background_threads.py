@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
-from typing import Any, Protocol
+from typing import Protocol
 
 from .fork_lock import ForkLock
 
