@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.resolution import Resolution
@@ -47,20 +46,6 @@ _RETRY_AFTER = 5.0
 """Seconds until the config that a stand-in replaces is tried again: a warm-up may compile it."""
 
 
-class _Key(NamedTuple):
-    """What tells launches of one autotuner apart in this process.
-
-    Attributes:
-        raw: equal for launches of one scenario that pruning leaves the same configs.
-        device: the device's index.
-        configs: what pruning leaves; None where it is asked once per key, as by Triton.
-    """
-
-    raw: RawKey
-    device: int
-    configs: Sequence[Any] | None
-
-
 class Launch:
     """One launch of an autotuner.
 
@@ -69,6 +54,11 @@ class Launch:
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
     """
+
+    __slots__ = ("_args", "_autotuner", "_configs", "_device", "_kwargs")
+
+    _configs: Sequence[Any] | None
+    _device: int
 
     def __init__(
         self, autotuner: CachedAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -149,10 +139,11 @@ class Launch:
             return False
         if autotuner._declaration.consensus != "none":
             return False
-        request, config = self._request(), describe(chosen.config)
+        key, config = self._find_key(), describe(chosen.config)
+        request = self._request()
         if not autotuner._resolver(request.not_stored).reject(request, config, failure.reason):
             return False
-        autotuner._choices.drop(self._key.raw)
+        autotuner._choices.drop(key)
         return True
 
     def _launch_chosen(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig]:
@@ -201,7 +192,8 @@ class Launch:
         launched = dict(self._autotuner._compiled)
         if chosen.resolution is None or not launched:
             return []
-        scenario, request = chosen.resolution.scenario, self._request()
+        scenario = chosen.resolution.scenario
+        request = self._autotuner.request(*self._args, **self._kwargs)
         usable = self._autotuner._resolver(request.not_stored).usable_configs(request)
         allowed = set(map(id, usable)) - {id(chosen.config)}
         nearest = sorted(launched, key=lambda other: distance(scenario, other))
@@ -255,42 +247,49 @@ class Launch:
         is_kept = is_ours and not autotuner._declaration.has_buckets
         return chosen if is_kept else chosen._replace(until=0.0)
 
-    @cached_property
-    def _key(self) -> _Key:
+    def _find_key(self) -> RawKey:
+        """Return what is equal for launches of one scenario that pruning leaves the same configs.
+
+        It holds in this process. The device and what pruning leaves are found with it.
+        """
         autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
-        device, pruning = autotuner._device(), autotuner._pruning
+        device = self._device = autotuner._device()
         raw = autotuner._declaration.scenario_key.raw(device, args, kwargs)
-        if pruning is None:
-            return _Key(raw, device, None)
+        pruning = autotuner._pruning
+        if pruning is None:  # it is asked once per key, as by Triton
+            self._configs = None
+            return raw
         pruned = pruning.configs_for(device, args, kwargs)
-        return _Key((*raw, pruned), device, pruned.configs)
+        self._configs = pruned.configs
+        return (*raw, pruned)
 
     def _choose_for_scenario(self) -> ChosenConfig:
         """Return what an earlier launch of the scenario found, or look it up."""
         # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
         choices = self._autotuner._choices
         try:
-            return choices.current(self._key.raw) or self._look_up(choices)
+            key = self._find_key()
+            return choices.current(key) or self._look_up(key, choices)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._autotuner._declaration.scenario_key.scenario(self._args, self._kwargs)
             raise
 
-    def _look_up(self, choices: Choices) -> ChosenConfig:
+    def _look_up(self, key: RawKey, choices: Choices) -> ChosenConfig:
         """Choose the config by a record, a tune or a fallback, and keep it in `choices`."""
-        autotuner, key = self._autotuner, self._key
+        autotuner = self._autotuner
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         declaration = autotuner._declaration
-        context = declaration.context(key.device)
+        context = declaration.context(self._device)
         revision = autotuner._resolver(declaration.not_stored).revision(context)
-        if renewed := choices.renew_fallback(key.raw, revision):
+        if renewed := choices.renew_fallback(key, revision):
             return renewed
         if autotuner._notice_changed_code():  # it has another context, and no choices
-            return self._look_up(autotuner._choices)
+            return self._look_up(key, autotuner._choices)
         request = self._request(context)
         request.refuse_conflicts()
         try:
-            resolution = self._resolve_and_report(request, choices.last(key.raw))
+            resolution = self._resolve_and_report(request, choices.last(key))
         except OtherCodeError as error:
             warn_once(
                 f"code {autotuner._name}",
@@ -299,9 +298,9 @@ class Launch:
                 "kept apart from now on",
             )
             autotuner._declare(error.code)
-            return self._look_up(autotuner._choices)
+            return self._look_up(key, autotuner._choices)
         await_digest()
-        chosen = choices.add(key.raw, resolution, revision)
+        chosen = choices.add(key, resolution, revision)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
 
@@ -312,8 +311,9 @@ class Launch:
             context: the context of the kernel's records, if it was made.
         """
         twin, declaration = self._autotuner._copy_with(self._args), self._autotuner._declaration
-        device, configs = self._key.device, self._key.configs
-        return declaration.request(twin, device, self._args, self._kwargs, configs, context)
+        return declaration.request(
+            twin, self._device, self._args, self._kwargs, self._configs, context
+        )
 
     def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
         """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
@@ -375,9 +375,10 @@ class Launch:
         if autotuner._is_left_to_triton:
             return None, self._explain_off()
         autotuner._notice_changed_code()
+        key = self._find_key()
         request = self._request()
         if is_kept or autotuner._declaration.consensus != "none":
-            chosen = autotuner._choices.last(self._key.raw)
+            chosen = autotuner._choices.last(key)
             if chosen is not None and chosen.is_final and chosen.resolution is not None:
                 return request, chosen.resolution
         return request, autotuner._resolver(request.not_stored).explain(request)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..model.scenario import Config, Context, Scenario
 from ..model.selection import shortest_timing
 from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..tuning.result_check import CheckOptions
+from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
 from ..tuning.search import Strategy
 from ..tuning.tuner import CandidateLaunch
 
@@ -138,6 +139,22 @@ class Request:
         if default is None:
             default = describe(self.default)
         return CandidateLaunch(self.autotuner, self.declared, default, self.args, self.kwargs)
+
+    def result_check(
+        self,
+        options: CheckOptions | None,
+        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
+    ) -> ResultCheck:
+        """Return what compares the results of this launch's configs with the default's.
+
+        Args:
+            options: declarations of the kernel's author; None: nothing is compared, since the
+                author does not want it, or the default config cannot run.
+            mark: returns a context in which a config is launched.
+        """
+        launches = CheckedLaunches(self.candidate_launch(), self.default, mark)
+        is_wanted = self.check is not None
+        return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
 
     def resolution(self, how: How, config: Any, store: str | None = None) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""

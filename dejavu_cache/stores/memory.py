@@ -99,13 +99,12 @@ class MemoryStore(Store):
         """Remove parts of records, and records of which nothing is left."""
         self._refuse_if_read_only()
         with self._lock:
-            left = {
-                scenario: without_parts(record, parts.get(scenario, ()))
-                for scenario, record in self._records.get(context, {}).items()
-            }
-            self._replace(
-                context, {scenario: record for scenario, record in left.items() if record}
-            )
+            records = dict(self._records.get(context, {}))
+            for scenario in records.keys() & parts.keys():
+                remaining = without_parts(records.pop(scenario), parts[scenario])
+                if remaining is not None:
+                    records[scenario] = remaining
+            self._replace(context, records)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

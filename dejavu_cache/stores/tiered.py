@@ -155,27 +155,26 @@ class TieredStore(Store):
     ) -> None:
         """Merge records into every writable tier; raise if none accepted them."""
         records = list(records)
-        failures = self._write_to_all(lambda tier: tier.put(context, records, on_conflict))
-        if failures and (self.strict or len(failures) == len(self._writable)):
-            raise failures[0]
+        self._write(lambda tier: tier.put(context, records, on_conflict), to_all=self.strict)
 
     def put_now(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
         """Merge records into every writable tier; raise if one did not accept them."""
         records = list(records)
-        failures = self._write_to_all(lambda tier: tier.put_now(context, records, on_conflict))
-        if failures:
-            raise failures[0]
+        self._write(lambda tier: tier.put_now(context, records, on_conflict), to_all=True)
 
     def supersede(self, context: Context, record: Record) -> None:
         """Replace measurements in every writable tier; raise if one did not accept them."""
-        failures = self._write_to_all(lambda tier: tier.supersede(context, record))
-        if failures:
-            raise failures[0]
+        self._write(lambda tier: tier.supersede(context, record), to_all=True)
 
-    def _write_to_all(self, put: Callable[[Store], None]) -> list[StoreError]:
-        """Write to every writable tier, and return the errors of those that failed."""
+    def _write(self, put: Callable[[Store], None], *, to_all: bool) -> None:
+        """Write to every writable tier, and warn of those that fail.
+
+        Raises:
+            MergeConflictError: a tier met two timings of a config; those after it are not asked.
+            StoreError: a tier failed although all have to accept, or all tiers did.
+        """
         self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
@@ -186,7 +185,8 @@ class TieredStore(Store):
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)
-        return failures
+        if failures and (to_all or len(failures) == len(self._writable)):
+            raise failures[0]
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""

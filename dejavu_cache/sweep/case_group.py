@@ -24,16 +24,15 @@ from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.request import Request
 from ..runtime.rules import may_launch_default, trusted_configs
-from ..runtime.winner_check import (
-    SWITCHED_OFF_BY_AUTHOR,
-    WinnerCheck,
-    recording_crash,
-    refuse_uncompared,
-)
 from ..stores import Found, Store
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark
+from ..tuning.result_check import (
+    SWITCHED_OFF_BY_AUTHOR,
+    recording_crash,
+    refuse_uncompared,
+)
 from .case_tuner import CaseTuner, make_request
 from .journal import Journal
 from .suite import Case
@@ -213,14 +212,14 @@ class CaseGroup:
     ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
-        check = WinnerCheck(request, options, mark.around)
+        check = request.result_check(options, mark.around)
         try:
             if options is not None:
                 tuner.announce(self._default)
                 check.prepare()
                 tuner.announce(best)
             with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
-                results, wrong = check.compare(best)
+                results, wrong = check.compare(request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
             return results, None if wrong is None else self._group.with_case(case, wrong)

@@ -17,6 +17,7 @@ from ..runtime.autotuner import CachedAutotuner
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..runtime.rules import due_configs
+from ..runtime.tune import announce
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
@@ -164,14 +165,13 @@ class CaseTuner:
             Mode.TUNE,
             0.0,
             current_settings(),
-            before=self.announce,
-            expendable=True,
+            parent=self._parent,
         )
         return resolver.resolve(request, wait=self._job.wait)
 
     def announce(self, config: Config) -> None:
         """Tell the parent which config is about to touch the device."""
-        self._parent.send("config", config=config.model_dump())
+        announce(self._parent, config)
 
     def _record_crashes(self, request: Request, store: Store) -> Record:
         """Record the configs that took down workers, and return the scenario's record."""

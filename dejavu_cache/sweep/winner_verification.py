@@ -13,14 +13,13 @@ from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import NOISE
 from ..runtime.request import Request
 from ..runtime.rules import best_config, trusted_configs, winner_config
-from ..runtime.winner_check import WinnerCheck, refuse_uncompared
 from ..stores import Store
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import CheckOptions
+from ..tuning.result_check import CheckOptions, refuse_uncompared
 from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
 from .case_tuner import make_request
@@ -145,7 +144,7 @@ class _Verification:
         self._record = record
         self._best = best
         self._mark = MeasurementMark(request.context, request.scenario)
-        self._check = WinnerCheck(request, request.check, self._mark.around)
+        self._check = request.result_check(request.check, self._mark.around)
 
     def close(self) -> None:
         """Forget that this process measures, and let go of the launch's arguments."""
@@ -229,7 +228,7 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            results, wrong = self._check.compare(best)
+            results, wrong = self._check.compare(request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break
@@ -321,7 +320,7 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
         StoreError: the store cannot be read or written.
     """
     for case, request, record, best in _recorded_winners(cases, store):
-        with closing(WinnerCheck(request, request.check or CheckOptions())) as check:
+        with closing(request.result_check(request.check or CheckOptions())) as check:
             results = dict(check.check(request.declared[best]))
         name, scenario = request.context.kernel.name, str(request.scenario)
         audited = AuditedWinner(case, name, scenario, str(best), results)

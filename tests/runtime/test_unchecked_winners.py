@@ -25,8 +25,8 @@ from dejavu_cache.model.record import (
 )
 from dejavu_cache.model.scenario import now
 from dejavu_cache.runtime.tune import Tune
-from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.tuning.result_check import ResultCheck
 
 DEFAULT, RIGHT, WRONG = (
     triton.Config({"STEP": 1, "LIMIT": 1024}),
@@ -95,16 +95,16 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     Its second argument is what else is said of outputs.
     """
-    compare = WinnerCheck.check
+    compare = ResultCheck.check
 
     def set_reason(reason: str, others: Results | None = None) -> None:
-        def check(self: WinnerCheck, config: Any) -> Results:
-            if not reason or config is self._request.default:
+        def check(self: ResultCheck, config: Any) -> Results:
+            if not reason or config is self._launches.default:
                 return compare(self, config)
             lacking = OutputVerdict(outcome="not_compared", reason=reason)
             return {"out_ptr": lacking, **(others or {})}
 
-        monkeypatch.setattr(WinnerCheck, "check", check)
+        monkeypatch.setattr(ResultCheck, "check", check)
 
     return set_reason
 

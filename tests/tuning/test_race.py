@@ -64,10 +64,8 @@ def test_a_config_that_runs_alone_in_the_end_has_won(runs: int) -> None:
         return timing(config, 1.0 if config == LEFT else 1.005 + 0.05 * (next(jitter)))
 
     jitter = cycle([0, 1, -1])
-    results = {
-        result.config: result.median for result in Race(screened(1.0, 1.0), LEFT, turn).run()
-    }
-    assert results[RIGHT] < results[LEFT]
+    results = Race(screened(1.0, 1.0), LEFT, turn).run()
+    assert min(results, key=lambda result: result.median or 0.0).config == RIGHT
 
 
 def test_time_that_is_over_after_one_round_is_enough_for_a_verdict() -> None:
