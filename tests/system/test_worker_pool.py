@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -56,9 +55,7 @@ def test_what_is_put_off_is_tried_at_the_end_and_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, order = 0.0, []
-    monkeypatch.setattr(
-        worker_pool, "time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)
-    )
+    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: now))
 
     def attempt(worker: Hand, job: str) -> Attempt:
         nonlocal now
