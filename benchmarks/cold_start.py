@@ -218,7 +218,7 @@ def measure(role: str, *, is_first: bool, profiled: bool) -> dict[str, Any]:
     clock.note(PARTS[1])
     watch.wrap(KernelInterface)
     if role != THEIRS:
-        from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
+        from dejavu_cache.runtime.autotuner import CachedAutotuner
 
         watch.wrap(CachedAutotuner)
         if is_pretended and is_first:

@@ -33,7 +33,7 @@ from unittest.mock import patch
 
 import torch
 
-from dejavu_cache.attention import dispatch
+from dejavu_cache.attention import api
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences, hopper, qblock, segmented
 from dejavu_cache.attention.sweep_suite import PRESETS, Model
@@ -195,11 +195,11 @@ ONE_CONFIG = (KERNELS["hopper"], KERNELS["few_sequences"])
 def _implementation_of(batch: Batch, covered: bool) -> str:
     """Return the implementation that `auto` chooses on a Hopper GPU."""
     with ExitStack() as patches:
-        for module in (dispatch, few_sequences):
+        for module in (api, few_sequences):
             patches.enter_context(patch.object(module, "num_sms", lambda device: MULTIPROCESSORS))
         patches.enter_context(patch.object(hopper, "suits", lambda batch: covered))
-        patches.enter_context(patch.object(dispatch, "GLUON_IS_TESTED", True))
-        return dispatch.choose(batch)
+        patches.enter_context(patch.object(api, "GLUON_IS_TESTED", True))
+        return api.choose(batch)
 
 
 @cache

@@ -77,12 +77,13 @@ def describe_autotuners(tuners: list[Any]) -> dict[str, Any]:
     """Return how many autotuners are ours, and which are not."""
     from triton.runtime.autotuner import Autotuner
 
-    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner, _adopt_subclass
+    from dejavu_cache import CachedAutotuner
+    from dejavu_cache.installation.autotune_replacement import _adopt_subclass
 
     # A library's own class is taken over when it first calls Triton's `run`, by one more autotuner.
     behind = {id(tuner._adopted) for tuner in tuners if getattr(tuner, "_adopted", None)}
-    ours = [tuner for tuner in tuners if isinstance(tuner, AdoptedAutotuner)]
-    theirs = [tuner for tuner in tuners if not isinstance(tuner, AdoptedAutotuner)]
+    ours = [tuner for tuner in tuners if isinstance(tuner, CachedAutotuner)]
+    theirs = [tuner for tuner in tuners if not isinstance(tuner, CachedAutotuner)]
     subclassed = [tuner for tuner in theirs if type(tuner) is not Autotuner]
     # None where the class changes how tuning works.
     adopted = {
@@ -114,7 +115,7 @@ def reason_not_to_store(tuner: Any) -> str | None:
 
     if tuner.mode is Mode.OFF:
         return "its configs cannot be recorded"
-    reason: str | None = tuner._not_stored
+    reason: str | None = tuner._declaration.not_stored
     return reason
 
 

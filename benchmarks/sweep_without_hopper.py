@@ -8,9 +8,9 @@ TRITON_CACHE_DIR.
 
 from __future__ import annotations
 
-from dejavu_cache.attention import dispatch
+from dejavu_cache.attention import api
 from dejavu_cache.attention.sweep_suite import suite
 
 __all__ = ["suite"]
 
-dispatch.GLUON_IS_TESTED = False
+api.GLUON_IS_TESTED = False

@@ -51,11 +51,11 @@ def imported_names(tree: ast.Module) -> dict[str, str]:
 
 
 def upstream_names(tree: ast.Module) -> set[str]:
-    """Return the local names of Triton's objects that come through `triton_internals.upstream`."""
+    """Return the local names of Triton's objects that come through `triton_internals.versions`."""
     return {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("upstream")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("versions")
         for alias in node.names
     }
 
@@ -152,9 +152,9 @@ def test_a_private_use_is_found(source: str) -> None:
     [
         "import triton\ntriton.autotune = None",
         "from triton import knobs\nknobs.cache.dir = ''",
-        "from ..triton_internals.upstream import Autotuner\nAutotuner.run = None",
-        "from ..triton_internals.upstream import Autotuner\nsetattr(Autotuner, 'run', None)",
-        "from ..triton_internals.upstream import driver\ndriver.set_active(None)",
+        "from ..triton_internals.versions import Autotuner\nAutotuner.run = None",
+        "from ..triton_internals.versions import Autotuner\nsetattr(Autotuner, 'run', None)",
+        "from ..triton_internals.versions import driver\ndriver.set_active(None)",
         "from triton import knobs\ndel knobs.cache.dir",
     ],
 )

@@ -48,7 +48,7 @@ def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
     from dejavu_cache.runtime.resolver import Resolver
     from dejavu_cache.settings import Mode, current_settings
     from dejavu_cache.stores import TieredStore
-    from dejavu_cache.sweep.suite import make_request
+    from dejavu_cache.sweep.case_tuner import make_request
 
     until = time.monotonic() + seconds
     counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
@@ -123,7 +123,7 @@ def speedups(ms: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
 
-    from dejavu_cache.engines.vllm.fused_moe import (
+    from dejavu_cache.engines.vllm.fused_moe_suite import (
         PRESETS,
         SIZES,
         layer_cases,

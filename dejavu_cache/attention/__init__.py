@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .api import IMPLEMENTATIONS, paged_attention, plan
-from .new_tokens import NewTokens
-from .plan import Plan
+from .api import IMPLEMENTATIONS, Plan, paged_attention, plan
+from .batch import NewTokens
 
 __all__ = ["IMPLEMENTATIONS", "NewTokens", "Plan", "paged_attention", "plan", "suite"]
 

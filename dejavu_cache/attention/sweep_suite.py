@@ -21,7 +21,7 @@ from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite, preset_of, read_names
 from ..triton_internals.identity import dtype_name
 from ..triton_internals.versions import GLUON_IS_COVERED
-from . import dispatch
+from . import api
 from .batch import FLOAT8, Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
@@ -249,8 +249,7 @@ def auto_choices(composition: Lengths, shape: Shape) -> set[str]:
     boundary between few and many of them, so that some corner lies on either side.
     """
     return {
-        dispatch.choose(outline(corner, shape, current_device()))
-        for corner in _corners(composition)
+        api.choose(outline(corner, shape, current_device())) for corner in _corners(composition)
     }
 
 
@@ -278,7 +277,7 @@ LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
 }
 """Functions that prepare a launch of each implementation that a sweep can run, by its use."""
 
-TUNED = [name for name in LAUNCHES if name not in dispatch.UNTUNED]
+TUNED = [name for name in LAUNCHES if name not in api.UNTUNED]
 """Those of them with more than one config for a kind of work."""
 
 

@@ -9,27 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, UncomparedResultsError
-from ..model.resolution import Resolution
+from ..errors import DejavuError
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
-from ..runtime.choices import ChosenConfig, ConfigCache
+from ..runtime.choices import ConfigCache
 from ..settings import Mode, current_settings
-from ..system.background_threads import is_from_signal_handler
-from ..system.fork_lock import cached_property
 from ..system.notices import logger, warn_once
 from ..triton_internals.environment import begin_digest_beside_imports, is_interpreting
-from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
+from ..triton_internals.hooks import former_run, is_autotune_replaced_by, replace_autotune
 from ..triton_internals.identity import kernel_name
-from ..triton_internals.upstream import Autotuner, Heuristics, autotune
+from ..triton_internals.versions import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 
-__all__ = ["AdoptedAutotuner", "install", "uninstall"]
+__all__ = ["install", "uninstall"]
 
 _TRITON_AUTOTUNE = autotune
-_originals = {"run": Autotuner.run}
-"""`Autotuner.run` as it was before `install`: Triton's, or what another package put there."""
-
 _EXCLUDED_PACKAGES = ("torch", "triton")
 """Packages with autotuners for other ends: Inductor compiles user kernels with several configs."""
 
@@ -42,60 +36,6 @@ _COPIED_ATTRIBUTES = (
 """Attributes that `Autotuner.__init__` derives from its arguments, and a subclass's may change."""
 
 
-class AdoptedAutotuner(CachedAutotuner):
-    """Cached autotuner of a library that is unaware of the cache.
-
-    A kernel that cannot be cached is tuned by Triton.
-    """
-
-    @cached_property
-    def _is_left_to_triton(self) -> bool:
-        try:
-            if super()._is_left_to_triton:
-                return True
-        except Exception as error:
-            if is_from_signal_handler(error) or isinstance(error, SnapshotError):
-                raise
-            self._explain_fallback(error)
-            return True
-        module = _module_of_foreign_run()
-        if module is not None:
-            warn_once(
-                "foreign run",
-                f"{module} has replaced Autotuner.run: it launches the kernels, and nothing is "
-                "recorded",
-            )
-        return module is not None
-
-    def _run_recorded(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, ChosenConfig]:
-        try:
-            chosen = self._choose(args, kwargs)
-        except (ScenarioNotTuned, SnapshotError):  # whoever asks for these wants nothing else
-            raise
-        except Exception as error:
-            if is_from_signal_handler(error):
-                raise
-            failure = error
-        else:
-            return self._launch_or_choose_again(chosen, args, kwargs)
-        # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
-        # leaves a config in `cache`, which later launches obey.
-        launched = self._run_by_triton(args, kwargs)
-        self._explain_fallback(failure)
-        return launched, ChosenConfig(self.best_config, {}, until=0.0)
-
-    def _accept_default(self, resolution: Resolution) -> None:
-        """Leave a kernel whose results cannot be compared to Triton, which compares none."""
-        raise UncomparedResultsError(f"no results can be compared: {resolution.uncompared}")
-
-    def _explain_fallback(self, error: Exception) -> None:
-        kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
-        reason = (str(error).splitlines() or [""])[0]
-        warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {kind}{reason}")
-
-
 def install() -> None:
     """Replace `triton.autotune` by the cached one; the policy file may exclude kernels.
 
@@ -105,7 +45,6 @@ def install() -> None:
     if is_autotune_replaced_by(_cached_or_triton_autotune):
         return
     late = sorted(set(_decorated_or_imported_before()))
-    _originals["run"] = Autotuner.run
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     install_inductor_pass()
     with suppress(DejavuError):  # a wrong setting is named when a kernel is decorated
@@ -122,8 +61,7 @@ def install() -> None:
 def uninstall() -> None:
     """Restore `triton.autotune`; kernels that were decorated meanwhile stay cached."""
     uninstall_inductor_pass()
-    is_ours = Autotuner.run is _run_subclass
-    replace_autotune(_TRITON_AUTOTUNE, _originals["run"] if is_ours else Autotuner.run)
+    replace_autotune(_TRITON_AUTOTUNE, None)
 
 
 @functools.wraps(_TRITON_AUTOTUNE)
@@ -147,13 +85,12 @@ def _cached_or_triton_autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any
     return decorate
 
 
-def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> AdoptedAutotuner:
+def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> CachedAutotuner:
     """Return the adopted autotuner of a kernel, made of the arguments of `triton.autotune`."""
     arguments = inspect.signature(_TRITON_AUTOTUNE).bind(*args, **kwargs).arguments
     arguments.pop("cache_results", None)  # results are always kept
-    return AdoptedAutotuner(
-        fn, fn.arg_names, **{"reset_to_zero": None, "restore_value": None, **arguments}
-    )
+    arguments = {"reset_to_zero": None, "restore_value": None, **arguments}
+    return CachedAutotuner(fn, fn.arg_names, **arguments, is_adopted=True)
 
 
 def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +98,7 @@ def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
 
     Both share one cache: a config that the subclass puts there decides the launches of its key.
     """
-    original = _originals["run"]
+    original = former_run()
     if isinstance(self, CachedAutotuner):
         return original(self, *args, **kwargs)
     if not hasattr(self, "_adopted"):
@@ -177,26 +114,19 @@ def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
     return launched
 
 
-def _module_of_foreign_run() -> str | None:
-    """Return the module that has replaced `Autotuner.run`, or None if it is Triton's or ours."""
-    run = _originals["run"] if Autotuner.run is _run_subclass else Autotuner.run
-    if getattr(run, "__globals__", None) is vars(sys.modules[Autotuner.__module__]):
-        return None
-    return str(getattr(run, "__module__", None) or type(run).__module__)
-
-
-def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
+def _adopt_subclass(theirs: Autotuner) -> CachedAutotuner | None:
     """Return a cached autotuner for a subclass's kernel, or None if it tunes by itself."""
     try:
         if not _may_adopt(theirs):
             return None
-        adopted = AdoptedAutotuner(
+        adopted = CachedAutotuner(
             theirs.fn,
             theirs.arg_names,
             theirs.configs,
             theirs.keys,
             theirs.reset_to_zero,
             theirs.restore_value,
+            is_adopted=True,
         )
     except Exception as error:
         warn_once(

@@ -3,10 +3,9 @@
 Inductor takes a user's autotuner with all its configs and benchmarks them itself. A pass over the
 traced graph looks the record up with the traced tensors, and puts its config in the place of all.
 
-Notes, beside Inductor's cache of compiled graphs, of the records by which configs were chosen.
-
-Inductor finds a graph by a key, and runs no pass over it again. So the notes that no longer agree
-with the records are a part of the key: a graph is found only while its configs' notes agree.
+Inductor finds a graph that it has compiled by a key, and runs no pass over it again. So notes
+beside its cache keep what the records said, and the notes that no longer agree with the records are
+a part of the key: a graph is found only while its configs' notes agree.
 """
 
 from __future__ import annotations
@@ -32,15 +31,9 @@ from ..settings import Mode, current_settings
 from ..system.import_hooks import after_import, cancel
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import Autotuner
 
-__all__ = [
-    "install_inductor_pass",
-    "note_choice",
-    "outdated_notes",
-    "uninstall_inductor_pass",
-]
-
+__all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
 
 _FILE = "dejavu-cache-choices.jsonl"
 """Grows by a line with each choice that a graph was compiled by, and is deleted with the graphs.
@@ -49,7 +42,7 @@ A line that is dropped would let the graphs be found again that it keeps from be
 """
 
 
-def note_choice(kernel: CachedAutotuner, scenario: Scenario) -> None:
+def _note_choice(kernel: CachedAutotuner, scenario: Scenario) -> None:
     """Note what the records say of a scenario, before a graph is compiled by it.
 
     Raises:
@@ -65,7 +58,7 @@ def note_choice(kernel: CachedAutotuner, scenario: Scenario) -> None:
             os.close(handle)
 
 
-def outdated_notes(kernels: Iterable[CachedAutotuner]) -> str:
+def _outdated_notes(kernels: Iterable[CachedAutotuner]) -> str:
     """Return a digest of the notes of some kernels that no longer agree with the records."""
     notes = _read_notes(_notes_file())
     by_owner = {_owner(kernel): kernel for kernel in kernels} if notes else {}
@@ -239,7 +232,7 @@ def _make_pass(previous: Any) -> Any:
             settings = current_settings()
             place = settings.url, settings.namespace, str(settings.mode)
             try:
-                outdated = outdated_notes(_traced_kernels())
+                outdated = _outdated_notes(_traced_kernels())
             except Exception as error:  # a graph from the cache might have a recalled config
                 warn_once(
                     "inductor notes",
@@ -306,7 +299,7 @@ def _use_recorded_config(node: Any, table: Any) -> None:
         return
     request = kernel.request(**arguments)
     if not request.not_stored:  # first: what changes while it is looked up is noticed later
-        note_choice(kernel, request.scenario)
+        _note_choice(kernel, request.scenario)
     resolution = kernel.look_up(**arguments)
     if resolution.final:
         _leave_one_config(node, table, kernel, resolution.config)

@@ -1,17 +1,4 @@
-"""Read the result files of the other autotuners, by the tool's name.
-
-Parse configs and timings as other tools write them.
-
-Report how many results of other autotuners launches can take over, and on which condition.
-
-Config files of flash-linear-attention (FLA).
-
-Triton's own results on disk, written where `TRITON_CACHE_AUTOTUNING=1`.
-
-Results of the triton-dejavu package.
-
-Tuned tables of vLLM and SGLang, which hold the best config of each batch size.
-"""
+"""Read the result files of other autotuners, and say which launches can take the results over."""
 
 from __future__ import annotations
 
@@ -29,22 +16,9 @@ from ..model.foreign_result import ForeignResult, ForeignTiming, alphanumeric, v
 from ..model.scenario import Config
 from ..system.notices import warn_once
 from ..system.safe_files import read_file
-from .tuned_tables import LORA_KERNELS, TableEntry, parse_labels, read_lora
+from .tuned_tables import LORA_KERNELS, SIZE, launches_of, parse_labels, read_lora
 
-__all__ = [
-    "READERS",
-    "Reader",
-    "finite_times",
-    "parse_config",
-    "read_flash_linear_attention",
-    "read_foreign_files",
-    "read_lora_table",
-    "read_table",
-    "read_triton_autotuner",
-    "read_triton_dejavu",
-    "report_matches",
-]
-
+__all__ = ["READERS", "Reader", "read_foreign_files", "report_matches"]
 
 _OPTIONS = frozenset({"num_warps", "num_ctas", "num_stages", "maxnreg", "ir_override"})
 _REMOVED_FIELDS = frozenset(
@@ -55,7 +29,7 @@ _REMOVED_FIELDS = frozenset(
 _IGNORED = _REMOVED_FIELDS | {"pre_hook"}
 
 
-def parse_config(fields: Mapping[str, Any]) -> Config:
+def _parse_config(fields: Mapping[str, Any]) -> Config:
     """Parse a `triton.Config` from its fields, meta-parameters under `kwargs` or beside it.
 
     Raises:
@@ -76,73 +50,19 @@ def parse_config(fields: Mapping[str, Any]) -> Config:
     return Config(params=params, options=options)
 
 
-def finite_times(times: Any) -> list[float]:
+def _finite_times(times: Any) -> list[float]:
     """Return times as floats, or none if one is infinite, which marks a config that failed."""
     values = [float(value) for value in (times if isinstance(times, list) else [times])]
     return values if all(0 <= value < float("inf") for value in values) else []
-
-
-_SHOWN = 4
-"""Versions of Triton that are named."""
-
-
-def report_matches(results: Iterable[ForeignResult], installed: str) -> list[str]:
-    """Return lines that say which results can match a launch here.
-
-    Args:
-        results: as they were read.
-        installed: the version of Triton; empty where it is not installed.
-    """
-    every = [result for result in results if not result.proof]  # Triton's own prove their kernel
-    if not every:
-        return []
-    named = [result for result in every if result.named]
-    ordered = [result for result in every if not result.named and _has_dtypes(result)]
-    lost = len(every) - len(named) - len(ordered)
-    ways = [
-        f"{len(named)} by the names of arguments" if named else "",
-        f"{len(ordered)} by their order and dtypes" if ordered else "",
-        f"{lost} never, as they have neither names nor dtypes" if lost else "",
-    ]
-    usable = [*named, *ordered]
-    versions = {result.triton for result in usable} - {"", installed}
-    other = sorted(versions, key=version_order, reverse=True)
-    strangers = sum(result.triton in other for result in usable)
-    lines = [f"match: {', '.join(filter(None, ways))}"]
-    if strangers:
-        shown = ", ".join([*other[:_SHOWN], *(["…"] if len(other) > _SHOWN else [])])
-        here = f"Triton {installed}" if installed else "the Triton that will run"
-        lines.append(
-            f"{len(usable) - strangers} of these are of {here} or of no version; {strangers} of "
-            f"others ({shown}) serve with DEJAVU_CACHE_TOOLCHAIN=loose"
-        )
-    return lines
-
-
-def _has_dtypes(result: ForeignResult) -> bool:
-    return any(value.startswith("torch.") for value in result.key)
-
-
-def read_flash_linear_attention(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
-    """Read `GPU/KERNEL.json`: the best config of each key."""
-    for entry in (content.get("autotune_entries") or {}).values():
-        yield ForeignResult(
-            origin="fla",
-            function=content.get("kernel_name") or path.stem,
-            key=tuple(map(str, entry["autotune_key"])),
-            device=alphanumeric(path.parent.name),
-            triton=content.get("triton_version") or "",
-            timings=(ForeignTiming(config=parse_config(entry["config"])),),
-        )
 
 
 def read_triton_autotuner(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
     """Read `HASH/KERNEL.autotune.json` in Triton's cache folder: the timings of every config."""
     timings = []
     for config, raw_times in content["configs_timings"]:
-        if times := finite_times(raw_times):
+        if times := _finite_times(raw_times):
             quantiles = dict(zip(("median", "p20", "p80"), times, strict=False))
-            timings.append(ForeignTiming(config=parse_config(config), **quantiles))
+            timings.append(ForeignTiming(config=_parse_config(config), **quantiles))
     if timings:
         yield ForeignResult(
             origin="triton",
@@ -158,9 +78,9 @@ def read_triton_dejavu(path: Path, content: Mapping[str, Any]) -> Iterator[Forei
     versions = dict(part.split("_", 1) for part in path.parts if "_" in part)
     function = re.sub(r".*:|\)$", "", content["signature"])
     for key, config in content["cache"].items():
-        times = finite_times(content.get("timings", {}).get(key, []))
+        times = _finite_times(content.get("timings", {}).get(key, []))
         timing = ForeignTiming(
-            config=parse_config(_parse_fields(config)), median=times[0] if times else None
+            config=_parse_config(_parse_fields(config)), median=times[0] if times else None
         )
         values = tuple(map(str, ast.literal_eval(key)))
         names = content.get("keys") or ()
@@ -189,17 +109,31 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
-    """Read a table of fused experts, block-scaled products or Mamba's state.
+def read_flash_linear_attention(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read `GPU/KERNEL.json`: the best config of each key."""
+    for entry in (content.get("autotune_entries") or {}).values():
+        yield ForeignResult(
+            origin="fla",
+            function=content.get("kernel_name") or path.stem,
+            key=tuple(map(str, entry["autotune_key"])),
+            device=alphanumeric(path.parent.name),
+            triton=content.get("triton_version") or "",
+            timings=(ForeignTiming(config=_parse_config(entry["config"])),),
+        )
 
-    A table of another operation, which an engine's folder may have too, is left out with a warning.
+
+def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read a table of vLLM or SGLang, which holds the best config of each batch size.
+
+    A table of an operation that is not known, which an engine's folder may have too, is left out
+    with a warning.
 
     Raises:
         ValueError: the file has another form.
     """
     labels = parse_labels(path.stem)
-    entry = TableEntry.of_labels(labels)
-    if entry is None:
+    launches = launches_of({name: labels[name] for name in labels if name != "device_name"})
+    if launches is None:
         about = ", ".join(labels)
         warn_once(str(path), f"{path} is left out: its table, of {about}, is of no known operation")
         return
@@ -209,30 +143,36 @@ def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult
             continue
         if not size.isdecimal():
             raise ValueError(f"{size!r} is no batch size")
-        yield ForeignResult(
-            origin="vllm",
-            function=entry.function,
-            named={**entry.named, entry.size_name: size},
-            device=labels["device_name"],
-            triton=triton,
-            timings=(ForeignTiming(config=parse_config(config)),),
-        )
+        yield _table_line(*launches, labels["device_name"], size, config, triton)
 
 
 def read_lora_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
-    """Read a table of LoRA; nothing if the file's name is not one of a table.
+    """Read a file of LoRA; nothing if its name is not one of them.
 
     Raises:
         ValueError: the file has another form.
     """
     for line in read_lora(path.stem, content):
-        yield ForeignResult(
-            origin="vllm",
-            function=LORA_KERNELS[line.operation],
-            named=line.named,
-            device=line.device,
-            timings=(ForeignTiming(config=parse_config(line.config)),),
-        )
+        function = LORA_KERNELS[line.labels["lora"]]
+        yield _table_line(function, line.labels, line.device, line.size, line.config)
+
+
+def _table_line(
+    function: str,
+    named: Mapping[str, str],
+    device: str,
+    size: str,
+    config: Mapping[str, Any],
+    triton: str = "",
+) -> ForeignResult:
+    return ForeignResult(
+        origin="vllm",
+        function=function,
+        named={**named, SIZE: size},
+        device=device,
+        triton=triton,
+        timings=(ForeignTiming(config=_parse_config(config)),),
+    )
 
 
 def _version_of(folder: str) -> str:
@@ -316,3 +256,44 @@ def _reason(error: BaseException) -> str:
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+
+
+_SHOWN = 4
+"""Versions of Triton that are named."""
+
+
+def report_matches(results: Iterable[ForeignResult], installed: str) -> list[str]:
+    """Return lines that say which results can match a launch here.
+
+    Args:
+        results: as they were read.
+        installed: the version of Triton; empty where it is not installed.
+    """
+    every = [result for result in results if not result.proof]  # Triton's own prove their kernel
+    if not every:
+        return []
+    named = [result for result in every if result.named]
+    ordered = [result for result in every if not result.named and _has_dtypes(result)]
+    lost = len(every) - len(named) - len(ordered)
+    ways = [
+        f"{len(named)} by the names of arguments" if named else "",
+        f"{len(ordered)} by their order and dtypes" if ordered else "",
+        f"{lost} never, as they have neither names nor dtypes" if lost else "",
+    ]
+    usable = [*named, *ordered]
+    versions = {result.triton for result in usable} - {"", installed}
+    other = sorted(versions, key=version_order, reverse=True)
+    strangers = sum(result.triton in other for result in usable)
+    lines = [f"match: {', '.join(filter(None, ways))}"]
+    if strangers:
+        shown = ", ".join([*other[:_SHOWN], *(["…"] if len(other) > _SHOWN else [])])
+        here = f"Triton {installed}" if installed else "the Triton that will run"
+        lines.append(
+            f"{len(usable) - strangers} of these are of {here} or of no version; {strangers} of "
+            f"others ({shown}) serve with DEJAVU_CACHE_TOOLCHAIN=loose"
+        )
+    return lines
+
+
+def _has_dtypes(result: ForeignResult) -> bool:
+    return any(value.startswith("torch.") for value in result.key)

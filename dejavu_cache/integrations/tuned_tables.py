@@ -1,16 +1,13 @@
-"""Tuned tables of engines, made from the records and imported results of a store.
+"""Tuned tables of engines: their names, their making from a store, and their files.
 
-vLLM's tuned tables of LoRA: one file for each operation, nested by the launch's sizes.
+A name such as `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json` has labels; a table has a
+config for each of several batch sizes. The labels of fused experts, which are tuned here, and of
+block-scaled products stand for the values of a kernel's arguments. Tables of other operations pass
+through with their labels.
 
-A table such as `NVIDIA_H200_EXPAND_TRUE.json` has configs by the number of adapters, of slices, and
-by m, k and n. Here it is one table for each choice of all but m, the batch.
-
-Names of engines' tuned tables, and the launches that a table is for.
-
-A name such as `E=8,N=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8.json` has labels. They stand for
-the values of a kernel's arguments; a table has a config for each of several batch sizes.
-
-Files of tuned tables, named and written as each engine reads them.
+vLLM has one file for each operation of LoRA, such as `NVIDIA_H200_EXPAND_TRUE.json`, nested by the
+number of adapters, of slices, and by m, k and n. Here it is one table for each choice of all but m,
+the batch.
 """
 
 from __future__ import annotations
@@ -22,156 +19,33 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..model.foreign_result import ForeignResult, version_order
+from ..model.foreign_result import version_order
 from ..model.record import Record
-from ..model.scenario import Config, Context, Scalar
+from ..model.scenario import Config
 from ..model.selection import winner
 from ..stores import Store
 from ..system.safe_files import open_replacement
 
 __all__ = [
     "ANY_VERSION",
-    "FUNCTIONS",
-    "LORA_KERNELS",
-    "SIZE_NAMES",
-    "STATE_UPDATE",
+    "SIZE",
     "TABLE_FILES",
     "LoraLine",
-    "TableEntry",
     "TableFile",
     "TableValue",
     "TunedTable",
     "collect_tables",
     "fill_slices",
     "format_labels",
-    "lora_file_name",
-    "lora_labels",
-    "nest_lines",
+    "labels_of",
+    "launches_of",
     "parse_labels",
     "read_lora",
     "write_tables",
 ]
 
-
-_FUSED = tuple(
-    f"fused_moe_lora_{product}_{step}" for product in ("w13", "w2") for step in ("shrink", "expand")
-)
-_OPERATIONS = ("shrink", "expand_true", "expand_false", *_FUSED)
-"""Operations as the files name them; `expand` says whether it adds to its inputs."""
-
-LORA_KERNELS = {
-    "shrink": "_lora_shrink_kernel",
-    "expand_true": "_lora_expand_kernel",
-    "expand_false": "_lora_expand_kernel",
-    **dict.fromkeys(_FUSED, "_fused_moe_lora_kernel"),
-}
-
-_PATH = ("max_loras", "num_slices", "m", "k", "n")
-_EXPERTS = "moe_intermediate_size"
-"""The last level, which only tables of fused experts have."""
-
-_MOST_SLICES = 8
-"""Slices of a layer that a table serves at least; those of Q, K and V are three."""
-
-_FILE = re.compile(rf"(.+?)_({'|'.join(sorted(map(str.upper, _OPERATIONS), key=len)[::-1])})")
-
-
-class LoraLine(NamedTuple):
-    """A config of a table.
-
-    Attributes:
-        operation: the operation, in small letters.
-        device: the GPU's name, with underscores for spaces and hyphens.
-        named: the launch's sizes, as text, and the operation.
-        config: the fields of the config.
-    """
-
-    operation: str
-    device: str
-    named: dict[str, str]
-    config: Mapping[str, Any]
-
-
-def read_lora(stem: str, content: Mapping[str, Any]) -> Iterator[LoraLine]:
-    """Yield the configs of a table; nothing if a file's name is not one of a table.
-
-    Raises:
-        ValueError: the file has another form.
-    """
-    match = _FILE.fullmatch(stem)
-    if match is None:
-        return
-    device, operation = match[1], match[2].lower()
-    names = (*_PATH, _EXPERTS) if operation in _FUSED else _PATH
-    for sizes, config in _walk(content, (), len(names), len(_PATH)):
-        named = dict(zip(names, sizes, strict=False))
-        yield LoraLine(operation, device, {"operation": operation, **named}, config)
-
-
-def _walk(
-    content: Any, sizes: tuple[str, ...], most: int, least: int
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """Yield the configs at the leaves, with the sizes that lead to them."""
-    if not isinstance(content, dict) or not content:
-        raise ValueError("a table of LoRA has a config for each of its sizes")
-    if all(key.isdecimal() for key in content) and len(sizes) < most:
-        for key, inner in content.items():
-            yield from _walk(inner, (*sizes, key), most, least)
-    elif len(sizes) >= least:
-        yield sizes, content
-    else:
-        raise ValueError(f"a table of LoRA has sizes at {least} levels")
-
-
-def lora_labels(function: str, named: Mapping[str, str]) -> dict[str, str] | None:
-    """Return what tells a table from others, or None for a launch that no table is for."""
-    operation = named.get("operation", "")
-    known = {"operation", *_PATH, *([_EXPERTS] if operation in _FUSED else [])}
-    if LORA_KERNELS.get(operation) != function or not {*_PATH} <= named.keys() <= known:
-        return None
-    labels = {name: named[name] for name in (*_PATH, _EXPERTS) if name in named and name != "m"}
-    return {"lora": operation, **labels} if all(map(str.isdecimal, labels.values())) else None
-
-
-def lora_file_name(labels: Mapping[str, str], device: str) -> str:
-    """Return the name of the file that a table is part of; the device's has no hyphens."""
-    return f"{device}_{labels['lora'].upper()}.json"
-
-
-def nest_lines(
-    content: dict[str, Any], labels: Mapping[str, str], lines: Iterable[tuple[str, Any]]
-) -> None:
-    """Add the lines of a table to a file's content.
-
-    A table of fused experts may end before its last level, which vLLM reads as well. Where another
-    one has that level, the more exact one counts.
-    """
-    for size, config in lines:
-        sizes = {**labels, "m": size}
-        path = [sizes[name] for name in (*_PATH, _EXPERTS) if name in sizes]
-        inner = content
-        for name in path[:-1]:
-            inner = inner.setdefault(name, {})
-            if not all(map(str.isdecimal, inner)):  # a config that holds for all sizes below
-                inner.clear()
-        if not inner.get(path[-1]):
-            inner[path[-1]] = config
-
-
-def fill_slices(name: str, content: Mapping[str, Any]) -> None:
-    """Have a file of linear layers serve those of any number of slices, by the nearest number.
-
-    vLLM takes the nearest one of all other sizes, and fails where the number of slices is missing.
-    """
-    if "_FUSED_" in name:
-        return
-    for by_slices in content.values():
-        numbers = sorted(by_slices, key=int)
-        for number in map(str, range(1, _MOST_SLICES + 1)):
-            if number not in by_slices:
-                nearest = min(numbers, key=lambda other: abs(int(other) - int(number)))
-                by_slices[number] = by_slices[nearest]
-
+SIZE = "M"
+"""The argument that counts the batch, in whatever a line of a table is for."""
 
 FUSED_MOE = "fused_moe_kernel"
 STATE_UPDATE = "_selective_scan_update_kernel"
@@ -181,26 +55,39 @@ BLOCK_PRODUCTS = {
 }
 """Kernels that multiply block-scaled matrices, by the dtype in their tables' names."""
 
-SIZE_NAMES = {
-    **dict.fromkeys(LORA_KERNELS.values(), "m"),
-    FUSED_MOE: "M",
-    STATE_UPDATE: "effective_batch",
-    **dict.fromkeys(BLOCK_PRODUCTS.values(), "M"),
-}
-"""The argument that counts the batch, by kernel."""
+_DTYPES = {function: dtype for dtype, function in BLOCK_PRODUCTS.items()}
+_LAUNCHED = {FUSED_MOE, *_DTYPES}
+"""Kernels whose tables are told by arguments: launches of them look for their results."""
 
-FUNCTIONS = tuple(SIZE_NAMES)
+_FUSED = tuple(
+    f"fused_moe_lora_{product}_{step}" for product in ("w13", "w2") for step in ("shrink", "expand")
+)
+LORA_KERNELS = {
+    "shrink": "_lora_shrink_kernel",
+    "expand_true": "_lora_expand_kernel",
+    "expand_false": "_lora_expand_kernel",
+    **dict.fromkeys(_FUSED, "_fused_moe_lora_kernel"),
+}
+"""Kernels of LoRA by operation, as files name it; `expand` says whether it adds to its inputs."""
+
+FUNCTIONS = {FUSED_MOE, STATE_UPDATE, *BLOCK_PRODUCTS.values(), *LORA_KERNELS.values()}
 """Kernels that have tables."""
 
-_QUANTIZATION_FLAGS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16")
+_LORA_SIZES = ("max_loras", "num_slices", "m", "k", "n")
+_EXPERTS = "moe_intermediate_size"
+"""The last level of a LoRA file, which only fused experts have."""
+
+_MOST_SLICES = 8
+"""Slices of a layer that a LoRA file serves at least; those of Q, K and V are three."""
+
+_LORA_FILE = re.compile(rf"(.+?)_({'|'.join(sorted(map(str.upper, LORA_KERNELS), key=len)[::-1])})")
+
+_QUANTIZATIONS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16")
 """Quantizations that the fused kernel is told by arguments `use_…`."""
 
-_UNLABELLED = frozenset({"E", "N", "K", "M", "top_k", "group_n", "group_k"})
+_UNLABELLED = frozenset({"E", "N", "K", SIZE, "top_k", "group_n", "group_k"})
 _FURTHER = ("backend", "per_channel_quant", "down")
 """Labels of fused experts that stand for themselves."""
-
-_OF_STATES = frozenset({"dim", "dstate", "cache_dtype"})
-"""Arguments of a state update that the labels of its table stand for."""
 
 _UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
 _ORDER = (
@@ -209,61 +96,6 @@ _ORDER = (
 )
 _DOWN = "_down"
 """End of the names of SGLang's tables for the second product."""
-
-
-class TableEntry(NamedTuple):
-    """The launches that one config of a table is for.
-
-    Attributes:
-        function: the kernel's name.
-        named: values of its arguments, as text.
-        size_name: the argument that counts the batch, which is not among `named`.
-    """
-
-    function: str
-    named: dict[str, str]
-    size_name: str
-
-    @classmethod
-    def of_labels(cls, labels: Mapping[str, str]) -> TableEntry | None:
-        """Return the launches of a table, or None for a table of another operation.
-
-        One without a quantization is for launches without one.
-        """
-        if {"E", "N"} <= labels.keys():
-            return cls(FUSED_MOE, _fused_moe_arguments(labels), "M")
-        if {"N", "K", "block_shape"} <= labels.keys():
-            function = BLOCK_PRODUCTS.get(labels.get("dtype", "fp8_w8a8"))
-            if function:
-                named = {"N": labels["N"], "K": labels["K"], **_block_arguments(labels)}
-                return cls(function, named, "M")
-        if {"headdim", "dstate"} <= labels.keys():
-            named = {"dim": labels["headdim"], "dstate": labels["dstate"]}
-            named["cache_dtype"] = labels.get("cache_dtype", "")
-            return cls(STATE_UPDATE, named, "effective_batch")
-        return None
-
-    def labels(self) -> dict[str, str] | None:
-        """Return the labels of the table without its device, or None if there is no such table.
-
-        The arguments that tell the layer's features and experts per token, which a table does not
-        depend on, are left out. Any other argument that no label names could change what is best.
-        """
-        named = self.named
-        dtypes = {dtype for dtype, function in BLOCK_PRODUCTS.items() if function == self.function}
-        if self.function in LORA_KERNELS.values():
-            return lora_labels(self.function, named)
-        if self.function == FUSED_MOE and {"E", "N"} <= named.keys():
-            quantization = _quantization_labels(named)
-            if quantization is not None:
-                return {"E": named["E"], "N": named["N"], **quantization}
-        if dtypes and {"N", "K", "group_n", "group_k"} <= named.keys():
-            return {"N": named["N"], "K": named["K"], "dtype": dtypes.pop(), **_block_label(named)}
-        if self.function == STATE_UPDATE and named.keys() - {self.size_name} == _OF_STATES:
-            labels = {"headdim": named["dim"], "dstate": named["dstate"]}
-            dtype = named["cache_dtype"]  # earlier tables are of no dtype
-            return {**labels, "cache_dtype": dtype} if dtype else labels
-        return None
 
 
 def parse_labels(stem: str) -> dict[str, str]:
@@ -281,18 +113,57 @@ def format_labels(labels: Mapping[str, str]) -> str:
     return text + (_DOWN if labels.get("down") == "True" else "")
 
 
-def _fused_moe_arguments(labels: Mapping[str, str]) -> dict[str, str]:
-    named = {"E": labels["E"], "N": labels["N"], **_block_arguments(labels)}
-    dtype = labels.get("dtype", "")
+def launches_of(labels: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
+    """Return the kernel that a table is for, and what is equal in its launches, as text.
+
+    Args:
+        labels: those of the table, without the device's.
+
+    Returns:
+        None for a table of another operation.
+    """
+    function = _kernel_of(labels)
+    if function is None:
+        return None
+    if function not in _LAUNCHED:
+        return function, dict(labels)
+    sizes = labels.get("block_shape", "[0,0]").strip("[]").split(",")
+    blocks = {"group_n": sizes[0], "group_k": sizes[-1]}
+    if function != FUSED_MOE:
+        return function, {"N": labels["N"], "K": labels["K"], **blocks}
+    named = {"E": labels["E"], "N": labels["N"], **blocks}
     named |= {label: value for label, value in labels.items() if label not in _UNDERSTOOD}
-    for quantized in {*_QUANTIZATION_FLAGS, *([dtype] if dtype else [])}:
+    dtype = labels.get("dtype", "")  # a table without a quantization is for launches without one
+    for quantized in {*_QUANTIZATIONS, *([dtype] if dtype else [])}:
         named[f"use_{quantized}"] = str(quantized == dtype)
-    return named
+    return function, named
 
 
-def _quantization_labels(named: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the labels of a quantization, or None for arguments that no label stands for."""
-    labels: dict[str, str] = {}
+def labels_of(function: str, named: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the labels of the table for launches; the inverse of `launches_of`.
+
+    Arguments that tell an expert layer's features and experts per token, which its table does not
+    depend on, are left out. Any other argument that no label names could change what is best.
+
+    Args:
+        function: the kernel's name.
+        named: values of its arguments or labels, as text, with `SIZE` or without.
+
+    Returns:
+        None if there is no such table.
+    """
+    if function not in _LAUNCHED:
+        labels = {label: value for label, value in named.items() if label != SIZE}
+        return labels if _kernel_of(labels) == function else None
+    sizes = [named.get("group_n", "0"), named.get("group_k", "0")]
+    blocks = {} if "0" in sizes else {"block_shape": f"[{','.join(sizes)}]"}
+    if function in _DTYPES:
+        if not blocks or not {"N", "K"} <= named.keys():
+            return None
+        return {"N": named["N"], "K": named["K"], "dtype": _DTYPES[function], **blocks}
+    if not {"E", "N"} <= named.keys():
+        return None
+    labels = {"E": named["E"], "N": named["N"]}
     for name, value in sorted(named.items()):
         if value == "False" or name in _UNLABELLED:
             continue
@@ -302,17 +173,70 @@ def _quantization_labels(named: Mapping[str, str]) -> dict[str, str] | None:
             labels[name] = value
         else:
             return None
-    return {**labels, **_block_label(named)}
+    return {**labels, **blocks}
 
 
-def _block_arguments(labels: Mapping[str, str]) -> dict[str, str]:
-    sizes = labels.get("block_shape", "[0,0]").strip("[]").split(",")
-    return {"group_n": sizes[0], "group_k": sizes[-1]}
+def _kernel_of(labels: Mapping[str, str]) -> str | None:
+    """Return the kernel of a table by its labels."""
+    names = labels.keys()
+    if "lora" in names:
+        sizes = names - {"lora"}
+        wanted = {name for name in _LORA_SIZES if name != "m"}
+        allowed = wanted | ({_EXPERTS} if labels["lora"] in _FUSED else set())
+        is_whole = wanted <= sizes <= allowed and all(labels[name].isdecimal() for name in sizes)
+        return LORA_KERNELS.get(labels["lora"]) if is_whole else None
+    if {"E", "N"} <= names:
+        return FUSED_MOE
+    if {"N", "K", "block_shape"} <= names:
+        return BLOCK_PRODUCTS.get(labels.get("dtype", "fp8_w8a8"))
+    return STATE_UPDATE if {"headdim", "dstate"} <= names else None
 
 
-def _block_label(named: Mapping[str, str]) -> dict[str, str]:
-    sizes = [named.get("group_n", "0"), named.get("group_k", "0")]
-    return {"block_shape": f"[{','.join(sizes)}]"} if "0" not in sizes else {}
+class LoraLine(NamedTuple):
+    """A config of a LoRA file.
+
+    Attributes:
+        labels: of its table.
+        device: the GPU's name, with underscores for spaces and hyphens.
+        size: the batch, as text.
+        config: the fields of the config.
+    """
+
+    labels: dict[str, str]
+    device: str
+    size: str
+    config: Mapping[str, Any]
+
+
+def read_lora(stem: str, content: Mapping[str, Any]) -> Iterator[LoraLine]:
+    """Yield the configs of a LoRA file; nothing if a file's name is not one of them.
+
+    Raises:
+        ValueError: the file has another form.
+    """
+    match = _LORA_FILE.fullmatch(stem)
+    if match is None:
+        return
+    device, operation = match[1], match[2].lower()
+    names = (*_LORA_SIZES, _EXPERTS) if operation in _FUSED else _LORA_SIZES
+    for sizes, config in _walk(content, (), len(names)):
+        labels = {"lora": operation, **dict(zip(names, sizes, strict=False))}
+        yield LoraLine(labels, device, labels.pop("m"), config)
+
+
+def _walk(
+    content: Any, sizes: tuple[str, ...], most: int
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield the configs at the leaves, with the sizes that lead to them."""
+    if not isinstance(content, dict) or not content:
+        raise ValueError("a table of LoRA has a config for each of its sizes")
+    if all(key.isdecimal() for key in content) and len(sizes) < most:
+        for key, inner in content.items():
+            yield from _walk(inner, (*sizes, key), most)
+    elif len(sizes) >= len(_LORA_SIZES):
+        yield sizes, content
+    else:
+        raise ValueError(f"a table of LoRA has sizes at {len(_LORA_SIZES)} levels")
 
 
 TableValue = int | str | None
@@ -321,7 +245,7 @@ TableValue = int | str | None
 _REGISTER_MODES = ("128", "256", "auto", "default")
 """Values of `grf_mode`, which is an option of Intel's compiler."""
 
-LARGEST = 1 << 16
+_LARGEST = 1 << 16
 """Largest value of a parameter in a table."""
 
 _NAMES = frozenset(
@@ -347,7 +271,7 @@ _LONGEST_NAME = 160
 """Characters of the values in a table's name: a file system takes 255, labels and suffix included;
 and one that is too long must not keep the other tables from being written."""
 
-_SIZE = re.compile(r"[0-9]{1,18}")
+_SIZES = re.compile(r"[0-9]{1,18}")
 
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
@@ -370,11 +294,15 @@ class TunedTable(NamedTuple):
     uncompared: int = 0
 
 
-class _Candidate(NamedTuple):
+class _Line(NamedTuple):
     """A config for one line of a table; a record's counts more than an imported one."""
 
-    at: datetime
+    function: str
+    named: Mapping[str, str]
+    device: str
+    triton: str
     config: Mapping[str, TableValue]
+    at: datetime = _NEVER
     is_compared: bool = True
 
 
@@ -384,109 +312,84 @@ def collect_tables(store: Store) -> list[TunedTable]:
     A line of a table is a record that was tuned to its end, or pinned; of several, such as those of
     two versions of the engine, the latest. Imported results make the lines that no record makes.
     """
-    lines: dict[tuple[tuple[tuple[str, str], ...], str, str], dict[int, _Candidate]] = {}
-    for entry, device, triton, candidate in (*_from_imports(store), *_from_records(store)):
-        labels = entry.labels()
-        size = entry.named.get(entry.size_name, "")
-        if labels is None or not _SIZE.fullmatch(size):
+    lines: dict[tuple[tuple[tuple[str, str], ...], str, str], dict[int, _Line]] = {}
+    for line in (*_imported_lines(store), *_recorded_lines(store)):
+        labels = labels_of(line.function, line.named)
+        size = line.named.get(SIZE, "")
+        if labels is None or not _SIZES.fullmatch(size):
             continue
-        device = re.sub(r"[ /]+", "_", device)  # as vLLM has it in a file's name
-        name = "".join((*labels.values(), device, triton))
+        device = re.sub(r"[ /]+", "_", line.device)  # as vLLM has it in a file's name
+        name = "".join((*labels.values(), device, line.triton))
         if not _IN_FILE_NAMES.fullmatch(name) or len(name) > _LONGEST_NAME:
             continue
-        key = (tuple(labels.items()), device, triton)
-        table = lines.setdefault(key, {})
+        table = lines.setdefault((tuple(labels.items()), device, line.triton), {})
         earlier = table.get(int(size))
-        if earlier is None or earlier.at < candidate.at:
-            table[int(size)] = candidate
+        if earlier is None or earlier.at < line.at:
+            table[int(size)] = line
     return [
         TunedTable(
             dict(labels),
             device,
             triton,
             {size: table[size].config for size in sorted(table)},
-            sum(not candidate.is_compared for candidate in table.values()),
+            sum(not line.is_compared for line in table.values()),
         )
         for (labels, device, triton), table in sorted(lines.items())
     ]
 
 
-_Line = tuple[TableEntry, str, str, _Candidate]
-
-
-def _from_imports(store: Store) -> Iterator[_Line]:
-    for function in FUNCTIONS:
+def _imported_lines(store: Store) -> Iterator[_Line]:
+    for function in sorted(FUNCTIONS):
         for result in store.imported(function):
-            config = _table_config(result.timings[0].config, ())
-            if result.named and config:
-                yield _entry(result), result.device, result.triton, _Candidate(_NEVER, config)
+            config = _table_config(result.timings[0].config)
+            if config:
+                yield _Line(function, result.named, result.device, result.triton, config)
 
 
-def _entry(result: ForeignResult) -> TableEntry:
-    return TableEntry(result.function, result.named, SIZE_NAMES[result.function])
-
-
-def _from_records(store: Store) -> Iterator[_Line]:
+def _recorded_lines(store: Store) -> Iterator[_Line]:
     for context in store.contexts():
-        function = context.kernel.name.rpartition(".")[2]
-        if function in FUNCTIONS:
-            environment = context.environment
-            for record in store.records(context):
-                line = _best(context, record)
-                if line is not None:
-                    entry = TableEntry(function, _as_text(record), SIZE_NAMES[function])
-                    yield entry, environment.device.name, environment.triton, line
+        if context.kernel.name.rpartition(".")[2] != FUSED_MOE:
+            continue
+        device, triton = context.environment.device.name, context.environment.triton
+        for record in store.records(context):
+            named = {name: str(value) for name, value in record.scenario.args.items()}
+            chosen = _chosen(record)
+            config = chosen and _table_config(chosen[0], leave_out=("num_ctas", 1))
+            if chosen and config:
+                yield _Line(FUSED_MOE, named, device, triton, config, *chosen[1:])
 
 
-def _best(context: Context, record: Record) -> _Candidate | None:
-    """Return the config of a record that was tuned to its end, or pinned."""
+def _chosen(record: Record) -> tuple[Config, datetime, bool] | None:
+    """Return the config of a record that was tuned to its end, or pinned; when; and if compared."""
     if record.pin is not None and record.pin.config is not None:
-        chosen, at, is_compared = record.pin.config, record.pin.at, True
-    elif record.winner is not None:
-        best = winner(record, record.by_config)
-        if best is None:
-            return None
-        chosen, at = best, record.winner.at
-        is_compared = record.winner.is_compared and best == record.winner.config
-    else:
+        return record.pin.config, record.pin.at, True
+    if record.winner is None:
         return None
-    function = context.kernel.name.rpartition(".")[2]
-    config = _table_config(chosen, _UNNAMED.get(function, _TRITON_DEFAULTS))
-    return _Candidate(at, config, is_compared) if config else None
-
-
-def _as_text(record: Record) -> dict[str, str]:
-    return {name: str(value) for name, value in record.scenario.args.items()}
-
-
-_TRITON_DEFAULTS = (("num_ctas", 1),)
-"""Options that `triton.Config` always sets, and tables only where they differ."""
-
-_UNNAMED: Mapping[str, tuple[tuple[str, Scalar], ...]] = {
-    **dict.fromkeys(LORA_KERNELS.values(), ()),
-    STATE_UPDATE: (*_TRITON_DEFAULTS, ("num_stages", 3)),
-}
-"""Such options of kernels whose tables set others: LoRA's all, those of states only the warps."""
+    best = winner(record, record.by_config)
+    is_compared = record.winner.is_compared and best == record.winner.config
+    return None if best is None else (best, record.winner.at, is_compared)
 
 
 def _table_config(
-    config: Config, unnamed: Iterable[tuple[str, Scalar]]
+    config: Config, leave_out: tuple[str, int] | None = None
 ) -> dict[str, TableValue] | None:
-    """Return a config as tables have it, or None if a table must not set one of its values."""
-    fields = {**config.params, **config.options}
-    for name, value in unnamed:
-        if fields.get(name) == value:
-            del fields[name]
+    """Return a config as tables have it, or None if a table must not set one of its values.
+
+    Args:
+        config: the config.
+        leave_out: an option that `triton.Config` always sets, and tables only where it differs.
+    """
     allowed: dict[str, TableValue] = {}
-    for name, value in fields.items():
+    for name, value in {**config.params, **config.options}.items():
         if isinstance(value, float) or not _is_allowed(name, value):
             return None
-        allowed[name] = value
+        if (name, value) != leave_out:
+            allowed[name] = value
     return allowed or None
 
 
 def _is_allowed(name: str, value: TableValue) -> bool:
-    if name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST:
+    if name in _NAMES and isinstance(value, int) and 0 <= value <= _LARGEST:
         return name in _FLAGS or not isinstance(value, bool)
     return (name == "grf_mode" and value in _REGISTER_MODES) or (name, value) == ("max_nreg", None)
 
@@ -518,15 +421,15 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
     lora: dict[str, dict[str, Any]] = {}
     for table in _of_version(renamed, version):
         if "lora" in table.labels:
-            content = lora.setdefault(lora_file_name(table.labels, table.device), {})
-            nest_lines(content, table.labels, _lines(table).items())
+            name = f"{table.device}_{table.labels['lora'].upper()}.json"
+            _nest_lines(lora.setdefault(name, {}), table.labels, _lines(table))
             continue
         is_product = "K" in table.labels
         lines = _lines(table)
         if is_product:
             lines = {size: line for size, line in lines.items() if not _FOR_SGLANG & line.keys()}
         stamp = {"triton_version": table.triton} if table.triton and not is_product else {}
-        is_int8 = is_product and table.labels["dtype"] == "int8_w8a8"
+        is_int8 = is_product and table.labels.get("dtype") == "int8_w8a8"
         name = _name(_with_space(table) if is_int8 else table)
         if lines:
             yield TableFile(f"{name}.json", {**stamp, **lines})
@@ -595,6 +498,41 @@ def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
     return paths
 
 
+def _nest_lines(
+    content: dict[str, Any], labels: Mapping[str, str], lines: Mapping[str, Any]
+) -> None:
+    """Add the lines of a table to the content of a LoRA file.
+
+    A table of fused experts may end before its last level, which vLLM reads as well. Where another
+    one has that level, the more exact one counts.
+    """
+    for size, config in lines.items():
+        sizes = {**labels, "m": size}
+        path = [sizes[name] for name in (*_LORA_SIZES, _EXPERTS) if name in sizes]
+        inner = content
+        for name in path[:-1]:
+            inner = inner.setdefault(name, {})
+            if not all(map(str.isdecimal, inner)):  # a config that holds for all sizes below
+                inner.clear()
+        if not inner.get(path[-1]):
+            inner[path[-1]] = config
+
+
+def fill_slices(name: str, content: Mapping[str, Any]) -> None:
+    """Have a file of linear layers serve those of any number of slices, by the nearest number.
+
+    vLLM takes the nearest one of all other sizes, and fails where the number of slices is missing.
+    """
+    if "_FUSED_" in name:
+        return
+    for by_slices in content.values():
+        numbers = sorted(by_slices, key=int)
+        for number in map(str, range(1, _MOST_SLICES + 1)):
+            if number not in by_slices:
+                nearest = min(numbers, key=lambda other: abs(int(other) - int(number)))
+                by_slices[number] = by_slices[nearest]
+
+
 def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
     """Return one table for each name: of a version of Triton, or else without one.
 
@@ -631,10 +569,8 @@ def _vllm_device(table: TunedTable) -> str:
     """Return a device's name in a table of vLLM's.
 
     For fused experts, all kinds of H200 have one, and the tables of the kind that has this name
-    itself go before those of another kind. For LoRA, underscores stand for hyphens too.
+    itself go before those of another kind.
     """
-    if "lora" in table.labels:
-        return table.device.replace("-", "_")
     is_h200 = "E" in table.labels and "H200" in table.device.split("_")
     return "NVIDIA_H200" if is_h200 else table.device
 

@@ -73,7 +73,7 @@ def _reason(bucket: type, problem: Mapping[str, Any]) -> str:
     return _RULES[bucket.__name__]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool)

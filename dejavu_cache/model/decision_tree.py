@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     Discriminator,
     Field,
     StrictFloat,
@@ -23,8 +22,8 @@ from pydantic import (
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..system.fork_lock import cached_property
-from .record import first_problem
-from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text
+from .record import first_problem, version_of
+from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text, sort_by_name
 
 __all__ = [
     "MOST_QUESTIONS",
@@ -84,7 +83,7 @@ class Equals(FrozenModel):
     no: Node
 
 
-def _kind_of(node: Any) -> str | None:
+def _kind_of(node: object) -> str | None:
     """Return the field that only one kind of node has, or None if there is none."""
     fields = node if isinstance(node, Mapping) else getattr(type(node), "model_fields", ())
     return next((name for name in ("at_most", "equals", "ranking") if name in fields), None)
@@ -125,10 +124,6 @@ class Regret(FrozenModel):
     folds: int = Field(ge=1)
 
 
-def _sort_by_name(inputs: Mapping[str, Input]) -> dict[str, Input]:
-    return dict(sorted(inputs.items()))
-
-
 class Tree(FrozenModel):
     """A decision tree over key arguments and dtypes.
 
@@ -141,7 +136,7 @@ class Tree(FrozenModel):
     context: Context
     """The context of the records that it was fitted to."""
     configs: tuple[Config, ...] = Field(min_length=1, max_length=256)
-    inputs: Annotated[dict[Text, Input], AfterValidator(_sort_by_name)] = Field(
+    inputs: Annotated[dict[Text, Input], AfterValidator(sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
     root: Node
@@ -151,7 +146,7 @@ class Tree(FrozenModel):
     at: Moment
     """When the latest of its measurements was taken: equal records give an equal tree."""
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Check the depth, and that nodes refer only to configs and inputs of this tree."""
         if _depth(self.root) > MOST_QUESTIONS:
             raise ValueError(f"more than {MOST_QUESTIONS} questions lead to a leaf")
@@ -176,20 +171,15 @@ class Tree(FrozenModel):
             NewerFormatError: a newer version wrote it.
             DamagedRecordsError: the text is not a tree.
         """
+        if (version := version_of(text)) > TREE_FORMAT:
+            raise NewerFormatError(where, version, TREE_FORMAT)
         try:
-            return cls._parse_version(text, where)
+            return cls.model_validate_json(text)
         except ValidationError as error:
             reason = first_problem(error)
         except RecursionError:
             reason = "it is nested too deeply"
         raise DamagedRecordsError(f"{where} is not a decision tree: {reason}")
-
-    @classmethod
-    def _parse_version(cls, text: str, where: str) -> Tree:
-        version = _Versioned.model_validate_json(text).format
-        if version > TREE_FORMAT:
-            raise NewerFormatError(where, version, TREE_FORMAT)
-        return cls.model_validate_json(text)
 
     @property
     def text(self) -> str:
@@ -269,10 +259,6 @@ def _format_json(value: Any, depth: int = 0) -> str:
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     margin = "\n" + " " * (depth + 1)
     return f"{opening}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{closing}"
-
-
-class _Versioned(BaseModel):
-    format: int
 
 
 def leaves(node: Node) -> Iterator[Leaf]:

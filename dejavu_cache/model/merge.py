@@ -1,9 +1,7 @@
-"""Merge records of one scenario.
+"""Merge records of one scenario, and remove parts that a server has recalled.
 
 A merge is a union: nothing that was measured is lost, up to a number of measurements that no tune
-makes, and the order of merges does not matter.
-
-Recall of what a server no longer serves: parts of records, named by the digest of their text.
+makes, and the order of merges does not matter. A recall names parts by the digest of their text.
 """
 
 from __future__ import annotations

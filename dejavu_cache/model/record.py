@@ -1,9 +1,8 @@
 """Records of measurements: the one definition that files, wire and server share.
 
 A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a record owns one
-`Measurement` per `Config`.
-
-Read what can be read of a record, so that one bad entry costs itself alone.
+`Measurement` per `Config`. Of a damaged record, what can be read is used: one bad entry costs
+itself alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
-    field_serializer,
 )
 
 from .buckets import FiniteFloat
@@ -74,17 +72,13 @@ __all__ = [
     "read_record",
     "reasons_not_compared",
     "record_set_line",
-    "required_format",
     "sum_up",
+    "version_of",
 ]
 
 
 FORMAT = 2
-"""The newest format version; this code reads every version up to it.
-
-Version 2 has failures of the kind `wrong`, timings over several cases, the confidence of timings,
-and what comparing a winner's results has shown. A record set without them is written as version 1.
-"""
+"""The format version that this code writes; it reads this one and every older one."""
 
 
 class Failure(FrozenModel):
@@ -141,7 +135,7 @@ class Measurement(FrozenModel):
     confidence: Confidence | None = None
     """Certainty of the timing beside the fastest config's; None where no race compared the two."""
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Check that there is either a timing or a failure; sort the cases by name."""
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
@@ -397,7 +391,7 @@ class Record(FrozenModel):
     """Launches to compile ahead of time with the winner; None if none was recorded."""
     measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
 
-    def model_post_init(self, _: Any) -> None:
+    def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
         by_config = {measurement.config: measurement for measurement in self.measurements}
         if len(by_config) != len(self.measurements):
@@ -495,22 +489,9 @@ class Record(FrozenModel):
 class RecordSet(FrozenModel):
     """A context and its records: the content of a file and of a message to the server."""
 
-    format: StrictInt = 1
+    format: StrictInt = FORMAT
     context: Context
     records: tuple[Record, ...] = Field(default=(), max_length=1_000_000)
-
-    @field_serializer("format")
-    def _written_format(self, version: int) -> int:
-        """Write the format that the records need."""
-        has_results = any(record.winner and record.winner.results for record in self.records)
-        needs_second = (
-            measurement.is_wrong
-            or measurement.cases is not None
-            or measurement.confidence is not None
-            for record in self.records
-            for measurement in record.measurements
-        )
-        return max(version, 2) if has_results or any(needs_second) else version
 
 
 def record_set_line(context: Context, records: Iterable[Record]) -> Iterator[str]:
@@ -519,19 +500,10 @@ def record_set_line(context: Context, records: Iterable[Record]) -> Iterator[str
     Each record is formatted when its turn comes: parsed, they take ten times the memory of their
     text.
     """
-    texts = [canonical_json(record) for record in records]
-    yield f'{{"context": {context.text}, "format": {required_format(texts)}, "records": ['
-    yield from (f", {text}" if index else text for index, text in enumerate(texts))
+    yield f'{{"context": {context.text}, "format": {FORMAT}, "records": ['
+    for index, record in enumerate(records):
+        yield f"{', ' if index else ''}{canonical_json(record)}"
     yield "]}\n"
-
-
-def required_format(records: Iterable[str]) -> int:
-    """Return the oldest format version that can hold records, given as JSON text."""
-    return 2 if any(mark in text for text in records for mark in _SECOND_FORMAT) else 1
-
-
-_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {', '"confidence": {', '"results": {')
-"""The JSON of version 2; a string cannot contain it, since its quotation marks are escaped."""
 
 
 Model = TypeVar("Model", bound=FrozenModel)
@@ -574,6 +546,15 @@ def read_record(text: str | bytes) -> ReadRecord:
     except ValidationError:  # too many entries
         return ReadRecord(None, problem)
     return ReadRecord(None if record == Record(scenario=scenario) else record, problem)
+
+
+def version_of(text: str | bytes, field: str = "format") -> int:
+    """Return the version that a JSON document states of its format; 0 if it does not."""
+    try:
+        version = json.loads(text).get(field)
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    return version if isinstance(version, int) else 0
 
 
 def first_problem(error: ValidationError) -> str:

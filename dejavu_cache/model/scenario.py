@@ -1,8 +1,6 @@
 """Kernels, environments, scenarios and configs: the identity of records and measurements.
 
 All models are frozen, keep their mappings sorted and are compared by value.
-
-Name the fields in which two scenarios, or two contexts, differ.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -34,7 +32,6 @@ from .buckets import Bucket, FiniteFloat
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-from typing import NamedTuple
 
 __all__ = [
     "GENERATED_MODULE",
@@ -67,6 +64,7 @@ __all__ = [
     "sort_by_name",
 ]
 
+T = TypeVar("T")
 
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 """An integer that an argument of a kernel can hold: any of i64 or u64."""
@@ -123,7 +121,7 @@ _RFC_3339 = re.compile(
 _KEY = re.compile(r"(?<= )[0-9a-f]{32}\b")
 
 
-def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
+def _parse_moment(value: object, parse: ValidatorFunctionWrapHandler) -> datetime:
     # Without its offset, a moment would be read in the reader's time zone.
     if not isinstance(value, str | datetime) or (
         isinstance(value, str) and not _RFC_3339.fullmatch(value)
@@ -143,7 +141,7 @@ def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
 Moment = Annotated[datetime, WrapValidator(_parse_moment)]
 
 
-def sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def sort_by_name(mapping: Mapping[str, T]) -> dict[str, T]:
     """Return a mapping in the order of its names, so that equal ones give equal text."""
     return dict(sorted(mapping.items()))
 
@@ -365,8 +363,8 @@ class Difference(NamedTuple):
     """A field whose value in a record differs from the one looked for."""
 
     field: str
-    wanted: Any
-    found: Any
+    wanted: object
+    found: object
 
     def __str__(self) -> str:
         """Name the field and both values."""

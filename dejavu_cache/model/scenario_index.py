@@ -12,33 +12,14 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .scenario import Scenario
 from .selection import value_distance
 
-__all__ = ["MergedIndexes", "NearbyScenarios", "ScenarioIndex"]
+__all__ = ["ScenarioIndex"]
 
 _Values = Mapping[str, Any]
-
-
-class NearbyScenarios(Protocol):
-    """What can name the recorded scenarios near one."""
-
-    def near(
-        self,
-        scenario: Scenario,
-        *,
-        exact: Collection[str] = (),
-        max_distance: float = math.inf,
-    ) -> Iterator[tuple[float, str]]:
-        """Yield the distances and texts of the scenarios within a cap, the nearest first.
-
-        Args:
-            scenario: the requested scenario.
-            exact: key arguments that must be equal though they are numbers.
-            max_distance: in powers of two, summed over the key arguments.
-        """
 
 
 class _Group(NamedTuple):
@@ -58,12 +39,45 @@ class _Group(NamedTuple):
     ends: Sequence[int]
     texts: bytes | memoryview
 
-    def text(self, index: int) -> str:
-        """Return the text of a scenario."""
-        start = self.ends[index - 1] if index else 0
-        return bytes(self.texts[start : self.ends[index]]).decode()
+    @classmethod
+    def of(cls, entries: list[tuple[_Values, str]]) -> _Group:
+        """Return the group of some scenarios, given by their arguments and text."""
+        names = [name for name, value in sorted(entries[0][0].items()) if _is_number(value)]
+        distinct = [len({args[name] for args, _ in entries}) for name in names]
+        lead = distinct.index(max(distinct)) if names else -1
+        if names:
+            entries.sort(key=lambda entry: float(entry[0][names[lead]]))
+        columns = [array("d", (args[name] for args, _ in entries)) for name in names]
+        encoded = [text.encode() for _, text in entries]
+        ends, end = array("Q"), 0
+        for text in encoded:
+            end += len(text)
+            ends.append(end)
+        return cls(names, lead, columns, ends, b"".join(encoded))
 
-    def outward(self, args: _Values) -> Iterator[tuple[float, int]]:
+    def near(
+        self, args: _Values, exact: Collection[str], max_distance: float
+    ) -> Iterator[tuple[float, str]]:
+        """Yield the distances and texts of the scenarios within a cap, the nearest first."""
+        wanted = [args[name] for name in self.names]
+        exact_values = {name: args[name] for name in self.names if name in exact}
+        candidates: list[tuple[float, str]] = []
+        for least, index in self._outward(args):
+            if least > max_distance or least == math.inf:
+                break
+            while candidates and candidates[0][0] < least:  # nothing further on is nearer
+                yield heapq.heappop(candidates)
+            total = 0.0
+            for value, column in zip(wanted, self.columns, strict=True):
+                total += value_distance(value, column[index], False)
+            if total <= max_distance and total < math.inf:
+                text = self._text(index)
+                if not exact_values or _has_values(text, exact_values):
+                    heapq.heappush(candidates, (total, text))
+        while candidates:
+            yield heapq.heappop(candidates)
+
+    def _outward(self, args: _Values) -> Iterator[tuple[float, int]]:
         """Yield the leading number's distance and the index of each scenario, the least first."""
         if self.lead < 0:
             yield from ((0.0, index) for index in range(len(self.ends)))
@@ -81,23 +95,33 @@ class _Group(NamedTuple):
             gaps(range(middle - 1, low - 1, -1)), gaps(range(middle, high)), gaps(zeros)
         )
 
+    def _text(self, index: int) -> str:
+        start = self.ends[index - 1] if index else 0
+        return bytes(self.texts[start : self.ends[index]]).decode()
+
 
 class ScenarioIndex:
-    """The recorded scenarios of one context.
+    """Recorded scenarios of one context.
 
     Args:
-        texts: the scenarios as JSON, in the form of `Scenario.text`.
+        texts: the scenarios as JSON, in the form of `Scenario.text`; damaged ones are left out.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         """Parse and group the scenarios."""
         grouped: dict[str, list[tuple[_Values, str]]] = {}
-        scenarios = list(texts)
-        for parsed, text in zip(json.loads(f"[{','.join(scenarios)}]"), scenarios, strict=True):
-            args = parsed.get("args", {})
-            group = _group_name(args, parsed.get("dtypes", {}))
-            grouped.setdefault(group, []).append((args, text))
-        self._groups = {name: _make_group(entries) for name, entries in grouped.items()}
+        for args, dtypes, text in _parse(list(texts)):
+            grouped.setdefault(_group_name(args, dtypes), []).append((args, text))
+        self._groups = {name: [_Group.of(entries)] for name, entries in grouped.items()}
+
+    @classmethod
+    def joined(cls, indexes: Iterable[ScenarioIndex]) -> ScenarioIndex:
+        """Return several indexes as one; they may have the same scenarios."""
+        index = cls()
+        for part in indexes:
+            for name, groups in part._groups.items():
+                index._groups.setdefault(name, []).extend(groups)
+        return index
 
     def near(
         self,
@@ -106,60 +130,45 @@ class ScenarioIndex:
         exact: Collection[str] = (),
         max_distance: float = math.inf,
     ) -> Iterator[tuple[float, str]]:
-        """Yield the distances and texts of the scenarios within a cap; see `NearbyScenarios`."""
-        group = self._groups.get(_group_name(scenario.args, scenario.dtypes))
-        if group is None:
-            return
-        wanted = [scenario.args[name] for name in group.names]
-        exact_values = {name: scenario.args[name] for name in group.names if name in exact}
-        candidates: list[tuple[float, str]] = []
-        for least, index in group.outward(scenario.args):
-            if least > max_distance or least == math.inf:
-                break
-            while candidates and candidates[0][0] < least:
-                yield heapq.heappop(candidates)
-            total = 0.0
-            for value, column in zip(wanted, group.columns, strict=True):
-                total += value_distance(value, column[index], False)
-            if total <= max_distance and total < math.inf:
-                text = group.text(index)
-                if not exact_values or _has_values(text, exact_values):
-                    heapq.heappush(candidates, (total, text))
-        while candidates:
-            yield heapq.heappop(candidates)
+        """Yield the distances and texts of the scenarios within a cap, the nearest first.
 
-    def __len__(self) -> int:
-        """Return the number of scenarios."""
-        return sum(len(group.ends) for group in self._groups.values())
-
-    def __contains__(self, scenario: Scenario) -> bool:
-        """Return whether a scenario is recorded."""
-        return any(text == scenario.text for _, text in self.near(scenario, max_distance=0.0))
+        Args:
+            scenario: the requested scenario.
+            exact: key arguments that must be equal though they are numbers.
+            max_distance: in powers of two, summed over the key arguments.
+        """
+        groups = self._groups.get(_group_name(scenario.args, scenario.dtypes), ())
+        latest = None
+        for entry in heapq.merge(
+            *(group.near(scenario.args, exact, max_distance) for group in groups)
+        ):
+            if entry != latest:
+                yield entry
+            latest = entry
 
     def pack(self) -> bytes:
         """Return the index as bytes, for this machine."""
         header, body = [], bytearray()
-        for name, group in self._groups.items():
-            header.append([name, group.names, group.lead, len(group.ends), len(body)])
-            for column in group.columns:
-                body += memoryview(column).cast("B")  # type: ignore[arg-type]
-            body += memoryview(group.ends).cast("B")  # type: ignore[arg-type]
-            body += group.texts
+        for name, groups in self._groups.items():
+            for group in groups:
+                header.append([name, group.names, group.lead, len(group.ends), len(body)])
+                for column in (*group.columns, group.ends):
+                    body += memoryview(column).cast("B")  # type: ignore[arg-type]
+                body += group.texts
         return json.dumps(header).encode() + b"\n" + body
 
     @classmethod
-    def unpack(cls, data: bytes | memoryview) -> ScenarioIndex:
+    def unpack(cls, data: bytes) -> ScenarioIndex:
         """Return the index that `pack` wrote.
 
         Raises:
             ValueError: it is truncated, or no index.
         """
         index = cls()
-        content = bytes(data)
-        end = content.index(b"\n") + 1
-        body = memoryview(content)[end:]
+        end = data.index(b"\n") + 1
+        body = memoryview(data)[end:]
         try:
-            for name, names, lead, count, start in json.loads(content[:end]):
+            for name, names, lead, count, start in json.loads(data[:end]):
                 parts = [
                     body[start + 8 * count * place : start + 8 * count * (place + 1)]
                     for place in range(len(names) + 1)
@@ -170,54 +179,33 @@ class ScenarioIndex:
                 texts = body[first : first + ends[-1]]
                 if len(texts) != ends[-1] or any(len(column) != count for column in columns):
                     raise ValueError("it is truncated")
-                index._groups[name] = _Group(names, lead, columns, ends, texts)
+                group = _Group(names, lead, columns, ends, texts)
+                index._groups.setdefault(name, []).append(group)
         except (TypeError, IndexError) as error:
             raise ValueError(f"it is no index: {error}") from None
         return index
 
 
-class MergedIndexes:
-    """Several indexes as one.
-
-    Args:
-        indexes: the indexes, which may name the same scenarios.
-    """
-
-    def __init__(self, indexes: Sequence[NearbyScenarios]) -> None:
-        """Combine the indexes."""
-        self._indexes = indexes
-
-    def near(
-        self,
-        scenario: Scenario,
-        *,
-        exact: Collection[str] = (),
-        max_distance: float = math.inf,
-    ) -> Iterator[tuple[float, str]]:
-        """Yield the distances and texts of the scenarios within a cap; see `NearbyScenarios`."""
-        latest = None
-        answers = (
-            index.near(scenario, exact=exact, max_distance=max_distance) for index in self._indexes
-        )
-        for entry in heapq.merge(*answers):
-            if entry != latest:
-                yield entry
-            latest = entry
+def _parse(texts: list[str]) -> Iterator[tuple[_Values, Mapping[str, str], str]]:
+    """Yield the arguments, dtypes and text of each text that is a scenario."""
+    try:
+        scenarios = json.loads(f"[{','.join(texts)}]")  # all together, which is fast
+    except (ValueError, RecursionError):
+        scenarios = []
+    if len(scenarios) != len(texts):
+        scenarios = map(_json_or_none, texts)
+    for scenario, text in zip(scenarios, texts, strict=True):
+        fields = scenario if isinstance(scenario, dict) else {}
+        args, dtypes = fields.get("args"), fields.get("dtypes")
+        if isinstance(args, dict) and isinstance(dtypes, dict):
+            yield args, dtypes, text
 
 
-def _make_group(entries: list[tuple[_Values, str]]) -> _Group:
-    names = [name for name, value in sorted(entries[0][0].items()) if _is_number(value)]
-    distinct = [len({args[name] for args, _ in entries}) for name in names]
-    lead = distinct.index(max(distinct)) if names else -1
-    if names:
-        entries.sort(key=lambda entry: float(entry[0][names[lead]]))
-    columns = [array("d", (args[name] for args, _ in entries)) for name in names]
-    encoded = [text.encode() for _, text in entries]
-    ends, end = array("Q"), 0
-    for text in encoded:
-        end += len(text)
-        ends.append(end)
-    return _Group(names, lead, columns, ends, b"".join(encoded))
+def _json_or_none(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _has_values(text: str, values: _Values) -> bool:
@@ -227,7 +215,7 @@ def _has_values(text: str, values: _Values) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 

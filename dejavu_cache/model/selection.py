@@ -1,51 +1,40 @@
-"""Select the winner of a record, and tell how far two scenarios are apart.
-
-Which recorded timings are believed, whoever wrote them.
+"""Select the winner of a record: which timings are believed, and which of them is the best.
 
 A record may come from a broken clock, a broken node or somebody who wants a slow config to win. A
 timing that is not believed decides nothing, and its config counts as not measured.
 
-Scores of configs that were timed in several cases of one scenario.
-
-A case's batch is one of many that share a scenario. What wins has to be good on average over them,
-and not bad in any. A config's *slowdown* in a case is its time over the best time of that case. Its
-score is the geometric mean of its slowdowns or, if that is more, its largest slowdown over
-`MOST_SLOWDOWN`: as if it were that slow everywhere.
-
-Evidence for a config: its time, the runner-up's and the default's, its age and its author.
+A sweep may time the configs in several cases of a scenario: batches that share it. What wins has to
+be good on average over them, and not bad in any. A config's *slowdown* in a case is its time over
+the best time of that case. Its score is the geometric mean of its slowdowns or, if that is more,
+its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from ..system.notices import counted
 from .record import Measurement, Record
-from .scenario import Config, Scenario, is_from_future, now
+from .scenario import Config, Scenario, is_from_future
 
 __all__ = [
     "BEHIND",
+    "CONTENDER",
     "LONGEST_TIMING",
     "MOST_ADVANTAGE",
     "MOST_SLOWDOWN",
+    "NOISE",
     "SHORTEST_EVENT",
     "SHORTEST_TIMING",
     "CaseScores",
-    "ChoiceEvidence",
     "distance",
-    "gather_evidence",
     "is_credible",
     "shortest_timing",
-    "trusted_configs",
     "unconfirmed_configs",
     "value_distance",
     "winner",
 ]
-
 
 SHORTEST_TIMING = 1e-6
 """Milliseconds of any timing at the least: a nanosecond, the unit of the host's clocks."""
@@ -64,6 +53,94 @@ MOST_ADVANTAGE = 10.0
 
 One that is faster still counts only if a second machine confirms it, or if it won a tune.
 """
+
+NOISE = 0.01
+"""Relative difference of two medians below which they tie, whatever their quantiles."""
+
+MOST_UNCERTAIN = 0.02
+"""Relative difference of two medians that counts in any case: a race tells that much apart."""
+
+WIDEST_TIE = 0.5
+"""Relative slowdown against the best up to which its quantiles may make another config tie.
+
+Wider quantiles say that the timing is worth nothing, not that all configs are equal.
+"""
+
+CONTENDER = 0.1
+"""Relative slowdown against the best above which a config drops out after one measurement."""
+
+MOST_SLOWDOWN = 1.15
+"""Slowdown in a case up to which a config's score is its mean alone."""
+
+BEHIND = 1.15
+"""Ratio to the leader's score from which on a config is measured in no further case.
+
+It is above 1 because a config that was left out may be the best of a later case, whose best time is
+then not known: on measured tables of 20 to 180 configs in 2 to 6 cases, the choice was 0.02% worse
+on average than with all timings, for 61 to 79% of them.
+"""
+
+UNFINISHED = 1.02
+"""Least ratio to the leader's score at which a config that was left out is recorded."""
+
+
+def winner(
+    record: Record,
+    declared: Collection[Config],
+    default: Config | None = None,
+    *,
+    shortest: float = SHORTEST_TIMING,
+    trusted: str = "",
+) -> Config | None:
+    """Return the best of the declared configs by a record's timings, or None if none of them ran.
+
+    The record's winner stands as long as nothing was measured since that speaks against it, and
+    while it ties with the best, so that near-ties do not flip from one tune to the next; but never
+    a config slower than the default. The default wins where it ties with the best. Timings that are
+    not credible take no part, nor, where a sweep measured several cases of the scenario, do those
+    of fewer cases: what is fast on one batch may be slow on most.
+
+    Args:
+        record: the timings and the previous winner.
+        declared: the configs that the kernel declares today, and pruning leaves.
+        default: the config that the winner must not be slower than.
+        shortest: the least believable timing, in milliseconds.
+        trusted: the machine whose timings need no confirmation, as in `Measurement.by`.
+    """
+    timed = _believed_timings(record, declared, shortest, trusted)
+    if not timed:
+        return None
+    best = min(timed.values(), key=lambda timing: (timing.median, timing.config.text))
+    previous = timed.get(record.winner.config) if record.winner else None
+    if previous and not _slower(previous, timed.get(default) if default else None):
+        unchallenged = (
+            record.winner
+            and not is_from_future(record.winner.at)
+            and all(timing.at <= record.winner.at for timing in timed.values())
+        )
+        if _ties(previous, best) or (unchallenged and _contends(previous, best)):
+            return previous.config
+    fallback = timed.get(default) if default else None
+    if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
+        return fallback.config
+    return best.config
+
+
+def _believed_timings(
+    record: Record, declared: Collection[Config], shortest: float, trusted: str
+) -> dict[Config, Measurement]:
+    """Return the timings of declared configs that may decide, by config."""
+    timed = {
+        measurement.config: measurement
+        for measurement in record.measurements
+        if measurement.config in declared and is_credible(measurement, shortest)
+    }
+    unconfirmed = unconfirmed_configs(timed.values(), trusted)
+    if record.winner is not None:  # it has won a tune
+        unconfirmed.discard(record.winner.config)
+    believed = {config: timing for config, timing in timed.items() if config not in unconfirmed}
+    most = max((timing.case_count for timing in believed.values()), default=0)
+    return {config: timing for config, timing in believed.items() if timing.case_count == most}
 
 
 def shortest_timing(method: str) -> float:
@@ -110,19 +187,28 @@ def unconfirmed_configs(timings: Iterable[Measurement], trusted: str = "") -> se
     }
 
 
-MOST_SLOWDOWN = 1.15
-"""Slowdown in a case up to which a config's score is its mean alone."""
+def _contends(measurement: Measurement, best: Measurement) -> bool:
+    """Return whether a measurement is close enough to the best to be repeated."""
+    return (measurement.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
 
-BEHIND = 1.15
-"""Ratio to the leader's score from which on a config is measured in no further case.
 
-It is above 1 because a config that was left out may be the best of a later case, whose best time is
-then not known: on measured tables of 20 to 180 configs in 2 to 6 cases, the choice was 0.02% worse
-on average than with all timings, for 61 to 79% of them.
-"""
+def _uncertainty(measurement: Measurement) -> float:
+    """Return the relative uncertainty of a median: a quarter of the spread of its quantiles."""
+    if not measurement.median or measurement.p20 is None or measurement.p80 is None:
+        return NOISE
+    spread = (measurement.p80 - measurement.p20) / measurement.median
+    return min(max(NOISE, spread / 4), MOST_UNCERTAIN)
 
-UNFINISHED = 1.02
-"""Least ratio to the leader's score at which a config that was left out is recorded."""
+
+def _ties(measurement: Measurement, best: Measurement) -> bool:
+    median = best.median or 0.0
+    upper = min(best.p80 or 0.0, median * (1 + WIDEST_TIE))
+    return (measurement.median or 0.0) <= max(median * (1 + NOISE), upper)
+
+
+def _slower(measurement: Measurement, other: Measurement | None) -> bool:
+    return other is not None and (measurement.median or 0.0) > (other.median or 0.0)
+
 
 C = TypeVar("C")
 
@@ -206,126 +292,6 @@ def _score(slowdowns: list[float], cases: int) -> float:
     return max(mean, max(slowdowns) / MOST_SLOWDOWN)
 
 
-NOISE = 0.01
-"""Relative difference of two medians below which they tie, whatever their quantiles."""
-
-MOST_UNCERTAIN = 0.02
-"""Relative difference of two medians that counts in any case: a race tells that much apart."""
-
-WIDEST_TIE = 0.5
-"""Relative slowdown against the best up to which its quantiles may make another config tie.
-
-Wider quantiles say that the timing is worth nothing, not that all configs are equal.
-"""
-
-CONTENDER = 0.1
-"""Relative slowdown against the best above which a config drops out after one measurement."""
-
-
-def winner(
-    record: Record,
-    declared: Collection[Config],
-    default: Config | None = None,
-    *,
-    shortest: float = SHORTEST_TIMING,
-    trusted: str = "",
-) -> Config | None:
-    """Return the best of the declared configs by a record's timings, or None if none of them ran.
-
-    The record's winner stands as long as nothing was measured since that speaks against it, and
-    while it ties with the best, so that near-ties do not flip from one tune to the next; but never
-    a config slower than the default. The default wins where it ties with the best. Timings that
-    `credibility` does not believe take no part, nor, where a sweep measured several cases of the
-    scenario, do those of fewer cases: what is fast on one batch may be slow on most.
-
-    Args:
-        record: the timings and the previous winner.
-        declared: the configs that the kernel declares today, and pruning leaves.
-        default: the config that the winner must not be slower than.
-        shortest: the least believable timing, in milliseconds.
-        trusted: the machine whose timings need no confirmation, as in `Measurement.by`.
-    """
-    timed = _believed_timings(record, declared, shortest, trusted)
-    if not timed:
-        return None
-    best = min(timed.values(), key=lambda timing: (timing.median, timing.config.text))
-    previous = timed.get(record.winner.config) if record.winner else None
-    if previous and not _slower(previous, timed.get(default) if default else None):
-        unchallenged = (
-            record.winner
-            and not is_from_future(record.winner.at)
-            and all(timing.at <= record.winner.at for timing in timed.values())
-        )
-        if _ties(previous, best) or (unchallenged and _contends(previous, best)):
-            return previous.config
-    fallback = timed.get(default) if default else None
-    if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
-        return fallback.config
-    return best.config
-
-
-def trusted_configs(
-    record: Record, default: Config | None, *, uncompared: bool = False
-) -> set[Config]:
-    """Return the configs that a launch may take from a record without comparing their results.
-
-    They are the default config, by which the others are judged, and the winner, if its results were
-    compared. If the default has failed, there is nothing to compare with, and nothing else to run.
-
-    Args:
-        record: the record.
-        default: the config of last resort.
-        uncompared: whether a winner counts although nobody has compared it.
-    """
-    trusted = set() if default is None else {default}
-    if record.winner is not None and record.is_finished:
-        standard = record.by_config.get(default) if default else None
-        has_failed = standard is not None and standard.median is None and not standard.skipped
-        if uncompared or record.winner.is_compared or has_failed:
-            trusted.add(record.winner.config)
-    return trusted
-
-
-def _believed_timings(
-    record: Record, declared: Collection[Config], shortest: float, trusted: str
-) -> dict[Config, Measurement]:
-    """Return the timings of declared configs that may decide, by config."""
-    timed = {
-        measurement.config: measurement
-        for measurement in record.measurements
-        if measurement.config in declared and is_credible(measurement, shortest)
-    }
-    unconfirmed = unconfirmed_configs(timed.values(), trusted)
-    if record.winner is not None:  # it has won a tune
-        unconfirmed.discard(record.winner.config)
-    believed = {config: timing for config, timing in timed.items() if config not in unconfirmed}
-    most = max((timing.case_count for timing in believed.values()), default=0)
-    return {config: timing for config, timing in believed.items() if timing.case_count == most}
-
-
-def _contends(measurement: Measurement, best: Measurement) -> bool:
-    """Return whether a measurement is close enough to the best to be repeated."""
-    return (measurement.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
-
-
-def _uncertainty(measurement: Measurement) -> float:
-    """Return the relative uncertainty of a median: a quarter of the spread of its quantiles."""
-    if not measurement.median or measurement.p20 is None or measurement.p80 is None:
-        return NOISE
-    spread = (measurement.p80 - measurement.p20) / measurement.median
-    return min(max(NOISE, spread / 4), MOST_UNCERTAIN)
-
-
-def _ties(measurement: Measurement, best: Measurement) -> bool:
-    median = best.median or 0.0
-    upper = min(best.p80 or 0.0, median * (1 + WIDEST_TIE))
-    return (measurement.median or 0.0) <= max(median * (1 + NOISE), upper)
-
-
-def _slower(measurement: Measurement, other: Measurement | None) -> bool:
-    return other is not None and (measurement.median or 0.0) > (other.median or 0.0)
-
-
 def distance(left: Scenario, right: Scenario, exact: Collection[str] = ()) -> float:
     """Sum the powers of two between two scenarios' numbers; infinite if anything else differs."""
     if left.dtypes != right.dtypes or left.args.keys() != right.args.keys():
@@ -346,141 +312,5 @@ def value_distance(left: Any, right: Any, exact: bool) -> float:
     return abs(math.log2(abs(left) / abs(right)))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True)
-class ChoiceEvidence:
-    """Measurements of a record that speak for or against the config that a launch runs.
-
-    Attributes:
-        median: the config's time in milliseconds; None if it was not timed.
-        cases: the number of cases over which it was measured; 0 for a single batch.
-        worst: its largest slowdown against the best of a case, or None.
-        p20: its time's quantile at 20%, or None.
-        p80: its time's quantile at 80%, or None.
-        at: when it was measured or, if `pinned_by` is set, when it was pinned.
-        by: who measured it.
-        pinned_by: who pinned it, or None.
-        runner_up: the fastest other declared config, or None.
-        runner_up_cost: its time as a multiple of the config's.
-        runner_up_error: the share by which that may be off, or None if no race compared the two.
-        default: the default config.
-        default_cost: its time as a multiple of the config's; None if it was not timed.
-        default_error: the share by which that may be off, or None.
-        timed: the number of declared configs with a timing.
-        failed: the number of declared configs that failed.
-    """
-
-    median: float | None
-    cases: int
-    worst: float | None
-    p20: float | None
-    p80: float | None
-    at: datetime | None
-    by: str
-    pinned_by: str | None
-    runner_up: Config | None
-    runner_up_cost: float | None
-    runner_up_error: float | None
-    default: Config
-    default_cost: float | None
-    default_error: float | None
-    timed: int
-    failed: int
-
-    def lines(self) -> list[str]:
-        """Return the evidence in words, one line per fact."""
-        lines = []
-        if self.median is not None:
-            spread = "" if self.p20 is None else f" ({self.p20:.4g} to {self.p80:.4g})"
-            lines.append(f"time: {self.median:.4g} ms{spread}")
-        if self.worst is not None:
-            lines.append(
-                f"cases: the mean of {self.cases}, at most {self.worst:.2f}x the best of any"
-            )
-        if self.at is not None:
-            verb = "measured" if self.pinned_by is None else "pinned"
-            author = self.by if self.pinned_by is None else self.pinned_by
-            moment = f"{verb}: {_age(self.at)} ago, {self.at:%Y-%m-%d %H:%M} UTC"
-            lines.append(f"{moment}, by {author}" if author else moment)
-        if self.runner_up is not None:
-            cost = _cost_text(self.runner_up_cost, self.runner_up_error)
-            lines.append(f"runner-up: {self.runner_up}, {cost}")
-        if self.default_cost is not None:
-            lines.append(
-                f"default: {self.default}, {_cost_text(self.default_cost, self.default_error)}"
-            )
-        lines.append(f"compared: {counted(self.timed, 'config')} timed, {self.failed} failed")
-        return lines
-
-
-def gather_evidence(
-    record: Record, config: Config, declared: Collection[Config], default: Config
-) -> ChoiceEvidence:
-    """Return what a record says about a config.
-
-    Args:
-        record: the record from which the config was taken.
-        config: the config.
-        declared: the configs that the kernel declares.
-        default: the config of last resort.
-    """
-    measured = record.by_config
-    timed = {
-        own: measured[own]
-        for own in declared
-        if own in measured and measured[own].median is not None
-    }
-    choice = measured.get(config)
-    others = [measurement for own, measurement in timed.items() if own != config]
-    runner_up = min(others, key=lambda measurement: measurement.median or 0.0, default=None)
-    scores = CaseScores(record.times_by_case)
-    is_pinned = record.pin is not None and record.pinned == config
-    return ChoiceEvidence(
-        median=choice.median if choice else None,
-        cases=choice.case_count if choice else 0,
-        worst=scores.worst(config) if choice and choice.cases else None,
-        p20=choice.p20 if choice else None,
-        p80=choice.p80 if choice else None,
-        at=record.pin.at if is_pinned and record.pin else choice.at if choice else None,
-        by=choice.by if choice else "",
-        pinned_by=record.pin.by if is_pinned and record.pin else None,
-        runner_up=runner_up.config if runner_up and _cost(runner_up, choice) else None,
-        runner_up_cost=_cost(runner_up, choice),
-        runner_up_error=_error(runner_up, choice),
-        default=default,
-        default_cost=_cost(timed.get(default), choice),
-        default_error=_error(timed.get(default), choice),
-        timed=len(timed),
-        failed=sum(own in measured and measured[own].failure is not None for own in declared),
-    )
-
-
-def _cost(measurement: Measurement | None, choice: Measurement | None) -> float | None:
-    """Return a config's time as a multiple of the chosen config's, or None."""
-    if measurement is None or measurement.median is None or choice is None or not choice.median:
-        return None
-    return measurement.median / choice.median
-
-
-def _error(measurement: Measurement | None, choice: Measurement | None) -> float | None:
-    """Return the larger relative error of two configs' times in the race that compared them."""
-    if measurement is None or choice is None or measurement.config == choice.config:
-        return None
-    if measurement.confidence is None or choice.confidence is None:
-        return None
-    return max(measurement.confidence.error, choice.confidence.error)
-
-
-def _cost_text(cost: float | None, error: float | None) -> str:
-    return f"{cost:.2f}x" if error is None else f"{cost:.2f}x to within {error:.1%}"
-
-
-def _age(moment: datetime) -> str:
-    seconds = max((now() - moment).total_seconds(), 0.0)
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"

@@ -1,7 +1,4 @@
-"""Build a prewarmed folder; on failure, an earlier folder stays as it was.
-
-The result of a prewarming, and the cache of the last one.
-"""
+"""Build a prewarmed folder; on failure, an earlier folder stays as it was."""
 
 from __future__ import annotations
 
@@ -10,16 +7,13 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from .. import __version__
 from ..errors import BundleError, DejavuError, PrewarmError
-from ..stores import FileStore, Store
 from ..stores.manifest import (
     BINARIES,
     MANIFEST,
@@ -34,18 +28,24 @@ from ..stores.manifest import (
 )
 from ..system.notices import counted
 from ..system.safe_files import replace_file, user_folder
-from ..triton_internals.compilation import target_of
 from ..triton_internals.environment import triton_version
-from .plan import all_records, own_records
-from .worker import BuildPlan, CompileJob, CompileResult, PrewarmSpec, make_stub_driver
-from .worker_pool import CompileProcess, compile_all
+from .compilers import (
+    BuildPlan,
+    CompileJob,
+    Compiler,
+    CompileResult,
+    OnProgress,
+    PrewarmSpec,
+    all_records,
+    compile_all,
+    own_records,
+)
+from .new_folder import new_folder
 
-__all__ = [
-    "PrewarmResult",
-    "ResultCache",
-    "prewarm",
-]
+__all__ = ["PrewarmResult", "ResultCache", "prewarm"]
 
+_NAMED_DIFFERENCES = 5
+"""Files that differ from an earlier manifest and that a note names."""
 
 _KEYS = "callees first"
 """How binaries get their keys; a folder whose binaries have other keys is made again."""
@@ -79,7 +79,7 @@ class ResultCache:
             out: the prewarmed folder.
             spec: the options of the prewarming.
         """
-        name = hashlib.sha256(str(out).encode()).hexdigest()[:24]
+        name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:24]
         self._path = user_folder("prewarm") / f"{name}.json"
         self._out = out
         self._spec = spec
@@ -100,7 +100,7 @@ class ResultCache:
 
     def save(self, result: PrewarmResult, plan: BuildPlan) -> None:
         """Save a result with the inputs that it depends on."""
-        kernels = sorted({context.kernel.name for context in plan.contexts})
+        kernels = [kernel.name for kernel in plan.manifest.kernels]
         content = {
             "manifest": result.manifest.digest,
             "files": plan.files,
@@ -139,129 +139,56 @@ class ResultCache:
         }
 
 
-_NAMED_DIFFERENCES = 5
-"""Files that differ from an earlier manifest and that a note names."""
-
-
 def prewarm(
-    modules: Sequence[str],
-    store: str,
-    devices: Sequence[str],
+    spec: PrewarmSpec,
     out: Path,
     *,
     processes: int | None = None,
-    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]] = lambda total: (
-        lambda job, result: None
-    ),
-    **options: Any,
+    on_progress: OnProgress = lambda done, total, last: None,
 ) -> PrewarmResult:
     """Build a prewarmed folder without a GPU.
 
     Args:
-        modules: names of the kernels' modules; a package stands for all modules in it.
-        store: URL of the store with the records.
-        devices: names of GPUs, as records have them.
+        spec: what is prewarmed, for which devices, and how.
         out: the folder. Binaries of an earlier prewarming that are still valid, and what its
             manifest says, are kept.
         processes: number of processes that compile at once; None is one per CPU.
-        progress: called with the number of binaries; the function that it returns is called with
-            each job and its result.
-        options: `fallbacks`, `host_modules` and `allowed` of `PrewarmSpec`.
+        on_progress: told how many binaries there are, and when one is done.
 
     Raises:
         PrewarmError: the folder cannot be built; an earlier one is as it was.
+        BundleError: it cannot be written there; an earlier one is as it was.
     """
-    out = _check_output(out)
-    spec = PrewarmSpec(
-        modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
-    )
     cache = ResultCache(out, spec)
     cached = cache.load()
     if cached is not None:
         return cached
-    work = out.with_name(f".{out.name}.prewarming")
-    lock = FileLock(work.with_suffix(".lock"), timeout=0)
-    try:
-        with lock, _scratch(work):
-            in_work = spec.model_copy(update={"binaries": str(work / BINARIES)})
-            repairs = _link_earlier_binaries(out, work)
-            result, plan = _prewarm(in_work, out, work, processes, progress)
-            cache.save(result, plan)
-            return result._replace(notes=(*repairs, *result.notes), repaired=bool(repairs))
-    except Timeout:
-        raise PrewarmError(f"another process is prewarming {out}: wait for it") from None
-    except OSError as error:
-        raise _describe_write_error(error, out) from error
+    with new_folder(out, replaces=True) as work:
+        (work / BINARIES).mkdir()
+        repairs = _link_earlier_binaries(out, work)
+        in_work = spec.model_copy(update={"folder": str(work)})
+        result, plan = _fill(work, in_work, processes, on_progress)
+    cache.save(result, plan)
+    return result._replace(notes=(*repairs, *result.notes), repaired=bool(repairs))
 
 
-@contextmanager
-def _scratch(work: Path) -> Iterator[None]:
-    """Create a working folder, and remove it afterwards."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()  # fails where somebody put a link
-    (work / BINARIES).mkdir()
-    try:
-        yield
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        with suppress(OSError):
-            work.with_suffix(".lock").unlink()
-
-
-def _check_output(out: Path) -> Path:
-    """Return the folder's own path: what a link to it names is replaced, and not the link."""
-    try:
-        out = out.resolve()
-        if out.exists() and not is_prewarmed(out) and (not out.is_dir() or any(out.iterdir())):
-            raise PrewarmError(
-                f"{out} is there already and is no prewarmed folder: name a new one, or an empty "
-                "one"
-            )
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise _describe_write_error(error, out) from error
-    if out.is_mount():
-        raise PrewarmError(
-            f"{out} is a mount point, which cannot be replaced: name a folder in it, as in "
-            f"--out {out / 'now'}"
-        )
-    if not os.access(out.parent, os.W_OK):
-        raise PrewarmError(f"{out.parent} cannot be written: name a folder elsewhere with --out")
-    return out
-
-
-def _describe_write_error(error: Exception, out: Path) -> PrewarmError:
-    return PrewarmError(
-        f"{out} cannot be written: {getattr(error, 'strerror', None) or error}; "
-        "nothing was left there but what was there before"
-    )
-
-
-def _prewarm(
-    spec: PrewarmSpec,
-    out: Path,
-    work: Path,
-    processes: int | None,
-    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]],
+def _fill(
+    work: Path, spec: PrewarmSpec, processes: int | None, on_progress: OnProgress
 ) -> tuple[PrewarmResult, BuildPlan]:
-    if spec.host_modules:
-        make_stub_driver(work / "tools")
-    with closing(CompileProcess(spec)) as first:
+    """Put everything that belongs there into the working folder."""
+    with closing(Compiler(spec)) as first:
         plan = first.plan()
         cpus = (
             len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        results = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
+        results = compile_all(spec, first, plan.jobs, processes or cpus, on_progress)
     notes = _check_results(results)
-    with own_records(spec.store) as own:
-        _copy_records(plan, all_records(own), FileStore(work / RECORDS))
     _remove_unneeded(work, {key for result in results.values() for key in result.keys})
-    manifest = _manifest(plan, results, work)
+    manifest = _complete_manifest(plan.manifest, results, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
     _make_readable(work)
-    _swap(work, out)
     compiled = _count_binaries(result for result in results.values() if result.fresh)
     return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
 
@@ -343,18 +270,6 @@ def _check_results(results: Mapping[CompileJob, CompileResult]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _copy_records(plan: BuildPlan, source: Store, target: FileStore) -> None:
-    devices = {context.environment.device for context in plan.contexts}
-    for context in plan.contexts:
-        target.put(context, source.records(context))
-    for adopted in plan.adopted:
-        target.put(adopted.context, adopted.records)
-    for kernel in {context.kernel.name for context in plan.contexts}:
-        for tree, _ in source.trees(kernel):
-            if tree.context.environment.device in devices:
-                target.put_tree(tree)
-
-
 def _remove_unneeded(work: Path, wanted: set[str]) -> None:
     """Remove working files, and binaries that only the earlier prewarming needed."""
     for folder in (work / BINARIES).iterdir():
@@ -369,25 +284,16 @@ def _count_binaries(results: Iterable[CompileResult]) -> int:
     return len({result.binary for result in results if result.binary})
 
 
-def _manifest(plan: BuildPlan, results: Mapping[CompileJob, CompileResult], work: Path) -> Manifest:
-    targets = {target_of(device) for device in plan.devices}
+def _complete_manifest(
+    planned: Manifest, results: Mapping[CompileJob, CompileResult], work: Path
+) -> Manifest:
+    """Return the planned manifest with what is in the folder."""
     kernels = []
-    for kernel in plan.kernels:
+    for kernel in planned.kernels:
         own = (result for job, result in results.items() if job.kernel == kernel.name)
         kernels.append(kernel.model_copy(update={"binaries": _count_binaries(own)}))
-    return Manifest(
-        made_by=__version__,
-        triton=plan.triton,
-        wheel=plan.wheel,
-        abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
-        platform=sysconfig.get_platform(),
-        host_key=plan.host_key,
-        devices=tuple(sorted(plan.devices, key=lambda device: device.name)),
-        targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
-        codegen=plan.codegen,
-        kernels=tuple(kernels),
-        files={inside: describe_file(path) for inside, path in files_of(work)},
-    )
+    files = {inside: describe_file(path) for inside, path in files_of(work)}
+    return planned.model_copy(update={"kernels": tuple(kernels), "files": files})
 
 
 def _make_readable(folder: Path) -> None:
@@ -398,18 +304,3 @@ def _make_readable(folder: Path) -> None:
             path = Path(root, name)
             if path.stat().st_mode & 0o777 != 0o644:
                 path.chmod(0o644)
-
-
-def _swap(work: Path, out: Path) -> None:
-    """Replace the old folder by the new one, and restore it if that fails."""
-    old = out.with_name(f".{out.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    try:
-        work.rename(out)
-    except BaseException:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -6,13 +6,14 @@ import importlib
 import pkgutil
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import PrewarmError
 from ..model.scenario import Config, Scenario
+from ..policy import config_with
 from ..runtime.autotuner import CachedAutotuner
 from ..triton_internals.config_names import describe
 from ..triton_internals.identity import find_jit_function, identify, kernel_name
@@ -143,7 +144,10 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
 
 
 def default_of(
-    autotuner: CachedAutotuner, scenario: Scenario, constants: Mapping[str, Any], first: Any
+    autotuner: CachedAutotuner,
+    scenario: Scenario,
+    constants: Mapping[str, Any],
+    declared: Collection[Any],
 ) -> Any:
     """Return the default config of a scenario, or None if it depends on a launch's arguments.
 
@@ -151,20 +155,22 @@ def default_of(
         autotuner: the autotuner.
         scenario: the scenario.
         constants: the constants that a launch was compiled with.
-        first: the first declared config.
+        declared: the declared configs.
     """
-    default = autotuner._default
-    if not callable(default):
-        return default or first
-    import torch
+    default = autotuner.default
+    if callable(default):
+        import torch
 
-    tensors = {
-        name: _Tensor(dtype) for name, dtype in scenario.dtypes.items() if hasattr(torch, dtype)
-    }
-    try:
-        return default({**tensors, **constants, **scenario.args})
-    except Exception:  # it may use more of its arguments than is known here
-        return None
+        tensors = {
+            name: _Tensor(dtype) for name, dtype in scenario.dtypes.items() if hasattr(torch, dtype)
+        }
+        try:
+            default = default({**tensors, **constants, **scenario.args})
+        except Exception:  # it may use more of its arguments than is known here
+            return None
+    if isinstance(default, Mapping):
+        default = config_with(default, declared)
+    return default or next(iter(declared), None)
 
 
 class _Tensor:

@@ -1,128 +1,155 @@
-"""Plan a prewarming: find the binaries that a program needs when it uses certain records.
-
-List the binaries that launches of one kernel need, by its records of one device.
-
-Open the records that a program will use: shipped ones, and those of the user's store.
-"""
+"""Plan a prewarming: find the binaries that a program needs when it uses certain records."""
 
 from __future__ import annotations
 
+import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import triton
+
+from .. import __version__
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch, RecordSet
-from ..model.scenario import Config, Context, Device, Scenario
+from ..model.scenario import Config, Context, Device, Environment, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
-from ..settings import current_settings
-from ..stores import (
-    MemoryStore,
-    Store,
-    TieredStore,
-    open_store,
-    shipped_stores,
-    tiers_of,
-    wait_longer,
-)
-from ..stores.manifest import PrewarmedKernel
+from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
+from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
+from ..system.fork_lock import cached_property
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
+from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
 from ..triton_internals.hooks import platform_key, set_target
+from .compilers import BuildPlan, CompileJob, PrewarmSpec, all_records, own_records
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .recorded_code import equal_records
-from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
-from .worker import BuildPlan, CompileJob, PrewarmSpec
 
-__all__ = [
-    "KernelJobs",
-    "KernelRecords",
-    "all_records",
-    "distinct_launches",
-    "own_records",
-    "plan",
-]
+__all__ = ["Toolchain", "builder_toolchain", "plan"]
 
 
-class KernelRecords(NamedTuple):
-    """The records of one kernel on one device."""
+class Toolchain(NamedTuple):
+    """What decides, besides the source and the device, which binary a compilation gives."""
+
+    triton: str
+    codegen: str
+    variables: dict[str, str]
+
+
+def builder_toolchain(device: Device) -> Toolchain:
+    """Return the builder's toolchain for a device."""
+    try:
+        backend = backend_hash(target_of(device))
+    except Exception as error:
+        raise PrewarmError(
+            f"--device {device.name!r}: nothing can be compiled for it here: {error}"
+        ) from None
+    return Toolchain(triton.__version__, describe_codegen(backend), compiler_settings())
+
+
+def _is_alike(environment: Environment, here: Toolchain) -> bool:
+    """Return whether records were made with the same toolchain."""
+    return (environment.triton, environment.codegen, environment.variables) == here
+
+
+def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: Toolchain) -> None:
+    """Refuse records of another toolchain, unless that is allowed.
+
+    Raises:
+        PrewarmError: it is not allowed; the message names the remedy.
+    """
+    if spec.allowed.triton:
+        return
+    if theirs.triton != here.triton:
+        remedy = f"pip install triton=={theirs.triton}"
+    elif theirs.codegen != here.codegen:
+        remedy = f"install the build of Triton that brings {theirs.codegen}"
+    else:
+        variables = (
+            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
+            or "none of them"
+        )
+        remedy = f"set the variables that change what Triton generates as they were: {variables}"
+    raise PrewarmError(
+        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
+        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
+        "or take the records alone with --allow-other-triton"
+    )
+
+
+@dataclass
+class KernelJobs:
+    """The binaries that a program needs when it uses one kernel's records of one device.
+
+    Attributes:
+        kernel: the kernel.
+        context: the context of the records.
+        records: the records.
+        extra: launches of the kernel that are recorded apart from its scenarios.
+        trees: decision trees that choose configs for scenarios without records; None if what stands
+            in for winners, these and the default, is not compiled.
+        scenarios: the number of scenarios with a config, once the jobs were listed.
+        notes: remarks for the user, once the jobs were listed.
+    """
 
     kernel: DiscoveredKernel
     context: Context
     records: list[Record]
+    extra: Sequence[RecordedLaunch] = ()
+    trees: Sequence[Tree] | None = None
+    scenarios: int = 0
+    notes: list[str] = field(default_factory=list)
 
+    @property
+    def _device(self) -> Device:
+        return self.context.environment.device
 
-class KernelJobs:
-    """The binaries that a program needs when it uses one kernel's records.
-
-    Args:
-        selection: the records.
-        extra: launches of the kernel that are recorded apart from its scenarios.
-        trees: decision trees that choose configs for scenarios without records; None if what stands
-            in for winners, these and the default, is not compiled.
-
-    Attributes:
-        scenarios: the number of scenarios with a config, once the jobs were listed.
-        notes: remarks for the user.
-    """
-
-    def __init__(
-        self,
-        selection: KernelRecords,
-        extra: Sequence[RecordedLaunch],
-        trees: Sequence[Tree] | None,
-    ) -> None:
-        """List nothing yet; the arguments are described at the class."""
-        self.scenarios = 0
-        self.notes: list[str] = []
-        self._kernel = selection.kernel
-        self._context = selection.context
-        self._records = selection.records
-        self._arch = selection.context.environment.device.arch
-        self._declared = self._kernel.configs(target_of(self._context.environment.device).backend)
-        self._extra = extra
-        self._trees = trees
+    @cached_property
+    def _declared(self) -> dict[Config, Any]:
+        return self.kernel.configs(target_of(self._device).backend)
 
     def jobs(self) -> Iterator[CompileJob]:
         """Yield the jobs; one may come more than once."""
-        if self._context.problem.method == LAUNCH_METHOD:
+        if self.context.problem.method == LAUNCH_METHOD:
             yield from self._jobs_without_config()
         else:
             yield from self._jobs_of_scenarios()
 
     def _jobs_without_config(self) -> Iterator[CompileJob]:
         """Yield jobs for launches without a config, whose recorded values are complete."""
-        for record in self._records:
+        for record in self.records:
             for launch in distinct_launches(record.launches or ()):
-                if set(launch.signature) == set(self._kernel.function.arg_names):
-                    yield CompileJob(kernel=self._kernel.name, arch=self._arch, launch=launch)
+                if set(launch.signature) == set(self.kernel.function.arg_names):
+                    yield CompileJob(kernel=self.kernel.name, arch=self._device.arch, launch=launch)
 
     def _jobs_of_scenarios(self) -> Iterator[CompileJob]:
         without_launch = unfinished = 0
-        for record in self._records:
+        for record in self.records:
             best = self._chosen_config(record)
             if best is None:
                 continue
             self.scenarios += 1
             unfinished += record.is_unfinished
-            extra = [launch for launch in self._extra if _suits(launch, record.scenario)]
+            extra = [launch for launch in self.extra if _suits(launch, record.scenario)]
             launches = distinct_launches([*(record.launches or ()), *extra])
             without_launch += not launches
             for launch in launches:
                 yield from self._jobs_of_launch(launch, best, record)
         if unfinished:
             self.notes.append(
-                f"{self._kernel.name}: "
+                f"{self.kernel.name}: "
                 f"{counted(unfinished, 'scenario has', 'scenarios have')} timings but no winner "
                 "whose results were compared: launches take a fallback there; finish the tunes by "
                 "`dejavu-cache sweep`"
             )
         if without_launch:
             self.notes.append(
-                f"{self._kernel.name}: "
+                f"{self.kernel.name}: "
                 f"{counted(without_launch, 'scenario has', 'scenarios have')} a winner but nobody "
                 "noted how it is launched, so they will be compiled at first use: launch them once "
                 "where they may be tuned"
@@ -144,8 +171,8 @@ class KernelJobs:
         for config, needed in configs.items():
             if launch.bound in (None, config):
                 yield CompileJob(
-                    kernel=self._kernel.name,
-                    arch=self._arch,
+                    kernel=self.kernel.name,
+                    arch=self._device.arch,
                     launch=launch,
                     config=config,
                     needed=needed,
@@ -153,21 +180,20 @@ class KernelJobs:
 
     def _fallbacks(self, record: Record, launch: RecordedLaunch) -> Iterator[Config]:
         """Yield the configs that may replace the winner: the default, and the choices of trees."""
-        if self._trees is None:
+        if self.trees is None:
             return
         default = self._default(record, launch)
         if default is not None:
             yield default
-        for tree in self._trees:
+        for tree in self.trees:
             ranked = tree.rank(record.scenario.values)
             yield from [config for config in ranked if config in self._declared][:1]
 
     def _default(self, record: Record, launch: RecordedLaunch | None) -> Config | None:
         constants = launch.constants if launch else {}
         plain = {name: value for name, value in constants.items() if not _is_json(value)}
-        first = next(iter(self._declared.values()), None)
-        for autotuner in self._kernel.autotuners:
-            default = default_of(autotuner, record.scenario, plain, first)
+        for autotuner in self.kernel.autotuners:
+            default = default_of(autotuner, record.scenario, plain, self._declared.values())
             if default is not None:
                 return describe(default)
         return None
@@ -215,29 +241,12 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, str) and value.startswith("json:")
 
 
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
-
-
-def own_records(url: str) -> Store:
-    """Open the user's store."""
-    return wait_longer(open_store(url), PATIENCE)
-
-
-def all_records(own: Store) -> Store:
-    """Return a store with the records that installed packages ship before the user's."""
-    shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(own)])
-
-
-def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
-    """Return the binaries to compile and the records to copy.
+def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
+    """Copy the records that a program will use to the folder, and list the binaries to compile.
 
     Args:
         spec: the options of the prewarming.
         kernels: the kernels of the named modules.
-        store: all records that the program will use.
-        own: the records among them that no package ships.
 
     Raises:
         PrewarmError: a device has no records, or they were made by another toolchain than the
@@ -247,39 +256,60 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    adopted = [one for kernel in kernels.by_name.values() for one in equal_records(kernel, store)]
-    store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
-    contexts = {
-        name: _current_contexts(kernel, store, notes) for name, kernel in kernels.by_name.items()
-    }
-    devices = [_device(name, contexts, spec) for name in spec.devices]
-    selected = [
-        selection
-        for device in devices
-        for selection in _select_records(spec, kernels, contexts, device, store)
-    ]
-    _refuse_wheels(spec, selected, own)
-    jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+    with own_records(spec.store) as own:
+        store = all_records(own)
+        adopted = [
+            new for kernel in kernels.by_name.values() for new in equal_records(kernel, store)
+        ]
+        store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
+        contexts = {
+            name: _current_contexts(kernel, store, notes)
+            for name, kernel in kernels.by_name.items()
+        }
+        devices = [_device(name, contexts, spec) for name in spec.devices]
+        selected = [
+            selection
+            for device in devices
+            for selection in _select_records(spec, kernels, contexts, device, store)
+        ]
+        _refuse_wheels(spec, selected, own)
+        jobs, scenarios = _compile_jobs(spec, selected, store, notes)
+        _copy_records(selected, devices, store, FileStore(Path(spec.folder) / RECORDS))
+    targets = {target_of(device) for device in devices}
     return BuildPlan(
         jobs=jobs,
-        contexts=tuple(selection.context for selection in selected),
-        adopted=tuple(adopted),
-        devices=tuple(devices),
-        codegen={device.name: builder_toolchain(device).codegen for device in devices},
-        kernels=tuple(
-            PrewarmedKernel(
-                name=name,
-                source=kernels.by_name[name].source,
-                scenarios=scenarios[name],
-            )
-            for name in sorted({selection.kernel.name for selection in selected})
+        manifest=Manifest(
+            made_by=__version__,
+            triton=triton.__version__,
+            wheel=wheel(),
+            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
+            platform=sysconfig.get_platform(),
+            host_key=platform_key(),
+            devices=tuple(sorted(devices, key=lambda device: device.name)),
+            targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
+            codegen={device.name: builder_toolchain(device).codegen for device in devices},
+            kernels=tuple(
+                PrewarmedKernel(
+                    name=name, source=kernels.by_name[name].source, scenarios=scenarios[name]
+                )
+                for name in sorted({selection.kernel.name for selection in selected})
+            ),
+            files={},
         ),
         notes=tuple(dict.fromkeys(notes)),
-        wheel=wheel(),
-        triton=installed_triton(),
-        host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.by_name]),
     )
+
+
+def _copy_records(
+    selected: Sequence[KernelJobs], devices: Collection[Device], source: Store, target: FileStore
+) -> None:
+    for selection in selected:
+        target.put(selection.context, selection.records)
+    for kernel in {selection.kernel.name for selection in selected}:
+        for tree, _ in source.trees(kernel):
+            if tree.context.environment.device in devices:
+                target.put_tree(tree)
 
 
 def _memory_of(sets: Iterable[RecordSet]) -> MemoryStore:
@@ -308,30 +338,44 @@ def _select_records(
     contexts: Mapping[str, list[Context]],
     device: Device,
     store: Store,
-) -> Iterator[KernelRecords]:
+) -> Iterator[KernelJobs]:
     """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
         ours = [context for context in contexts[name] if context.environment.device == device]
-        alike = [context for context in ours if is_alike(context.environment, here)]
+        alike = [context for context in ours if _is_alike(context.environment, here)]
         if ours and not alike:
-            refuse_toolchain(spec, ours[0].environment, here)
+            _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
-            yield KernelRecords(kernel, context, list(store.records(context)))
+            yield KernelJobs(kernel, context, list(store.records(context)))
 
 
 def _compile_jobs(
-    spec: PrewarmSpec, selected: list[KernelRecords], store: Store, notes: list[str]
+    spec: PrewarmSpec, selected: list[KernelJobs], store: Store, notes: list[str]
 ) -> tuple[tuple[CompileJob, ...], Counter[str]]:
     """Return the binaries to compile, each once, and the number of scenarios by kernel."""
     jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
-    for selection in selected:
-        name, environment = selection.kernel.name, selection.context.environment
-        if not is_alike(environment, builder_toolchain(environment.device)):
+    for wanted in selected:
+        name, environment = wanted.kernel.name, wanted.context.environment
+        if not _is_alike(environment, builder_toolchain(environment.device)):
             notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
             continue
-        wanted = _kernel_jobs(spec, selection, selected, store)
+        # Functions for defaults or pruning may ask Triton for its target.
+        set_target(target_of(environment.device))
+        wanted.extra = [
+            launch
+            for other in selected
+            if other.context.problem.method == LAUNCH_METHOD
+            and (other.kernel.name, other.context.environment) == (name, environment)
+            for record in other.records
+            for launch in record.launches or ()
+        ]
+        if spec.fallbacks:
+            trees = (tree for tree, _ in store.trees(name))
+            wanted.trees = [
+                tree for tree in trees if tree.context.environment.device == environment.device
+            ]
         for job in wanted.jobs():
             without_need = job.model_dump_json(exclude={"needed"})
             if job.needed or without_need not in jobs:
@@ -396,35 +440,12 @@ def _same_family(name: str, device: Device) -> bool:
     return any(wanted & family and there & family for family in _FAMILIES)
 
 
-def _kernel_jobs(
-    spec: PrewarmSpec, selection: KernelRecords, selected: list[KernelRecords], store: Store
-) -> KernelJobs:
-    """Return the jobs of a selection's records, with what other records say of its kernel."""
-    name, environment = selection.kernel.name, selection.context.environment
-    # Functions for defaults or pruning may ask Triton for its target.
-    set_target(target_of(environment.device))
-    extra = [
-        launch
-        for other in selected
-        if other.context.problem.method == LAUNCH_METHOD
-        and (other.kernel.name, other.context.environment) == (name, environment)
-        for record in other.records
-        for launch in record.launches or ()
-    ]
-    trees = [
-        tree
-        for tree, _ in store.trees(name)
-        if tree.context.environment.device == environment.device
-    ]
-    return KernelJobs(selection, extra, trees if spec.fallbacks else None)
-
-
-def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelRecords], own: Store) -> None:
+def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelJobs], own: Store) -> None:
     """Raise `PrewarmError` if launches were only recorded with another build of Triton."""
     others = {
         launch.wheel
         for selection in selected
-        if is_alike(
+        if _is_alike(
             selection.context.environment, builder_toolchain(selection.context.environment.device)
         )
         for record in own.records(selection.context)

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import triton
+
 from ..errors import PrewarmError
 from ..model.record import Record, RecordedLaunch, RecordSet
 from ..model.scenario import Config, Context, Kernel, Scenario, now
@@ -21,7 +23,6 @@ from ..triton_internals.generated_code import code_of_compilation, generates_equ
 from ..triton_internals.hooks import set_target
 from ..triton_internals.identity import is_decorated_alike, value_text
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels
-from .toolchain import installed_triton
 
 __all__ = ["equal_records", "state_code"]
 
@@ -55,7 +56,7 @@ def _is_comparable(kernel: DiscoveredKernel, context: Context) -> bool:
     return (
         bool(kernel.autotuners)
         and context.problem.method != LAUNCH_METHOD
-        and context.environment.triton == installed_triton()
+        and context.environment.triton == triton.__version__
         and is_decorated_alike(context.kernel.source, kernel.source)
     )
 
@@ -86,7 +87,7 @@ def state_code(modules: list[str], store: Store) -> Counter[str]:
     stated: Counter[str] = Counter()
     for kernel in DiscoveredKernels.of(modules).by_name.values():
         for context in list(store.contexts(kernel.name)):
-            if context.environment.triton != installed_triton():
+            if context.environment.triton != triton.__version__:
                 continue
             set_target(target_of(context.environment.device))  # what configs there are may depend
             current = _current_context(kernel, context)
@@ -101,7 +102,7 @@ def state_code(modules: list[str], store: Store) -> Counter[str]:
             stated[kernel.name] += len(records)
     if not stated:
         raise PrewarmError(
-            f"{store.url} has no records of Triton {installed_triton()} of the kernels in "
+            f"{store.url} has no records of Triton {triton.__version__} of the kernels in "
             f"{', '.join(modules)}: look with `dejavu-cache ls`"
         )
     return stated

@@ -1,12 +1,7 @@
 """Render a static HTML page: coverage, winners, costs of selection rules, and environments.
 
-Rules that choose a config for every scenario, and their slowdown against the best config.
-
-Choose which inputs of a kernel's scenarios are a map's axes, and which tell its panels apart.
-
-A section of the report: the records of one context.
-
-Compare environments: the slowdown of one environment's winners in another.
+A section has the records of one context; a comparison, those of one problem that was tuned in
+several environments.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..heuristics.features import Matrix, SlowdownTable
+from ..heuristics.fit import Matrix, SlowdownTable
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Context, Scenario, canonical_json, now
@@ -30,19 +25,7 @@ from ..model.selection import winner
 from ..system.notices import counted, printable_output
 from .svg import PlotBar, PlotCell, PlotLine, bars, curves, grid
 
-__all__ = [
-    "Axes",
-    "Comparison",
-    "Section",
-    "SelectionRule",
-    "comparisons",
-    "default_rule",
-    "has_values",
-    "render",
-    "single_config_rule",
-    "times",
-    "tree_rule",
-]
+__all__ = ["has_values", "render"]
 
 
 class SelectionRule(NamedTuple):

@@ -1,8 +1,7 @@
-"""Keep the configs that an autotuner has chosen for its launches, until it chooses anew.
+"""What launches run: the configs that an autotuner has chosen, and those that a program has.
 
-`Autotuner.cache` of Triton, with the entries of the program told from those of this package.
-
-Launches while a process serves: a compiled config stands in for one that is not.
+`Choices` keeps the former until the autotuner chooses anew. `ConfigCache` is the `cache` of
+Triton's `Autotuner`, in which programs read and write.
 """
 
 from __future__ import annotations
@@ -11,28 +10,14 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..model.resolution import Resolution
-from ..model.scenario import Scenario
-from ..model.selection import distance
 from ..system.fork_lock import ForkLock
-from ..system.notices import logger
-from ..triton_internals.hooks import refusing_compilation
-from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from .service_phase import is_serving, note_compilation
 
-__all__ = [
-    "MOST_CHOICES",
-    "CacheUser",
-    "Choices",
-    "ChosenConfig",
-    "CompiledConfigs",
-    "ConfigCache",
-]
-
+__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
@@ -42,6 +27,9 @@ MOST_IDLE = 8
 
 MOST_CHOICES = 1 << 16
 """Launches whose config is kept; a program with ever new sizes looks the others up again."""
+
+MOST_REPORTED = 1 << 16
+"""Entries of this package in a `ConfigCache`; its keys have sizes as they are, not buckets."""
 
 
 class ChosenConfig(NamedTuple):
@@ -60,9 +48,11 @@ class ChosenConfig(NamedTuple):
     resolution: Resolution | None = None
 
     @classmethod
-    def of(cls, config: Any, until: float = math.inf) -> ChosenConfig:
-        """Choose a `triton.Config` without asking for records."""
-        return cls(config, config.all_kwargs(), until)
+    def of(
+        cls, config: Any, until: float = math.inf, resolution: Resolution | None = None
+    ) -> ChosenConfig:
+        """Choose a `triton.Config` as it is now."""
+        return cls(config, config.all_kwargs(), until, resolution)
 
     @property
     def is_final(self) -> bool:
@@ -70,30 +60,36 @@ class ChosenConfig(NamedTuple):
         return self.resolution is None or self.resolution.final
 
 
+class _Kept(NamedTuple):
+    """A choice, and the revision of the records before it was made, or None if it is unknown."""
+
+    chosen: ChosenConfig
+    revision: Hashable | None
+
+
 class Choices:
     """Configs that were found for launches, by raw key; fallbacks are looked up again."""
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._final: dict[RawKey, ChosenConfig] = {}
-        self._fallbacks: dict[RawKey, ChosenConfig] = {}
-        self._revisions: dict[RawKey, Hashable | None] = {}
+        self._kept: dict[RawKey, _Kept] = {}
         self._idle: dict[RawKey, int] = {}
 
-    def final(self, key: RawKey) -> ChosenConfig | None:
-        """Return the config of a launch if no later lookup can find better, or None."""
-        return self._final.get(key)
+    def __len__(self) -> int:
+        """Return for how many launches a config is kept."""
+        return len(self._kept)
 
-    def fallback(self, key: RawKey) -> ChosenConfig | None:
-        """Return the fallback that the last lookup for a launch found, or None."""
-        return self._fallbacks.get(key)
+    def last(self, key: RawKey) -> ChosenConfig | None:
+        """Return what the last lookup for a launch found, or None."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.chosen
 
     def current(self, key: RawKey) -> ChosenConfig | None:
         """Return the config of a launch that needs no lookup now, or None."""
-        fallback = self._fallbacks.get(key)
-        if fallback is not None and time.monotonic() >= fallback.until:
-            fallback = None
-        return self._final.get(key) or fallback
+        kept = self._kept.get(key)
+        if kept is None or kept.chosen.until <= time.monotonic():
+            return None
+        return kept.chosen
 
     def renew_fallback(self, key: RawKey, revision: Hashable | None) -> ChosenConfig | None:
         """Return a fallback, for another while, if the records are as they were when it was found.
@@ -102,11 +98,11 @@ class Choices:
             key: the launch's raw key.
             revision: the present revision of the records, or None if it is unknown.
         """
-        fallback = self._fallbacks.get(key)
-        if fallback is None or revision is None or revision != self._revisions.get(key):
+        kept = self._kept.get(key)
+        if kept is None or revision is None or revision != kept.revision or kept.chosen.is_final:
             return None
-        renewed = fallback._replace(until=time.monotonic() + RETRY_AFTER)
-        self._fallbacks[key] = renewed
+        renewed = kept.chosen._replace(until=time.monotonic() + RETRY_AFTER)
+        self._kept[key] = _Kept(renewed, revision)
         return renewed
 
     def add(self, key: RawKey, resolution: Resolution, revision: Hashable | None) -> ChosenConfig:
@@ -117,20 +113,14 @@ class Choices:
             resolution: what was found.
             revision: the revision of the records before the lookup, or None if it is unknown.
         """
-        if len(self._final) + len(self._fallbacks) >= MOST_CHOICES:
-            for choices in (self._final, self._fallbacks, self._revisions, self._idle):
-                choices.clear()
-        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
-        config = resolution.config
+        if len(self._kept) >= MOST_CHOICES:
+            self._kept.clear()
+            self._idle.clear()
         if resolution.is_idle and self._is_news(key):
-            return ChosenConfig.of(config, until=0.0)._replace(resolution=resolution)
-        chosen = ChosenConfig(config, config.all_kwargs(), until, resolution)
-        if resolution.final:
-            self._fallbacks.pop(key, None)
-            self._final[key] = chosen
-        else:
-            self._revisions[key] = revision
-            self._fallbacks[key] = chosen
+            return ChosenConfig.of(resolution.config, 0.0, resolution)
+        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
+        chosen = ChosenConfig.of(resolution.config, until, resolution)
+        self._kept[key] = _Kept(chosen, revision)
         return chosen
 
     def _is_news(self, key: RawKey) -> bool:
@@ -140,19 +130,7 @@ class Choices:
 
     def drop(self, key: RawKey) -> None:
         """Look a launch up again: its config cannot run."""
-        self._final.pop(key, None)
-        self._fallbacks.pop(key, None)
-
-
-MOST_REPORTED = 1 << 16
-"""Entries of this package that are kept; its keys have sizes as they are, and not their buckets."""
-
-
-class CacheUser(Protocol):
-    """An autotuner, whose choices depend on a `ConfigCache`."""
-
-    def forget_choices(self) -> None:
-        """Drop the choices: the cache has changed."""
+        self._kept.pop(key, None)
 
 
 def _wrap_change(name: str) -> Any:
@@ -221,7 +199,7 @@ class ConfigCache(dict[Any, Any]):
             if self.get(key) is config:  # a thread may have just replaced it by the program's
                 super().pop(key, None)
 
-    def add_user(self, user: CacheUser) -> None:
+    def add_user(self, user: Any) -> None:
         """Tell an autotuner about changes by the program, for as long as it lives."""
         self._users.add(user)
 
@@ -247,94 +225,3 @@ class ConfigCache(dict[Any, Any]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copy and pickle as a plain dictionary."""
         return self.__reduce__()
-
-
-_MOST_SCENARIOS = 4096
-
-_RETRY_AFTER = 5.0
-"""Seconds until the config that a stand-in replaces is tried again: a warm-up may compile it."""
-
-
-class CompiledConfigs:
-    """Configs that an autotuner has launched, and thus compiled, by scenario.
-
-    Args:
-        kernel: the kernel's name, for the log.
-    """
-
-    def __init__(self, kernel: str) -> None:
-        """Begin with none."""
-        self._kernel = kernel
-        self._launched: dict[Scenario, Any] = {}
-
-    def launch(
-        self,
-        autotuner: Any,
-        chosen: ChosenConfig,
-        launch: Callable[[ChosenConfig], Any],
-        usable: Callable[[], Sequence[Any]],
-        *,
-        may_compile: bool,
-    ) -> tuple[Any, ChosenConfig]:
-        """Launch the chosen config, or while the process serves one whose kernel is in memory.
-
-        Args:
-            autotuner: the `CachedAutotuner` that launches.
-            chosen: the config that the launch should run.
-            launch: launches a config.
-            usable: returns the configs that the launch may run.
-            may_compile: whether the chosen config is launched in any case.
-
-        Returns:
-            What `launch` returned, and the config. If no usable kernel is in memory, the chosen
-            config is compiled after all.
-        """
-        if not may_compile and is_serving():
-            launched = self._launch_from_memory(autotuner, chosen, launch, usable)
-            if launched is not None:
-                return launched
-            note_compilation(self._kernel)
-        result = launch(chosen)
-        if chosen.resolution is not None:
-            scenario = chosen.resolution.scenario
-            if scenario in self._launched or len(self._launched) < _MOST_SCENARIOS:
-                self._launched[scenario] = chosen.config
-        return result, chosen
-
-    def _launch_from_memory(
-        self,
-        autotuner: Any,
-        chosen: ChosenConfig,
-        launch: Callable[[ChosenConfig], Any],
-        usable: Callable[[], Sequence[Any]],
-    ) -> tuple[Any, ChosenConfig] | None:
-        with refusing_compilation(jit_function(autotuner)) as refused:
-            result = launch(chosen)
-            if not refused.count:
-                return result, chosen
-            for config in self._nearest_first(chosen, usable):
-                until = time.monotonic() + _RETRY_AFTER
-                stand_in = chosen._replace(config=config, options=config.all_kwargs(), until=until)
-                refused.count = 0
-                result = launch(stand_in)
-                if not refused.count:
-                    logger.info("%s: (%s) stands in for (%s)", self._kernel, config, chosen.config)
-                    return result, stand_in
-        return None
-
-    def _nearest_first(
-        self, chosen: ChosenConfig, usable: Callable[[], Sequence[Any]]
-    ) -> Sequence[Any]:
-        """Return the usable configs that were launched, those of the nearest scenarios first."""
-        launched = dict(self._launched)
-        if chosen.resolution is None or not launched:
-            return []
-        scenario = chosen.resolution.scenario
-        nearest = sorted(launched, key=lambda other: distance(scenario, other))
-        allowed = {id(config) for config in usable()}
-        distinct = {id(launched[other]): launched[other] for other in nearest}
-        return [
-            config
-            for identity, config in distinct.items()
-            if identity in allowed and config is not chosen.config
-        ]

@@ -12,121 +12,151 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..model.resolution import Resolution
 from ..model.scenario import Config, canonical_json
+from ..settings import Mode
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from .request import Request
+from .resolver import Resolver
 
 __all__ = ["agree"]
 
 _CLAIMS = 2
-"""Times a scenario can be claimed; the second one takes over from a rank that never decided."""
-
-_Resolve = Callable[[], tuple[Resolution, int]]
+"""Ranks that may hold a scenario in turn; the second one takes over from one that never decided."""
 
 
-def agree(
-    request: Request, resolve: _Resolve, resolve_now: Callable[[], Resolution], wait: float
-) -> tuple[Resolution, int]:
-    """Return the resolution that all ranks of a job share; outside a job, this process's own.
+def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
+    """Return the resolution that all ranks of a job share, and how many configs were benchmarked.
+
+    Outside of a job, it is this process's own.
 
     Args:
         request: the scenario.
-        resolve: looks up or tunes a config; returns its resolution and the number of benchmarks.
-        resolve_now: looks up a config without benchmarking and without waiting.
+        resolver: looks up or tunes a config for this rank.
         wait: seconds to wait for another rank's decision, at most twice.
     """
     store = _job_store()
     if store is None:
-        return resolve()
-    resolve = cache(resolve)  # If the job's store fails later, a tune has been done all the same.
+        return resolver.resolve(request, wait=wait)
+    agreement = _Agreement(store, request, resolver, wait)
     try:
-        return _agree(store, request, resolve, resolve_now, wait)
+        return agreement.reach()
     except _JobStoreError as error:
         warn_once(
             "consensus",
             f"the job's key-value store fails ({error}): ranks choose configs by themselves",
         )
-        return resolve()
+        return agreement.mine or resolver.resolve(request, wait=wait)
 
 
 class _JobStoreError(Exception):
     """The job's key-value store failed, or holds something unreadable."""
 
 
-def _agree(
-    store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
-) -> tuple[Resolution, int]:
-    name = _job_key(request)
-    decided = _read_decision(store, name)
-    mine, benchmarked = None, 0
-    # As many claims were given up by ranks whose launches had no work, which decide nothing.
-    claim = idle = _ask(store.add, f"{name}/idle", 0)
-    while decided is None and claim < idle + _CLAIMS and not is_capturing_graph():
-        given_up = f"{name}/given up{claim}"
-        if _ask(store.add, f"{name}/claim{claim}", 1) == 1:
-            mine, benchmarked = _resolve_or_give_up(store, name, given_up, resolve)
-            break
-        decided = _await_decision(store, name, given_up, wait)
-        claim, idle = claim + 1, _ask(store.add, f"{name}/idle", 0)
-    if mine is not None and mine.is_idle:
-        return mine, benchmarked
-    if decided is None:
-        mine = mine or resolve_now()
-        decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
-    return _adopt_decision(request, decided, mine, resolve, benchmarked)
+class _Agreement:
+    """A rank's part in the decision about one scenario.
 
+    Args:
+        store: the job's key-value store.
+        request: the scenario.
+        resolver: looks up or tunes a config for this rank.
+        wait: seconds to wait for another rank.
 
-def _resolve_or_give_up(
-    store: Any, name: str, given_up: str, resolve: _Resolve
-) -> tuple[Resolution, int]:
-    """Resolve a claimed scenario; the ranks that wait are told if that fails or decides nothing."""
-    try:
-        mine, benchmarked = resolve()
-        if mine.is_idle:
-            _ask(store.add, f"{name}/idle", 1)
-            _ask(store.set, given_up, "")
-        return mine, benchmarked
-    except BaseException:
-        with suppress(_JobStoreError):  # The error of `resolve` says more.
-            _ask(store.set, given_up, "")
-        raise
+    Attributes:
+        mine: what this rank has resolved, and how many configs it has benchmarked for it, or None.
+    """
 
+    def __init__(self, store: Any, request: Request, resolver: Resolver, wait: float) -> None:
+        """Ask the store nothing yet."""
+        self._store, self._name = store, _job_key(request)
+        self._request, self._resolver, self._wait = request, resolver, wait
+        self.mine: tuple[Resolution, int] | None = None
 
-def _adopt_decision(
-    request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
-) -> tuple[Resolution, int]:
-    """Return the decision as a resolution of this rank's request."""
-    if mine is not None and decided == _proposal(mine):
-        return replace(mine, agreed=True), benchmarked
-    try:
-        proposal = json.loads(decided)
-        config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
-    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
-        raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
-    kernel = request.context.kernel
-    if config not in request.declared:
+    def reach(self) -> tuple[Resolution, int]:
+        """Return the shared resolution, and how many configs this rank benchmarked for it."""
+        decided = self._read()
+        for number in range(_CLAIMS):
+            if decided is None and self.mine is None:
+                decided = self._claim_or_wait(f"{self._name}/claim{number}")
+        if decided is None:
+            self.mine = self.mine or (self._resolve_now(), 0)
+            if self.mine[0].is_idle:
+                return self.mine
+            decided = self._ask("compare_set", self._name, "", _proposal(self.mine[0])).decode()
+        return self._adopt(decided)
+
+    def _claim_or_wait(self, claim: str) -> str | None:
+        """Resolve the scenario if no other rank does, or else return what the other one decides."""
+        until, pause = time.monotonic() + self._wait, 0.002
+        while not is_capturing_graph():
+            if not self._ask("check", [claim]) and self._ask("add", claim, 1) == 1:
+                self._resolve(claim)
+                return None
+            decided = self._read()
+            if decided is not None or time.monotonic() >= until:
+                return decided
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+        return None
+
+    def _resolve(self, claim: str) -> None:
+        """Resolve the scenario; if that fails or decides nothing, another rank may claim it."""
+        decides = False
+        try:
+            self.mine = self._resolver.resolve(self._request, wait=self._wait)
+            decides = not self.mine[0].is_idle
+        finally:
+            if not decides:
+                with suppress(_JobStoreError):  # an error of the resolver says more
+                    self._ask("delete_key", claim)
+
+    def _resolve_now(self) -> Resolution:
+        """Look a config up without benchmarking and without waiting."""
+        if self._resolver.mode is Mode.TUNE:
+            return self._resolver.explain(self._request)
+        return self._resolver.resolve(self._request, wait=0.0)[0]
+
+    def _adopt(self, decided: str) -> tuple[Resolution, int]:
+        """Return the decision as a resolution of this rank's request."""
+        request, mine = self._request, self.mine
+        if mine is not None and decided == _proposal(mine[0]):
+            return replace(mine[0], agreed=True), mine[1]
+        try:
+            proposal = json.loads(decided)
+            config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
+        except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
+            raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
+        if config in request.declared:
+            chosen = request.declared[config]
+            agreed = Resolution("agreed", chosen, request.scenario, request.context, agreed=True)
+            return agreed, mine[1] if mine else 0
+        kernel = request.context.kernel.name
         warn_once(
-            f"ranks {kernel.name} {config}",
-            f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, "
-            "which this rank does not declare: "
-            "it chooses by itself; run one version of the kernel on all ranks",
+            f"ranks {kernel} {config}",
+            f"rank {rank} chose ({config}) for {kernel}{request.scenario}, which this rank does "
+            "not declare: it chooses by itself; run one version of the kernel on all ranks",
         )
-        return (mine, benchmarked) if mine is not None else resolve()
-    resolution = Resolution(
-        "agreed", request.declared[config], request.scenario, request.context, agreed=True
-    )
-    return resolution, benchmarked
+        return mine or self._resolver.resolve(request, wait=self._wait)
+
+    def _read(self) -> str | None:
+        """Return what was decided, or None."""
+        if not self._ask("check", [self._name]):
+            return None
+        return str(self._ask("get", self._name).decode())
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._store, method)(*args)
+        except Exception as error:  # a store raises what its transport raises
+            raise _JobStoreError(error) from None
 
 
 def _job_key(request: Request) -> str:
@@ -145,31 +175,6 @@ def _job_key(request: Request) -> str:
 def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
     return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
-
-
-def _read_decision(store: Any, name: str) -> str | None:
-    if not _ask(store.check, [name]):
-        return None
-    return str(_ask(store.get, name).decode())
-
-
-def _await_decision(store: Any, name: str, given_up: str, wait: float) -> str | None:
-    until, pause = time.monotonic() + wait, 0.002
-    while (
-        (decision := _read_decision(store, name)) is None
-        and time.monotonic() < until
-        and not _ask(store.check, [given_up])
-    ):
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.25)
-    return decision
-
-
-def _ask(question: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return question(*args)
-    except Exception as error:  # a store raises what its transport raises
-        raise _JobStoreError(error) from None
 
 
 def _torch_distributed() -> Any:

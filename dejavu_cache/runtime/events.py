@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.resolution import Resolution
 from ..system.notices import counted, warn_once
-from ..triton_internals.cache_managers import launch_key, reporting_cache
+from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
-from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
+from ..triton_internals.hooks import (
+    add_compilation_listener,
+    cache_manager,
+    replace_bench,
+    set_cache_manager,
+)
 from ..triton_internals.identity import find_jit_function
-from ..triton_internals.upstream import knobs
-from ..triton_internals.versions import autotuning_listener
+from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
 from .choices import ConfigCache
 from .request import Request
 from .resolver import Resolver
@@ -287,10 +292,8 @@ def report_triton_activity() -> None:
         report_event("loaded" if cache_hit else "compiled", str(name), _constants_of(src))
 
     add_compilation_listener(listener)
-    wrap_cache_manager(
-        lambda inner: reporting_cache(inner, lambda module: report_event("built", module))
-    )
-    wrap_bench(_reporting_bench)
+    set_cache_manager(_reporting_cache(cache_manager()))
+    replace_bench(_reporting_bench(Autotuner._bench))
 
 
 def _constants_of(src: Any) -> str:
@@ -298,6 +301,19 @@ def _constants_of(src: Any) -> str:
         src.fn.arg_names[path[0]]: value for path, value in getattr(src, "constants", {}).items()
     }
     return ", ".join(f"{name}={value}" for name, value in constants.items())[:500]
+
+
+def _reporting_cache(manager: Any) -> Any:
+    """Derive a class of cache managers that reports the host modules which Triton builds."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+
+    class ReportingCache(manager):  # type: ignore[misc]
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            if filename.endswith(suffix):
+                report_event("built", filename)
+            return str(super().put(data, filename, binary=binary))
+
+    return ReportingCache
 
 
 def _reporting_bench(bench: Callable[..., Any]) -> Callable[..., Any]:

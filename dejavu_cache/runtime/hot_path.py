@@ -17,15 +17,17 @@ from ..model.buckets import Bucket
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
-from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (
     HOOK_CHAIN,
     c_launcher,
+    driver,
     is_covered,
     kernel_follows_hooks,
+    knobs,
 )
 from .choices import ChosenConfig
-from .pruning import Pruning
+from .declaration import Pruning
+from .launch import Launch
 
 __all__ = ["HotPath"]
 
@@ -54,8 +56,6 @@ class HotPath:
         autotuner: the `CachedAutotuner` of the function; each launch sets its `best_config`.
         keys: the key arguments.
         buckets: the buckets of some of them.
-        launch_by_triton: launches `(args, kwargs)` through `JITFunction.run`, and returns the
-            compiled kernel and the config that it chose.
         pruning: what leaves launches of one key different configs, or None.
     """
 
@@ -64,14 +64,11 @@ class HotPath:
         autotuner: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        launch_by_triton: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
-        *,
-        pruning: Pruning | None = None,
+        pruning: Pruning | None,
     ) -> None:
         """Set up an empty cache; the arguments are described at the class."""
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
-        self._launch_by_triton = launch_by_triton
         self._keys, self._buckets, self._pruning = keys, buckets, pruning
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
         # Ready launches by their key; where the kernel prunes, those by what it is left.
@@ -160,7 +157,8 @@ class HotPath:
         if self._autotuner._hot_path is not self or self._learns(grid, args, kwargs):
             return self._autotuner._launch(grid, args, kwargs)
         generation = self._generation
-        kernel, chosen = self._launch_by_triton(args, {"grid": grid, "warmup": False, **kwargs})
+        launch = Launch(self._autotuner, args, {"grid": grid, "warmup": False, **kwargs})
+        kernel, chosen = launch.run()
         # A hook may change an argument (a descriptor's block), so Triton must bind it each time.
         if (
             chosen.until

@@ -4,27 +4,26 @@ A record holds what its winner was compiled with when it was tuned. Later the sa
 launched with arguments for which Triton compiles again, and a module's untuned kernels have no
 record at all. While a process may tune, a compilation listener records what Triton compiles of the
 modules that contain a cached kernel. Each such record is of the kernel alone: it has an empty
-scenario, no measurements, and the launches.
-
-Write what nobody waits for in a thread, a moment after a program's first launches.
+scenario, no measurements, and the launches. Nobody waits for them: a thread writes them a moment
+later.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
-from ..system.background_threads import at_program_end, start_thread, uninterrupted
-from ..system.fork_lock import ForkCondition, ForkLock
+from ..system.background_threads import WriterThread, uninterrupted
+from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
@@ -32,70 +31,72 @@ from ..triton_internals.identity import identify, jit_function, kernel_name, pyt
 
 __all__ = [
     "LAUNCH_METHOD",
-    "QuietWriter",
+    "CompiledLaunch",
     "pause_recording",
     "record_launches",
 ]
 
 
+LAUNCH_METHOD = "launch"
+"""Benchmark method in the context of records that only hold launches."""
+
 QUIET_SECONDS = 1.0
 """Seconds that a write waits, so that it takes no time from launches that follow in a row."""
 
+_PATIENCE = 10.0
+"""Seconds that a tune waits for its launches to be written."""
 
-class QuietWriter:
-    """Queue of functions that a thread calls a moment later, and the program's end at once."""
 
-    def __init__(self) -> None:
-        """Begin without a thread."""
-        self._queued: list[Callable[[], object]] = []
-        self._changed = ForkCondition()
-        self._has_thread = self._hurries = False
-        self._process = os.getpid()
+class CompiledLaunch(NamedTuple):
+    """What Triton has compiled, and where to record it.
 
-    def submit(self, write: Callable[[], object]) -> None:
-        """Queue a function; its errors are ignored."""
-        with self._changed:
-            self._queued.append(write)
-            if not self._has_thread:
-                at_program_end(self)
-                self._has_thread = start_thread(self._work, "dejavu-cache launches") is not None
-            if self._has_thread:
-                return
-            queued, self._queued = self._queued, []
-        self._call(queued)
+    Attributes:
+        source: Triton's `ASTSource`.
+        metadata: the compiled kernel's.
+        autotuner: the kernel's, or None.
+        store: where it is recorded.
+        environment: the environment in which it was compiled; a setting may change meanwhile.
+    """
 
-    def finish(self, seconds: float) -> None:
-        """Call what is queued at once, and wait for it up to a number of seconds."""
-        if self._process != os.getpid():  # a forked child has neither the thread nor its work
+    source: Any
+    metadata: Mapping[str, Any]
+    autotuner: Any
+    store: TieredStore
+    environment: Environment
+
+    def write(self) -> None:
+        """Record the launch, unless the store has it or it has no form in records."""
+        launch, identity = self.as_recorded(), identify(self.source.fn, ())
+        if launch is None or identity.source is None:
             return
-        with self._changed:
-            self._hurries = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._has_thread, seconds)
-            self._hurries = False
+        context = Context(
+            kernel=Kernel(name=kernel_name(self.source.fn), source=identity.source),
+            environment=self.environment,
+            problem=Problem(keys=(), method=LAUNCH_METHOD),
+        )
+        lookup = self.store.get(context, Scenario())
+        if lookup is None or launch not in (lookup.record.launches or ()):
+            self.store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
 
-    def interrupt(self) -> None:
-        """Do nothing: no function waits for long."""
+    def as_recorded(self) -> RecordedLaunch | None:
+        """Return the launch, without its config if that is one that the kernel declares."""
+        metadata = SimpleNamespace(**self.metadata)
+        if self.autotuner is not None and len(self.autotuner.configs) > 1:
+            heuristics = self.autotuner.fn is not self.source.fn
+            for config in filter(self._may_be_of, self.autotuner.configs):
+                launch = launch_of(self.source, metadata, config, heuristics=heuristics)
+                if launch is not None:
+                    return launch
+        return launch_of(self.source, metadata)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-                self._changed.wait_for(lambda: self._hurries, QUIET_SECONDS)
-                queued, self._queued = self._queued, []
-            self._call(queued)
+    def _may_be_of(self, config: Any) -> bool:
+        """Return whether the launch's constants are those of a `triton.Config`."""
+        names = self.source.fn.arg_names
+        constants = {
+            names[path[0]]: value for path, value in self.source.constants.items() if len(path) == 1
+        }
+        return all(constants.get(name, value) == value for name, value in config.kwargs.items())
 
-    def _call(self, queued: list[Callable[[], object]]) -> None:
-        for write in queued:
-            with uninterrupted(), suppress(Exception):
-                write()
-
-
-LAUNCH_METHOD = "launch"
-"""Benchmark method in the context of records that only hold launches."""
 
 _autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The first cached autotuner of each module, whose mode and store are those of the module."""
@@ -107,10 +108,6 @@ _tuned_now: list[tuple[int, TieredStore]] = []
 """The id of each function that is tuned now, and the store of its tune."""
 
 _lock = ForkLock()
-_writer = QuietWriter()
-
-_PATIENCE = 10.0
-"""Seconds that a tune waits for its launches to be written."""
 
 
 def record_launches(autotuner: Any) -> None:
@@ -151,15 +148,19 @@ def _add_listener() -> None:
     add_compilation_listener(listener)
 
 
-def _renew_in_child() -> None:
-    """Forget what threads of the parent do: they are not part of a forked child."""
-    global _writer
-    _writer = QuietWriter()
-    _tuned_now.clear()
+class _LaunchWriter(WriterThread[CompiledLaunch]):
+    """Records launches a moment after the program's first ones."""
 
+    def write(self, items: list[CompiledLaunch]) -> None:
+        for launch in items:
+            with uninterrupted(), suppress(Exception):  # a record of a launch fails no program
+                launch.write()
+
+
+_writer = _LaunchWriter("dejavu-cache launches", QUIET_SECONDS)
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_in_child)
+    os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune
 
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
@@ -172,46 +173,5 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
         return
     store = _tuned_now[-1][1] if _tuned_now else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
-        environment = current_environment(current_device())  # a setting may change meanwhile
-        _writer.submit(partial(_write_launch, source, metadata, autotuner, store, environment))
-
-
-def _write_launch(
-    source: Any,
-    metadata: dict[str, Any],
-    autotuner: Any,
-    store: TieredStore,
-    environment: Environment,
-) -> None:
-    launch = _launch_without_config(source, SimpleNamespace(**metadata), autotuner)
-    identity = identify(source.fn, ())
-    if launch is None or identity.source is None:
-        return
-    context = Context(
-        kernel=Kernel(name=kernel_name(source.fn), source=identity.source),
-        environment=environment,
-        problem=Problem(keys=(), method=LAUNCH_METHOD),
-    )
-    lookup = store.get(context, Scenario())
-    if lookup is None or launch not in (lookup.record.launches or ()):
-        store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
-
-
-def _launch_without_config(source: Any, metadata: Any, autotuner: Any) -> RecordedLaunch | None:
-    """Record a launch: without its config if it is one of a declared config, else as it is."""
-    if autotuner is not None and len(autotuner.configs) > 1:
-        heuristics = autotuner.fn is not source.fn
-        for config in filter(partial(_is_compatible, source), autotuner.configs):
-            launch = launch_of(source, metadata, config, heuristics=heuristics)
-            if launch is not None:
-                return launch
-    return launch_of(source, metadata)
-
-
-def _is_compatible(source: Any, config: Any) -> bool:
-    constants = {
-        source.fn.arg_names[path[0]]: value
-        for path, value in source.constants.items()
-        if len(path) == 1
-    }
-    return all(constants.get(name, value) == value for name, value in config.kwargs.items())
+        environment = current_environment(current_device())
+        _writer.add(CompiledLaunch(source, metadata, autotuner, store, environment))

@@ -1,15 +1,7 @@
-"""The options of `cached_autotune`, and their validation where a kernel is decorated.
+"""The options of `cached_autotune`, and the checks of what a kernel is decorated with.
 
-Show the author of a kernel their own errors as Triton shows them.
-
-A config's hook, a pruning function, a benchmark function, a heuristic or the kernel itself may
-raise. Some thirty calls of this package lie between the launch and what failed: they are of no help
-to the author, and hide the lines that are.
-
-Check the parameters that `cached_autotune` shares with `triton.autotune`.
-
-Triton takes most mistakes in them without a word, or fails at a launch with an error that names
-neither kernel nor parameter.
+Triton takes most mistakes in its own parameters without a word, or fails at a launch with an error
+that names neither kernel nor parameter.
 """
 
 from __future__ import annotations
@@ -17,55 +9,40 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, cast, get_args
 
 from ..errors import SettingsError, did_you_mean
 from ..model.buckets import Bucket, BucketSpec, parse_bucket
-from ..policy import Rule, config_with
-from ..settings import Mode, current_settings
+from ..policy import config_with, current_policy
+from ..settings import Mode
 from ..stores import Store, check_url
 from ..system.notices import warn_once
-from ..triton_internals.config_names import describe
-from ..triton_internals.upstream import autotune
+from ..triton_internals.config_names import describe, unknown_name
+from ..triton_internals.identity import kernel_name
+from ..triton_internals.versions import Heuristics, autotune
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
-import logging
-import sys
-from collections.abc import Iterator
-from types import TracebackType
-
-from ..system.notices import logger
-from ..triton_internals.config_names import unknown_name
-from ..triton_internals.identity import kernel_name
-from ..triton_internals.upstream import Heuristics
 
 __all__ = [
     "CacheOptions",
     "Consensus",
     "DefaultConfig",
+    "KernelOptions",
     "ModeName",
     "PrunePer",
     "StoreLike",
-    "check_compared_arguments",
     "check_declaration",
-    "check_key",
-    "check_method",
-    "check_options",
-    "check_policy_default",
-    "drop_own_frames",
+    "declared_options",
     "no_configs",
-    "policy_buckets",
-    "unknown_argument",
-    "validate_default",
-    "validate_options",
 ]
 
-
+_EXAMPLE = 'triton.Config({"BLOCK": 64}, num_warps=4)'
+_PRUNING = ("early_config_prune", "perf_model", "top_k")
 _TRITON_PARAMETERS = tuple(inspect.signature(autotune).parameters)
 
 ModeName = Literal["tune", "reuse", "strict", "off"]
@@ -105,240 +82,192 @@ class CacheOptions(TypedDict, total=False):
     prune_per: PrunePer | None
 
 
-def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
-    """Return the options that are given, modes and buckets parsed.
+class KernelOptions(TypedDict, total=False):
+    """The options of one kernel, those that are given by the decorator or else by the policy."""
+
+    buckets: Mapping[str, Bucket]
+    store: StoreLike
+    mode: Mode
+    default: DefaultConfig
+    max_distance: float
+    method: Method
+    tune_seconds: float
+    tune_configs: int
+    consensus: Consensus
+    check: CheckOptions | Literal[False]
+    prune_per: PrunePer
+
+
+def declared_options(
+    kernel: str,
+    given: Mapping[str, Any],
+    arg_names: Sequence[str],
+    configs: Sequence[Any],
+    key: Sequence[str],
+    do_bench: object = None,
+) -> KernelOptions:
+    """Return a kernel's options: what its decorator is given, and else what the policy says.
 
     Args:
-        kernel: the kernel's name, for messages.
-        options: any keyword arguments.
+        kernel: the kernel's name.
+        given: the options by name; None stands for one that is not given.
+        arg_names: the kernel's parameters.
+        configs: the configs to choose from.
+        key: the names of the key arguments; one that is no argument is ignored with a warning,
+            since a kernel that `install()` adopts comes here with it.
+        do_bench: the author's benchmark function, or None.
 
     Raises:
         SettingsError: an option does not exist or has a value that it cannot have.
     """
-    for name in options:
-        if name not in CacheOptions.__annotations__:
-            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
-            raise SettingsError(f"{kernel}: cached_autotune has no option {name!r}: {remedy}")
-    parsed = {name: value for name, value in options.items() if value is not None}
-    for name, value in parsed.items():
-        if name in _PARSERS:
-            try:
-                parsed[name] = _PARSERS[name](value)
-            except (TypeError, ValueError) as error:
-                raise SettingsError(f"{kernel}: {name}={value!r}: {error}") from None
-    if "buckets" in parsed:
-        parsed["buckets"] = _parse_buckets(kernel, parsed["buckets"])
-    return cast("CacheOptions", parsed)
-
-
-def check_key(
-    kernel: str, key: Sequence[str], arg_names: Sequence[str], buckets: Mapping[str, Bucket]
-) -> None:
-    """Check that buckets are of key arguments; warn about a key that names no argument.
-
-    `check_declaration` refuses such a key. A kernel that `install()` adopts comes here with it.
-
-    Raises:
-        SettingsError: a bucket is of an argument that is not in the key.
-    """
-    for name in buckets:
-        if name not in key:
-            holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
-            remedy = holds if name in arg_names else did_you_mean(name, key)
-            raise SettingsError(f"{kernel}: buckets name {name!r}, which is not in key: {remedy}")
-    if mistake := unknown_argument("key", key, arg_names):  # older versions than 3.9 ignore it
+    options = {name: value for name, value in given.items() if value is not None}
+    _refuse(kernel, _mistakes_in_options(options, arg_names, configs, key, do_bench))
+    for mistake in _unknown_arguments("key", key, arg_names):  # older versions than 3.9 ignore it
         warn_once(f"key {kernel}", f"{kernel}: {mistake} (it is ignored)")
+    if "mode" in options:
+        options["mode"] = Mode(options["mode"].lower())
+    if options.get("check") is True:
+        options["check"] = CheckOptions()
+    inherited = _options_of_policy(kernel, [name for name in key if name in arg_names], configs)
+    own = {name: parse_bucket(spec) for name, spec in options.get("buckets", {}).items()}
+    buckets = {**inherited["buckets"], **own}
+    return cast("KernelOptions", {**inherited, **options, "buckets": buckets})
 
 
-def unknown_argument(parameter: str, names: Iterable[str], arg_names: Sequence[str]) -> str | None:
-    """Say which of the names that are given to a parameter is no argument of the kernel."""
-    for name in names:
-        if name not in arg_names:
-            remedy = did_you_mean(name, arg_names)
-            return f"{parameter} names {name!r}, which is no argument: {remedy}"
-    return None
+def _refuse(kernel: str, mistakes: Iterable[str]) -> None:
+    for mistake in mistakes:
+        raise SettingsError(f"{kernel}: {mistake}")
 
 
-def check_method(kernel: str, options: CacheOptions, do_bench: Callable[..., Any] | None) -> None:
-    """Check that a benchmark method is not given beside a benchmark function.
-
-    Raises:
-        SettingsError: it is.
-    """
-    if "method" in options and do_bench is not None:
-        raise SettingsError(
-            f"{kernel}: method={options['method']!r} and a do_bench of your own: "
-            "give only one of them"
-        )
-
-
-def check_compared_arguments(kernel: str, options: CacheOptions, arg_names: Sequence[str]) -> None:
-    """Check that what is declared about comparing results is about arguments of the kernel.
-
-    Raises:
-        SettingsError: a tolerance, an output or an argument to ignore is of no argument.
-    """
-    check = options.get("check")
-    if not isinstance(check, CheckOptions):
-        return
-    tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
-    named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
-    for option, names in named.items():
-        if mistake := unknown_argument(option, names, arg_names):
-            raise SettingsError(f"{kernel}: check: {mistake}")
-
-
-def check_options(options: CacheOptions) -> CheckOptions | None:
-    """Return how a kernel's results are compared before a config may win; None: they are not."""
-    if not current_settings().check:
-        return None
-    return options.get("check", CheckOptions()) or None  # type: ignore[return-value]
-
-
-def policy_buckets(kernel: str, rule: Rule, keys: Sequence[str]) -> dict[str, Bucket]:
-    """Return the buckets that a policy gives a kernel; warn about those of no key argument."""
+def _options_of_policy(kernel: str, keys: Sequence[str], configs: Sequence[Any]) -> dict[str, Any]:
+    """Return what the policy says of a kernel; warn about what cannot have an effect."""
+    rule = current_policy().rule_for(kernel)
     for name in rule.buckets:
         if name not in keys:
             warn_once(
                 f"policy {rule.match} {kernel} {name}",
                 f"{kernel}: the policy has a bucket for {name!r}, which is not in key: no effect",
             )
-    return {name: bucket for name, bucket in rule.buckets.items() if name in keys}
-
-
-def check_policy_default(kernel: str, rule: Rule, configs: Sequence[Any]) -> None:
-    """Warn about a policy's default that is not among the declared configs."""
-    if rule.default and rule.default_among(configs) is None:
+    default = config_with(rule.default, configs) if rule.default else None
+    if rule.default and default is None:
         warn_once(
             f"policy {rule.match} {kernel} default",
             f"{kernel}: no declared config is the policy's default {rule.default}: no effect",
         )
+    said = {
+        "mode": rule.mode,
+        "default": default,
+        "max_distance": rule.max_distance,
+        "tune_seconds": rule.tune_seconds,
+        "tune_configs": rule.tune_configs,
+        "buckets": {name: bucket for name, bucket in rule.buckets.items() if name in keys},
+    }
+    return {name: value for name, value in said.items() if value is not None}
 
 
-def validate_default(kernel: str, default: DefaultConfig, configs: Sequence[Any]) -> None:
-    """Check that a default is one of the declared configs or some of its values, or a function.
+_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "buckets": (
+        lambda value: isinstance(value, Mapping),
+        'give a mapping from key arguments to buckets, such as {"n": "pow2"}',
+    ),
+    "store": (
+        lambda value: isinstance(value, (Store, str, os.PathLike)),
+        "give a Store, a URL or a folder",
+    ),
+    "max_distance": (
+        lambda value: _is_real(value) and value >= 0,
+        "give a finite number of powers of two, 0 or more",
+    ),
+    "tune_seconds": (
+        lambda value: _is_real(value) and value > 0,
+        "give a finite number of seconds above 0, or leave it out for no limit",
+    ),
+    "tune_configs": (
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+        "give a number of configs, 1 or more, or leave it out for all",
+    ),
+    "check": (
+        lambda value: isinstance(value, (bool, CheckOptions)),
+        "give True, False or CheckOptions(…)",
+    ),
+}
+"""What values some options may have, and what to do about others."""
 
-    A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
-
-    Raises:
-        SettingsError: the default is something else.
-    """
-    if isinstance(default, Mapping):
-        if mistake := _mistake_in_values(default, configs):
-            raise SettingsError(f"{kernel}: default={default!r}: {mistake}")
-        return
-    if callable(default) and not isinstance(default, type):
-        return
-    if isinstance(default, type) or not hasattr(default, "all_kwargs"):
-        raise SettingsError(
-            f"{kernel}: default={default!r}: give a triton.Config, its values by name, or a "
-            "function from the launch's arguments by name to one"
-        )
-    if isinstance(configs, ConfigSpace):
-        return
-    if describe(default) not in {describe(config) for config in configs}:
-        raise SettingsError(
-            f"{kernel}: default=({default}) is not among the {len(configs)} declared configs: add "
-            "it to configs, or choose one of them"
-        )
-
-
-def _mistake_in_values(default: Mapping[str, Any], configs: Sequence[Any]) -> str | None:
-    """Say why values select none of the configs; a space's values are not searched."""
-    if not default:
-        return 'name at least one value, such as {"num_warps": 4}'
-    if isinstance(configs, ConfigSpace):
-        known, is_declared = sorted(configs.names), True
-    else:
-        known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
-        is_declared = config_with(default, configs) is not None
-    for name in default:
-        if name not in known:
-            return f"no config sets {name!r}: {did_you_mean(name, known)}"
-    if is_declared:
-        return None
-    return f"none of the {len(configs)} declared configs has these values: name those of one"
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "mode": [mode.value for mode in Mode],
+    "method": METHODS,
+    "consensus": get_args(Consensus),
+    "prune_per": get_args(PrunePer),
+}
+"""The values of the options that have a few."""
 
 
-def _parse_buckets(kernel: str, buckets: Any) -> dict[str, Bucket]:
-    if not isinstance(buckets, Mapping):
-        raise SettingsError(
-            f"{kernel}: buckets={buckets!r}: give a mapping from key arguments to buckets, such as "
-            '{"n": "pow2"}'
-        )
-    parsed = {}
-    for name, spec in buckets.items():
+def _mistakes_in_options(
+    options: Mapping[str, Any],
+    arg_names: Sequence[str],
+    configs: Sequence[Any],
+    key: Sequence[str],
+    do_bench: object,
+) -> Iterator[str]:
+    for name in options:
+        if name not in CacheOptions.__annotations__:
+            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
+            yield f"cached_autotune has no option {name!r}: {remedy}"
+    for name, value in options.items():
+        for mistake in _mistakes_in_value(name, value):
+            yield f"{name}={value!r}: {mistake}"
+    for name, spec in options.get("buckets", {}).items():
         try:
-            parsed[name] = parse_bucket(spec)
+            parse_bucket(spec)
         except SettingsError as error:
-            raise SettingsError(f"{kernel}: buckets[{name!r}]: {error}") from None
-    return parsed
+            yield f"buckets[{name!r}]: {error}"
+        if name not in key:
+            holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
+            remedy = holds if name in arg_names else did_you_mean(name, key)
+            yield f"buckets name {name!r}, which is not in key: {remedy}"
+    if "method" in options and do_bench is not None:
+        yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
+    check = options.get("check")
+    if isinstance(check, CheckOptions):
+        tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
+        named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
+        for option, names in named.items():
+            for mistake in _unknown_arguments(option, names, arg_names):
+                yield f"check: {mistake}"
+    if "default" in options:
+        yield from _mistakes_in_default(options["default"], configs)
 
 
-def _parse_store(store: Any) -> Any:
-    if not isinstance(store, (Store, str, os.PathLike)):
-        raise TypeError("give a Store, a URL or a folder")
-    if isinstance(store, str):
-        check_url(store)
-    return store
-
-
-def _parse_mode(mode: Any) -> Mode:
-    try:
-        return Mode(mode.lower() if isinstance(mode, str) else mode)
-    except ValueError:
-        raise ValueError(did_you_mean(mode, [choice.value for choice in Mode])) from None
-
-
-def _parse_choice(choices: Sequence[str]) -> Callable[[Any], Any]:
-    def parse(value: Any) -> Any:
-        if value not in choices:
-            raise ValueError(did_you_mean(value, choices))
-        return value
-
-    return parse
-
-
-def _parse_check(value: Any) -> Any:
-    if not isinstance(value, (bool, CheckOptions)):
-        raise TypeError("give True, False or CheckOptions(…)")
+def _mistakes_in_value(name: str, value: Any) -> Iterator[str]:
+    if name == "mode" and isinstance(value, str):
+        value = value.lower()
+    if name in _CHOICES and value not in _CHOICES[name]:
+        yield did_you_mean(value, _CHOICES[name])
+    if name in _VALUES and not _VALUES[name][0](value):
+        yield _VALUES[name][1]
     if isinstance(value, CheckOptions):
-        _refuse_malformed_check(value)
-    return CheckOptions() if value is True else value
+        yield from _mistakes_in_check(value)
+    if name == "store" and isinstance(value, str):
+        try:
+            check_url(value)
+        except SettingsError as error:
+            yield str(error)
 
 
-def _refuse_malformed_check(check: CheckOptions) -> None:
+def _mistakes_in_check(check: CheckOptions) -> Iterator[str]:
     for option, names in (("ignore", check.ignore), ("outputs", check.outputs or ())):
         if isinstance(names, str):
-            raise TypeError(f'{option} is a string: give a list such as ["{names}"]')
+            yield f'{option} is a string: give a list such as ["{names}"]'
         if not isinstance(names, Iterable):
-            raise TypeError(f"{option}={names!r}: give a list of arguments, or leave it out")
+            yield f"{option}={names!r}: give a list of arguments, or leave it out"
     if not isinstance(check.repeatable, bool):
-        raise TypeError(f"repeatable={check.repeatable!r}: give True or False")
+        yield f"repeatable={check.repeatable!r}: give True or False"
     tolerance = check.tolerance
     shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
     if not all(share is None or (_is_real(share) and share >= 0) for share in shares):
-        raise ValueError("give a tolerance of 0 or more, or one for each of some arguments")
+        yield "give a tolerance of 0 or more, or one for each of some arguments"
     if not (check.reference is None or callable(check.reference)):
-        raise TypeError("give a reference that is a function of the arguments by name")
-
-
-def _parse_distance(value: Any) -> Any:
-    if not _is_real(value) or value < 0:
-        raise ValueError("give a finite number of powers of two, 0 or more")
-    return value
-
-
-def _parse_seconds(value: Any) -> Any:
-    if not _is_real(value) or value <= 0:
-        raise ValueError("give a finite number of seconds above 0, or leave it out for no limit")
-    return value
-
-
-def _parse_count(value: Any) -> Any:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError("give a number of configs, 1 or more, or leave it out for all")
-    return value
+        yield "give a reference that is a function of the arguments by name"
 
 
 def _is_real(value: Any) -> bool:
@@ -346,55 +275,47 @@ def _is_real(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-_PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "store": _parse_store,
-    "mode": _parse_mode,
-    "max_distance": _parse_distance,
-    "method": _parse_choice(METHODS),
-    "tune_seconds": _parse_seconds,
-    "tune_configs": _parse_count,
-    "consensus": _parse_choice(get_args(Consensus)),
-    "check": _parse_check,
-    "prune_per": _parse_choice(get_args(PrunePer)),
-}
+def _mistakes_in_default(default: Any, configs: Sequence[Any]) -> Iterator[str]:
+    """Say why a default is no declared config, no values of one, and no function.
 
-
-_OWN = __name__.partition(".")[0]
-
-_NEEDED = sys.stdlib_module_names | {"filelock", "httpx", "platformdirs", "pydantic"}
-"""Packages whose errors, where this one has called them, are about this one."""
-
-
-def drop_own_frames(error: BaseException) -> None:
-    """Take this package's calls out of the traceback of an author's error.
-
-    An error of this package stays as it is, and so does every error if debug messages are logged.
+    A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
     """
-    entries = list(_walk(error.__traceback__))
-    packages = [entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] for entry in entries]
-    if _OWN not in packages or logger.isEnabledFor(logging.DEBUG):
-        return
-    end = len(packages) - packages[::-1].index(_OWN)
-    if end == len(packages) or packages[end] in _NEEDED:
-        return
-    shown = entries[end]
-    start = packages.index(_OWN)
-    for place in reversed(range(end)):
-        is_between = place >= start and packages[place] in sys.stdlib_module_names
-        if packages[place] != _OWN and not is_between:
-            frame = entries[place]
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    error.__traceback__ = shown
+    given, is_space = f"default={default!r}", isinstance(configs, ConfigSpace)
+    if isinstance(default, Mapping):
+        if not default:
+            yield f'{given}: name at least one value, such as {{"num_warps": 4}}'
+        if isinstance(configs, ConfigSpace):
+            known = sorted(configs.names)
+        else:
+            known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
+        for name in default:
+            if name not in known:
+                yield f"{given}: no config sets {name!r}: {did_you_mean(name, known)}"
+        if not is_space and config_with(default, configs) is None:
+            yield (
+                f"{given}: none of the {len(configs)} declared configs has these values: name "
+                "those of one"
+            )
+    elif isinstance(default, type) or not (callable(default) or hasattr(default, "all_kwargs")):
+        yield (
+            f"{given}: give a triton.Config, its values by name, or a function from the launch's "
+            "arguments by name to one"
+        )
+    elif not (callable(default) or is_space or describe(default) in map(describe, configs)):
+        yield (
+            f"default=({default}) is not among the {len(configs)} declared configs: add it to "
+            "configs, or choose one of them"
+        )
 
 
-def _walk(entry: TracebackType | None) -> Iterator[TracebackType]:
-    while entry is not None:
-        yield entry
-        entry = entry.tb_next
-
-
-_EXAMPLE = 'triton.Config({"BLOCK": 64}, num_warps=4)'
-_PRUNING = ("early_config_prune", "perf_model", "top_k")
+def _unknown_arguments(
+    parameter: str, names: Iterable[str], arg_names: Sequence[str]
+) -> Iterator[str]:
+    """Say which of the names that are given to a parameter are no arguments of the kernel."""
+    for name in names:
+        if name not in arg_names:
+            remedy = did_you_mean(name, arg_names)
+            yield f"{parameter} names {name!r}, which is no argument: {remedy}"
 
 
 def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
@@ -412,39 +333,56 @@ def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
             f"{getattr(fn, '__qualname__', repr(fn))}: cached_autotune decorates a kernel: put "
             "@triton.jit directly below @cached_autotune"
         )
-    kernel = kernel_name(fn)
-    _check_configs(kernel, parameters["configs"])
-    read = _names_that_heuristics_read(fn)
-    if read is not None:
-        _check_config_names(kernel, parameters["configs"], [*fn.arg_names, *read])
-    _check_names(kernel, "key", parameters["key"], fn.arg_names)
+    _refuse(kernel_name(fn), _mistakes_in_parameters(fn, parameters))
+
+
+def _mistakes_in_parameters(fn: Any, parameters: Mapping[str, Any]) -> Iterator[str]:
+    configs = parameters["configs"]
+    yield from _mistakes_in_configs(configs)
+    if (read := _names_that_heuristics_read(fn)) is not None:
+        if isinstance(configs, ConfigSpace):
+            named = {"its config_space": configs.names}
+        else:
+            named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
+        for where, names in named.items():
+            if mistake := unknown_name(names, [*fn.arg_names, *read]):
+                yield f"{where} sets {mistake}"
+    yield from _mistakes_in_names("key", parameters["key"], fn.arg_names)
     if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
         for name in ("reset_to_zero", "restore_value"):
             if parameters[name] is not None:
-                _check_names(kernel, name, parameters[name], fn.arg_names)
+                yield from _mistakes_in_names(name, parameters[name], fn.arg_names)
     for name in ("pre_hook", "post_hook", "do_bench"):
         if not (parameters[name] is None or callable(parameters[name])):
-            raise SettingsError(f"{kernel}: {name}={parameters[name]!r}: give a function")
-    _check_pruning(kernel, parameters["prune_configs_by"])
+            yield f"{name}={parameters[name]!r}: give a function"
+    pruning = parameters["prune_configs_by"] or {}
+    if not isinstance(pruning, Mapping):
+        yield (
+            f"prune_configs_by={pruning!r}: give a dictionary such as "
+            '{"early_config_prune": function}'
+        )
+    for name, function in pruning.items():
+        if name not in _PRUNING:
+            yield f"prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
+        if not (name == "top_k" or function is None or callable(function)):
+            yield f"prune_configs_by[{name!r}]={function!r}: give a function"
 
 
-def _check_configs(kernel: str, configs: Any) -> None:
+def _mistakes_in_configs(configs: Any) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
         return
     is_list = hasattr(configs, "__len__") and hasattr(configs, "__getitem__")
     if configs is None or (is_list and not len(configs)):
-        raise SettingsError(f"{kernel}: {no_configs(configs)}")
+        yield no_configs(configs)
     if not is_list or isinstance(configs, (str, Mapping)):
-        raise SettingsError(f"{kernel}: configs={configs!r}: give a list such as [{_EXAMPLE}]")
+        yield f"configs={configs!r}: give a list such as [{_EXAMPLE}]"
     for place, config in enumerate(configs):
         if isinstance(config, type) or not hasattr(config, "all_kwargs"):
-            raise SettingsError(
-                f"{kernel}: configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
-            )
+            yield f"configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
         if not isinstance(config.kwargs, Mapping):
-            raise SettingsError(
-                f"{kernel}: configs[{place}] is triton.Config({config.kwargs!r}): give its values "
-                f"by name, such as {_EXAMPLE}"
+            yield (
+                f"configs[{place}] is triton.Config({config.kwargs!r}): give its values by name, "
+                f"such as {_EXAMPLE}"
             )
 
 
@@ -472,44 +410,12 @@ def _names_that_heuristics_read(fn: Any) -> list[str] | None:
     return names
 
 
-def _check_config_names(kernel: str, configs: Any, arg_names: Sequence[str]) -> None:
-    if isinstance(configs, ConfigSpace):
-        named = {"its config_space": configs.names}
-    else:
-        named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
-    for where, names in named.items():
-        if mistake := unknown_name(names, arg_names):
-            raise SettingsError(f"{kernel}: {where} sets {mistake}")
-
-
-def _check_names(kernel: str, parameter: str, names: Any, arg_names: Sequence[str]) -> None:
-    """Check that a parameter is a collection of names of arguments."""
+def _mistakes_in_names(parameter: str, names: Any, arg_names: Sequence[str]) -> Iterator[str]:
+    """Say why a parameter is no collection of names of arguments."""
     if isinstance(names, str) or not hasattr(names, "__iter__"):
         name = names if isinstance(names, str) else "n"
-        raise SettingsError(f'{kernel}: {parameter}={names!r}: give a list such as ["{name}"]')
+        yield f'{parameter}={names!r}: give a list such as ["{name}"]'
     for name in names:
         if not isinstance(name, str):
-            raise SettingsError(
-                f"{kernel}: {parameter} holds {name!r}: give the names of arguments, as strings"
-            )
-    if mistake := unknown_argument(parameter, names, arg_names):
-        raise SettingsError(f"{kernel}: {mistake}")
-
-
-def _check_pruning(kernel: str, pruning: Any) -> None:
-    if pruning is None:
-        return
-    if not isinstance(pruning, Mapping):
-        raise SettingsError(
-            f"{kernel}: prune_configs_by={pruning!r}: give a dictionary such as "
-            '{"early_config_prune": function}'
-        )
-    for name in pruning:
-        if name not in _PRUNING:
-            raise SettingsError(
-                f"{kernel}: prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
-            )
-        if name != "top_k" and not (pruning[name] is None or callable(pruning[name])):
-            raise SettingsError(
-                f"{kernel}: prune_configs_by[{name!r}]={pruning[name]!r}: give a function"
-            )
+            yield f"{parameter} holds {name!r}: give the names of arguments, as strings"
+    yield from _unknown_arguments(parameter, names, arg_names)

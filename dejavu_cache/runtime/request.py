@@ -1,35 +1,22 @@
-"""One scenario that a launch needs a config for, and how much tuning it is worth.
-
-Measurements of this process, which it believes more than what others have recorded.
-
-Leave configs out of a launch during which processes have died or hung.
-"""
+"""One scenario that a launch needs a config for, and how much tuning it is worth."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
-from ..model.scenario import Config, Context, Difference, Scenario
-from ..model.selection import is_credible, shortest_timing
+from ..model.scenario import Config, Context, Scenario
+from ..model.selection import shortest_timing
 from ..system.background_threads import is_from_signal_handler
-from ..system.notices import warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..tuning.measurement_marks import Suspect
-from ..tuning.result_check import CheckOptions
+from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
 from ..tuning.search import Strategy
 from ..tuning.tuner import CandidateLaunch
 
-__all__ = [
-    "MOST_SCENARIOS",
-    "OwnTrials",
-    "Request",
-    "TuningBudget",
-    "leave_out_suspects",
-]
+__all__ = ["Request", "TuningBudget"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,7 @@ class TuningBudget:
 
 @dataclass(frozen=True)
 class Request:
-    """One scenario that a launch needs a config for.
+    """One scenario that a launch needs a config for; `rules` says what a record means to it.
 
     Attributes:
         autotuner: a copy of the launching autotuner that only this request uses, with `nargs` set.
@@ -83,6 +70,11 @@ class Request:
     not_stored: str | None = None
 
     @property
+    def name(self) -> str:
+        """Return the kernel's name and the scenario, as messages have them."""
+        return f"{self.context.kernel.name}{self.scenario}"
+
+    @property
     def has_no_choice(self) -> bool:
         """Return whether pruning left one config, which then needs no benchmark."""
         return self.prunes and len(self.declared) == 1
@@ -103,6 +95,11 @@ class Request:
             if is_from_signal_handler(error):
                 raise
             return False
+
+    @property
+    def shortest_timing(self) -> float:
+        """Return the least believable timing of the benchmark method, in milliseconds."""
+        return shortest_timing(self.context.problem.method)
 
     def refuse_conflicts(self) -> None:
         """Check that the launch sets nothing that the configs set.
@@ -143,184 +140,24 @@ class Request:
             default = describe(self.default)
         return CandidateLaunch(self.autotuner, self.declared, default, self.args, self.kwargs)
 
-    def unmeasured_configs(self, record: Record | None) -> list[Config]:
-        """Return the declared configs that have neither a timing nor a failure of their own.
-
-        Another machine's timing that no launch can have is none.
-        """
-        measured = record.by_config if record else {}
-        return [
-            config
-            for config in self.declared
-            if config not in measured or self._is_void(measured[config])
-        ]
-
-    def disputable_configs(self, record: Record) -> list[Config]:
-        """Return the failed configs that may run by now, or on this machine, the default first.
-
-        What may end the process or compute wrong results is not disputed, except of the default,
-        which runs in any case.
-        """
-        measured, default = record.by_config, describe(self.default)
-        disputable = [
-            config
-            for config in self.declared
-            if config in measured
-            and (failure := measured[config].failure) is not None
-            and (config == default or failure.kind not in ("crash", "wrong"))
-        ]
-        return sorted(disputable, key=lambda config: config != default)
-
-    @property
-    def shortest_timing(self) -> float:
-        """Return the least believable timing of the benchmark method, in milliseconds."""
-        return shortest_timing(self.context.problem.method)
-
-    def _is_void(self, measurement: Measurement) -> bool:
-        if measurement.failure is not None or measurement.by == whoami():
-            return measurement.skipped
-        return not is_credible(measurement, self.shortest_timing)
-
-    def due_configs(self, record: Record | None) -> list[Config]:
-        """Return the configs left to measure, the default first; none once the budget is met."""
-        unmeasured = self.unmeasured_configs(record)
-        if self._remaining_configs(len(unmeasured)) <= 0:
-            return []
-        return sorted(unmeasured, key=lambda config: config != describe(self.default))
-
-    def budgeted_count(self, due: int) -> int:
-        """Return how many of `due` unmeasured configs the budget still allows."""
-        return max(min(due, self._remaining_configs(due)), 0)
-
-    def has_work(self, record: Record) -> bool:
-        """Return whether a tune is unfinished: configs to measure, or the race and its winner."""
-        return record.winner is None or bool(self.due_configs(record))
-
-    def resolution(
+    def result_check(
         self,
-        how: How,
-        config: Any,
-        *,
-        store: str | None = None,
-        missing: int = 0,
-        differences: Sequence[Difference] = (),
-        not_compared: Sequence[str] = (),
-        wrong: Sequence[str] = (),
-        only: bool = False,
-        ignored_pin: str | None = None,
-        uncompared: str = "",
-        is_idle: bool = False,
-    ) -> Resolution:
+        options: CheckOptions | None,
+        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
+    ) -> ResultCheck:
+        """Return what compares the results of this launch's configs with the default's.
+
+        Args:
+            options: declarations of the kernel's author; None: nothing is compared, since the
+                author does not want it, or the default config cannot run.
+            mark: returns a context in which a config is launched.
+        """
+        launches = CheckedLaunches(self.candidate_launch(), self.default, mark)
+        is_wanted = self.check is not None
+        return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
+
+    def resolution(self, how: How, config: Any, store: str | None = None) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
-            how=how,
-            config=config,
-            scenario=self.scenario,
-            context=self.context,
-            store=store,
-            missing=missing,
-            differences=differences,
-            not_compared=not_compared,
-            wrong=wrong,
-            only=only,
-            not_stored=self.not_stored,
-            ignored_pin=ignored_pin,
-            uncompared=uncompared,
-            is_idle=is_idle,
+            how, config, self.scenario, self.context, store, not_stored=self.not_stored
         )
-
-    def _remaining_configs(self, unmeasured: int) -> int:
-        if self.budget.configs is None:
-            return unmeasured
-        return self.budget.configs - (len(self.declared) - unmeasured)
-
-
-MOST_SCENARIOS = 4096
-
-
-class OwnTrials:
-    """The measurements that one autotuner of this process has made.
-
-    A server keeps the first measurement of a config, so it may go on saying what this process knows
-    to be false.
-    """
-
-    def __init__(self) -> None:
-        """Begin without any."""
-        self._scenarios: dict[tuple[Context, Scenario], dict[Config, Measurement]] = {}
-
-    def add(
-        self, context: Context, scenario: Scenario, measurements: Iterable[Measurement]
-    ) -> None:
-        """Remember measurements; one that lacked memory says nothing."""
-        key = context, scenario
-        if key not in self._scenarios and len(self._scenarios) >= MOST_SCENARIOS:
-            self._scenarios.clear()
-        trials = self._scenarios.setdefault(key, {})
-        trials.update(
-            {
-                measurement.config: measurement
-                for measurement in measurements
-                if not measurement.skipped
-            }
-        )
-
-    def of(self, context: Context, scenario: Scenario) -> dict[Config, Measurement]:
-        """Return this process's measurements of a scenario, by config."""
-        return self._scenarios.get((context, scenario), {})
-
-    def forget(self, context: Context, scenario: Scenario) -> None:
-        """Forget the measurements of a scenario, so that its configs are tried again."""
-        self._scenarios.pop((context, scenario), None)
-
-    def correct(self, context: Context, record: Record) -> Record:
-        """Return a record in which other machines' measurements give way to this process's."""
-        measurements = record.by_config
-        corrections = {
-            config: trial
-            for config, trial in self.of(context, record.scenario).items()
-            if config not in measurements or measurements[config].by != trial.by
-        }
-        if not corrections:
-            return record
-        merged = tuple({**measurements, **corrections}.values())
-        return record.model_copy(update={"measurements": merged})
-
-
-def leave_out_suspects(
-    request: Request, record: Record | None, suspects: Iterable[Suspect]
-) -> Request:
-    """Return a request without the configs that may end or block this process.
-
-    A config that a person pinned stays. Nothing is said of those whose failure is recorded.
-
-    Args:
-        request: the launch's request.
-        record: the record of its scenario, if there is one.
-        suspects: configs that processes were measuring when they died or hung.
-    """
-    pinned = record.pinned if record else None
-    failed = set(_failed_configs(record)) if record else set()
-    reasons = {
-        suspect.config: suspect.reason
-        for suspect in suspects
-        if suspect.config in request.declared and suspect.config != pinned
-    }
-    if not reasons:
-        return request
-    name = request.context.kernel.name
-    for config, reason in reasons.items():
-        if config in failed:
-            continue
-        warn_once(
-            f"suspect {name}{request.scenario} {config}",
-            f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "
-            "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a worker",
-        )
-    return request.without(reasons)
-
-
-def _failed_configs(record: Record) -> Iterator[Config]:
-    for measurement in record.measurements:
-        if measurement.failure is not None and not measurement.skipped:
-            yield measurement.config

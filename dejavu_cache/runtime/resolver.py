@@ -1,22 +1,15 @@
-"""Resolve a scenario that a launch meets for the first time: use a record, tune, or fall back.
-
-Take over records of equal code under another key, and refuse those of other code.
-
-Triton's key of a kernel changes with each edit, and stays where an edit is none of its text: the
-IR that Triton generates decides in both cases.
-"""
+"""Resolve a scenario that a launch meets for the first time: use a record, tune, or fall back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
-from ..model.resolution import Resolution
+from ..model.resolution import Resolution, gather_evidence
 from ..model.scenario import Config, Context, Scenario, now
-from ..model.selection import gather_evidence
 from ..settings import Mode, Settings
 from ..stores import Found, TieredStore
 from ..system.notices import logger, warn_once
@@ -25,32 +18,30 @@ from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, generates_equal_code
 from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
+from . import rules
 from .choices import MOST_CHOICES
 from .fallbacks import (
     FallbackLimits,
     fall_back,
     find_nearest,
     nearest_differences,
-    record_from_triton_cache,
+    record_of_triton_timings,
 )
-from .record_lookup import (
-    ignored_pin,
-    is_unfinished,
-    note_timings,
-    resolve_from_record,
-    resolve_trusted,
-)
-from .request import Request, leave_out_suspects
-from .scenario_tuner import ScenarioTuner
+from .known_records import KnownRecords
+from .request import Request
 from .service_phase import may_benchmark
-from .tolerant_store import TolerantStore
+from .tune import leave_out_suspects, note_timings, tune
 
-__all__ = [
-    "OtherCodeError",
-    "Resolver",
-    "adopt_equal_code",
-    "refuse_other_code",
-]
+if TYPE_CHECKING:
+    from ..system.worker_process import ParentConnection
+
+__all__ = ["OtherCodeError", "Resolver"]
+
+RACE_WAIT = 1.0
+"""Seconds to wait for a process that only races what is recorded."""
+
+MOST_REJECTIONS = 3
+"""Configs of a scenario that may fail at launches before only the default is left."""
 
 
 class OtherCodeError(Exception):
@@ -66,106 +57,8 @@ class OtherCodeError(Exception):
         self.code = code
 
 
-def adopt_equal_code(request: Request, store: TolerantStore) -> Found | None:
-    """Return the scenario's record of equal code under another key, and keep it under this one.
-
-    The winner's code is generated from the kernel of today, for a launch that was recorded with it.
-    """
-    if request.not_stored or is_interpreting():
-        return None
-    for found, is_same_scenario in _candidates(request, store):
-        if not _is_equal(request, found.record, is_same_scenario=is_same_scenario):
-            continue
-        adopted = found.record.as_adopted(now()).model_copy(update={"scenario": request.scenario})
-        store.put(request.context, adopted)
-        name = request.context.kernel.name
-        logger.info("%s%s: recorded of equal code before an edit", name, request.scenario)
-        return Found(adopted, found.store)
-    return None
-
-
-def _candidates(request: Request, store: TolerantStore) -> Iterator[tuple[Found, bool]]:
-    """Yield records that differ in nothing but keys, and whether they are of the same scenario."""
-    wanted = request.scenario.without_keys
-    for context in (request.context, *store.other_contexts(request.context)):
-        if context != request.context:
-            if not _may_be_equal(context, request.context):
-                continue
-            if found := store.get(context, request.scenario):
-                yield found, True
-        if wanted == request.scenario:
-            continue
-        for scenario in store.list_scenarios(context):
-            is_other = scenario != request.scenario and scenario.without_keys == wanted
-            if is_other and (found := store.get(context, scenario)):
-                yield found, False
-
-
-def refuse_other_code(request: Request, record: Record) -> None:
-    """Compare the code of a recorded winner, which this launch is about to run, with the record's.
-
-    Raises:
-        OtherCodeError: it is other code, by what no key sees: a patched method of Triton's
-            language, a function that reads a file, another value of a module's attribute.
-    """
-    winner = record.winner
-    if winner is None or winner.config not in request.declared or not _may_compile():
-        return
-    code = find_other_code(
-        request.autotuner,
-        record.launches or (),
-        request.declared[winner.config],
-        request.args,
-        request.kwargs,
-    )
-    if code is not None:
-        raise OtherCodeError(code)
-
-
-def _may_be_equal(context: Context, wanted: Context) -> bool:
-    """Return whether two contexts differ in nothing but Triton's key of the kernel."""
-    return (
-        context.environment == wanted.environment
-        and context.problem == wanted.problem
-        and is_decorated_alike(context.kernel.source, wanted.kernel.source)
-    )
-
-
-def _is_equal(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in request.declared:
-        return False
-    config, launches = request.declared[winner.config], record.launches or ()
-    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
-        return False
-    if not _may_compile():
-        return is_same_scenario
-    # What heuristics compute is no part of what was recorded to be generated again.
-    other = find_other_code(
-        request.autotuner,
-        launches,
-        config,
-        request.args,
-        request.kwargs,
-        is_same_scenario=is_same_scenario,
-    )
-    return other is None
-
-
-def _may_compile() -> bool:
-    """Return whether the launch may compile before it runs: not while a request waits for it."""
-    return may_benchmark() and not (is_interpreting() or is_capturing_graph())
-
-
-RACE_WAIT = 1.0
-"""Seconds to wait for a process that only races what is recorded."""
-
-MOST_REJECTIONS = 3
-"""Configs of a scenario that may fail at launches before only the default is left."""
-
-
 class Resolver:
-    """Decides, for one autotuner, where configs come from.
+    """Decides, for one autotuner, where configs come from: looks up, asks `rules`, and acts.
 
     Attributes:
         store: where records are read and written.
@@ -178,9 +71,8 @@ class Resolver:
         mode: Mode,
         max_distance: float,
         settings: Settings,
-        before: Callable[[Config], None] | None = None,
         *,
-        expendable: bool = False,
+        parent: ParentConnection | None = None,
         compares_code: bool = False,
     ) -> None:
         """Set up the resolver.
@@ -190,19 +82,15 @@ class Resolver:
             mode: what a launch may do on a miss.
             max_distance: how far a nearest scenario may be, in powers of two summed over the key.
             settings: the process's settings.
-            before: is called with each config before it is measured, once all earlier measurements
-                are recorded.
-            expendable: whether this process may measure configs during which another one has died.
+            parent: the process that replaces this one if a config ends it, as in a sweep; else
+                None.
             compares_code: whether a recorded winner's code is compared before a launch runs it.
         """
         self.store = store
-        self._compares_code = compares_code
         self.mode = mode
-        self._expendable = expendable
-        self._store = TolerantStore(store)
-        self._tuner = ScenarioTuner(
-            self._store, show_progress=settings.progress, before=before, expendable=expendable
-        )
+        self._compares_code = compares_code
+        self._records = KnownRecords(store)
+        self._parent = parent
         self._limits = FallbackLimits(
             max_distance,
             other_toolchains=settings.toolchain == "loose",
@@ -210,10 +98,18 @@ class Resolver:
             uncompared=mode is not Mode.TUNE,
         )
         self._noted_misses: set[tuple[Context, Scenario]] = set()
-        self._rejected: dict[tuple[Context, Scenario], set[Config]] = {}
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
+
+        The first of these that applies decides:
+
+        1. Triton generates other code than is recorded: nothing is resolved, see `Raises`.
+        2. The launch has no work: it runs what is recorded, or else the default.
+        3. Nothing may be tuned: it runs what is recorded and may run uncompared in this mode. A
+           miss is an error in strict mode, and else put on the worklist, and a fallback runs.
+        4. The record leaves nothing to do: its config runs.
+        5. This process tunes; while another one does, a fallback runs.
 
         Args:
             request: the scenario.
@@ -226,25 +122,30 @@ class Resolver:
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
         if found and self._compares_code:
-            refuse_other_code(request, found.record)
-        request = self._without_unusable(request, found)
-        if request.has_empty_grid:
-            recorded = self._resolve_trusted(request, found)
-            runs = recorded or request.resolution("default", request.default)
-            return replace(runs, is_idle=True), 0
+            _refuse_other_code(request, found.record)
+        usable = self._without_unusable(request, found)
+        _warn_of_ignored_pin(usable, found)
+        if usable.has_empty_grid:
+            runs = self._resolve_trusted(usable, found)
+            return replace(runs or usable.resolution("default", usable.default), is_idle=True), 0
         if found:
-            note_timings(request, found.record)
+            note_timings(usable, found.record)
         if not self._may_tune():
-            return self._resolve_trusted(request, found) or self._resolve_miss(request, found), 0
-        settled = self._tuner.resolve_settled(request, found)
+            return self._resolve_trusted(usable, found) or self._resolve_miss(usable, found), 0
+        findings = self._records.findings(usable.context, usable.scenario)
+        settled = rules.settled_choice(usable, found, findings, is_lasting=self._records.is_lasting)
         if settled is not None:
             return settled, 0
-        if found and resolve_from_record(request, found) and not request.due_configs(found.record):
-            wait = min(wait, RACE_WAIT)
-        tuned, benchmarked = self._tuner.tune(request, wait)
+        only_races = (
+            found is not None
+            and rules.recorded_choice(usable, found) is not None
+            and not rules.due_configs(usable, found.record)
+        )
+        patience = min(wait, RACE_WAIT) if only_races else wait
+        tuned, benchmarked = tune(usable, self._records, patience, self._parent)
         if tuned is None:
             # The process that was tuning may have died or hung while this one waited.
-            tuned = self._fall_back(self._without_unusable(request, found), found)
+            tuned = self._fall_back(self._without_unusable(usable, found), found)
         return tuned, benchmarked
 
     def _resolve_miss(self, request: Request, found: Found | None) -> Resolution:
@@ -257,15 +158,15 @@ class Resolver:
             self.note_miss(request)
             return self._fall_back(request, found)
         # A server that was busy at the first look is waited for.
-        found = self._look_up(request, fresh=True)
-        recorded = self._resolve_trusted(request, found)
+        waited = self._look_up(request, fresh=True)
+        recorded = self._resolve_trusted(request, waited)
         if recorded is None:
             self.note_miss(request)
-            raise ScenarioNotTuned(self._explain_miss(request, found))
+            raise ScenarioNotTuned(self._explain_miss(request, waited))
         return recorded
 
     def _resolve_trusted(self, request: Request, found: Found | None) -> Resolution | None:
-        return resolve_trusted(request, found, uncompared=self._limits.uncompared)
+        return rules.trusted_choice(request, found, uncompared=self._limits.uncompared)
 
     def _may_tune(self) -> bool:
         return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()
@@ -278,30 +179,35 @@ class Resolver:
         looks_further = self._limits.other_toolchains or self._limits.other_gpus
         if self.mode is Mode.STRICT or self._may_tune() or looks_further:
             return None
-        return self._store.revision(context)
+        return self.store.revision(context)
 
     def only_config(self, request: Request) -> Resolution:
         """Return the resolution of a launch that is left one config, which needs no benchmark."""
-        resolution = resolve_from_record(request, self._look_up(request))
-        if resolution is not None and resolution.how == "pinned":
-            return resolution
-        return request.resolution("default", request.default, only=True)
+        found = self._look_up(request)
+        _warn_of_ignored_pin(request, found)
+        recorded = rules.recorded_choice(request, found)
+        if recorded is not None and recorded.how == "pinned":
+            return recorded
+        return replace(request.resolution("default", request.default), only=True)
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""
         if request.has_no_choice:
             return self.only_config(request)
         found = self._look_up(request)
-        request = self._without_unusable(request, found)
-        resolution = self._resolve_trusted(request, found)
-        if resolution is not None:
-            return resolution
-        fallback = self._fall_back(request, found)
+        usable = self._without_unusable(request, found)
+        _warn_of_ignored_pin(usable, found)
+        recorded = self._resolve_trusted(usable, found)
+        if recorded is not None:
+            return recorded
+        fallback = self._fall_back(usable, found)
+        record = found.record if found else None
+        pin = rules.ignored_pin(usable, record)
         return replace(
             fallback,
-            differences=fallback.differences or nearest_differences(request, self._store),
-            missing=len(request.unmeasured_configs(found.record if found else None)),
-            ignored_pin=None if (pin := ignored_pin(request, found)) is None else str(pin),
+            differences=fallback.differences or nearest_differences(usable, self._records),
+            missing=len(rules.unmeasured_configs(usable, record)),
+            ignored_pin=None if pin is None else str(pin),
         )
 
     def reject(self, request: Request, config: Config, reason: str) -> bool:
@@ -312,17 +218,16 @@ class Resolver:
             a config that was chosen although it had failed before.
         """
         default = describe(request.default)
-        rejected = self._rejected.setdefault((request.context, request.scenario), set())
+        rejected = self._records.findings(request.context, request.scenario).rejected
         if config == default or config in rejected or config not in request.declared:
             return False
         rejected.add(config)
         if len(rejected) >= MOST_REJECTIONS:
             rejected.update(other for other in request.declared if other != default)
-        name = request.context.kernel.name
         warn_once(
-            f"rejected {name}{request.scenario} {config}",
-            f"{name}{request.scenario}: the recorded config ({config}) cannot run here, and "
-            f"another one does: {reason}",
+            f"rejected {request.name} {config}",
+            f"{request.name}: the recorded config ({config}) cannot run here, and another one "
+            f"does: {reason}",
         )
         return True
 
@@ -331,11 +236,12 @@ class Resolver:
 
         A process that may die measures the latter.
         """
-        request = request.without(self._rejected.get((request.context, request.scenario), ()))
-        if self._expendable:
-            return request
+        findings = self._records.findings(request.context, request.scenario)
+        usable = request.without(findings.rejected)
+        if self._parent is not None:
+            return usable
         suspects = find_suspects(request.context, request.scenario)
-        return leave_out_suspects(request, found.record if found else None, suspects)
+        return leave_out_suspects(usable, found.record if found else None, suspects)
 
     def usable_configs(self, request: Request) -> list[Any]:
         """Return the `triton.Config`s that a launch may run, without those known to fail there."""
@@ -351,7 +257,7 @@ class Resolver:
     def add_evidence(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what its record says, or how far the nearest record is."""
         config = describe(resolution.config)
-        found = self._store.get(
+        found = self.store.get(
             resolution.recorded_in or request.context, resolution.recorded_for or request.scenario
         )
         if found is not None and config in found.record.by_config and resolution.how != "default":
@@ -360,27 +266,27 @@ class Resolver:
             return replace(resolution, evidence=evidence)
         if resolution.final:
             return resolution
-        near = find_nearest(request, self._store)
+        near = find_nearest(request, self._records)
         return replace(resolution, nearest=near[0]) if near is not None else resolution
 
     def _look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
         """Return the scenario's record, also one of equal code under another key of Triton's."""
-        found = self._tuner.look_up(request, fresh=fresh)
-        return found or adopt_equal_code(request, self._store)
+        found = self._records.look_up(request.context, request.scenario, fresh=fresh)
+        return found or _adopt_equal_code(request, self._records)
 
     def _adopt_triton_timings(self, request: Request) -> Found | None:
         """Record the imported timings of Triton's disk cache that belong to this very launch."""
-        record = record_from_triton_cache(request, self._store.imports(request.context))
+        record = record_of_triton_timings(request, self._records)
         if record is None:
             return None
-        self._store.put(request.context, record)
-        return Found(record, self._store.url)
+        self._records.put(request.context, record)
+        return Found(record, self._records.url)
 
     def _fall_back(self, request: Request, found: Found | None) -> Resolution:
-        fallback = fall_back(request, self._store, self._limits)
-        if is_unfinished(request, found):
+        fallback = fall_back(request, self._records, self._limits)
+        if rules.is_unfinished(request, found.record if found else None):
             return replace(fallback, unfinished=True)
-        fastest = resolve_from_record(request, found)
+        fastest = rules.recorded_choice(request, found)
         if fastest is None:
             return fallback
         config = describe(fastest.config)
@@ -394,21 +300,126 @@ class Resolver:
             self._noted_misses.clear()
         if miss not in self._noted_misses:
             self._noted_misses.add(miss)
-            self._store.note_miss(*miss)
+            self.store.miss(*miss)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
-        launch = f"{request.context.kernel.name}{request.scenario}"
-        place = f"for {request.context.environment.device.name} in {self._store.url}"
-        if is_unfinished(request, found):
+        place = f"for {request.context.environment.device.name} in {self._records.url}"
+        if rules.is_unfinished(request, found.record if found else None):
             return (
-                f"{launch} has timings {place}, but no winner whose results were compared, and "
-                "the mode is strict; finish its tune by a launch in mode tune or `dejavu-cache "
+                f"{request.name} has timings {place}, but no winner whose results were compared, "
+                "and the mode is strict; finish its tune by a launch in mode tune or `dejavu-cache "
                 "sweep`, or choose a config by `dejavu-cache pin`"
             )
-        fields = "\n".join(f"  {field}" for field in nearest_differences(request, self._store))
+        fields = "\n".join(f"  {field}" for field in nearest_differences(request, self._records))
         nearest_record = (
             f"the nearest record differs in\n{fields}"
             if fields
             else "no record of this kernel exists"
         )
-        return f"{launch} is not tuned {place}, and the mode is strict; {nearest_record}"
+        return f"{request.name} is not tuned {place}, and the mode is strict; {nearest_record}"
+
+
+def _warn_of_ignored_pin(request: Request, found: Found | None) -> None:
+    pinned = rules.ignored_pin(request, found.record if found else None)
+    if pinned is None:
+        return
+    if pinned in map(describe, request.autotuner.configs):
+        problem, remedy = "is pruned from this launch or fails here", "pin another config"
+    else:
+        problem, remedy = "the kernel does not declare", "declare this config"
+    warn_once(
+        f"pin {request.context.kernel.name} {pinned}",
+        f"{request.name} is pinned to ({pinned}), which {problem}: the pin is ignored; {remedy}, "
+        "or unpin the scenario",
+    )
+
+
+def _adopt_equal_code(request: Request, records: KnownRecords) -> Found | None:
+    """Return the scenario's record of equal code under another key, and keep it under this one.
+
+    Triton's key of a kernel changes with each edit. The winner's code is generated from the kernel
+    of today, for a launch that was recorded with it.
+    """
+    if request.not_stored or is_interpreting():
+        return None
+    for found, is_same_scenario in _records_of_other_keys(request, records):
+        if not _has_equal_code(request, found.record, is_same_scenario=is_same_scenario):
+            continue
+        adopted = found.record.as_adopted(now()).model_copy(update={"scenario": request.scenario})
+        records.put(request.context, adopted)
+        logger.info("%s: recorded of equal code before an edit", request.name)
+        return Found(adopted, found.store)
+    return None
+
+
+def _records_of_other_keys(request: Request, records: KnownRecords) -> Iterator[tuple[Found, bool]]:
+    """Yield records that differ in nothing but keys, and whether they are of the same scenario."""
+    wanted = request.scenario.without_keys
+    for context in (request.context, *records.other_contexts(request.context)):
+        if context != request.context:
+            if not _may_be_equal(context, request.context):
+                continue
+            if found := records.tiers.get(context, request.scenario):
+                yield found, True
+        if wanted == request.scenario:
+            continue
+        for scenario in records.scenarios(context):
+            is_other = scenario != request.scenario and scenario.without_keys == wanted
+            if is_other and (found := records.tiers.get(context, scenario)):
+                yield found, False
+
+
+def _may_be_equal(context: Context, wanted: Context) -> bool:
+    """Return whether two contexts differ in nothing but Triton's key of the kernel."""
+    return (
+        context.environment == wanted.environment
+        and context.problem == wanted.problem
+        and is_decorated_alike(context.kernel.source, wanted.kernel.source)
+    )
+
+
+def _has_equal_code(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
+    winner = record.winner
+    if winner is None or not record.is_finished or winner.config not in request.declared:
+        return False
+    config, launches = request.declared[winner.config], record.launches or ()
+    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
+        return False
+    if not _may_compile():
+        return is_same_scenario
+    # What heuristics compute is no part of what was recorded to be generated again.
+    return _other_code(request, record, winner.config, is_same_scenario=is_same_scenario) is None
+
+
+def _refuse_other_code(request: Request, record: Record) -> None:
+    """Compare the code of a recorded winner, which this launch is about to run, with the record's.
+
+    Raises:
+        OtherCodeError: it is other code, by what no key sees: a patched method of Triton's
+            language, a function that reads a file, another value of a module's attribute.
+    """
+    winner = record.winner
+    if winner is None or winner.config not in request.declared or not _may_compile():
+        return
+    code = _other_code(request, record, winner.config)
+    if code is not None:
+        raise OtherCodeError(code)
+
+
+def _other_code(
+    request: Request, record: Record, config: Config, *, is_same_scenario: bool = True
+) -> str | None:
+    """Return what Triton generates for a launch, if that is not what was recorded, or None."""
+    return find_other_code(
+        request.autotuner,
+        record.launches or (),
+        request.declared[config],
+        request.args,
+        request.kwargs,
+        is_same_scenario=is_same_scenario,
+    )
+
+
+def _may_compile() -> bool:
+    """Return whether the launch may compile before it runs: not while a request waits for it."""
+    return may_benchmark() and not (is_interpreting() or is_capturing_graph())

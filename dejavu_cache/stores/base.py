@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
@@ -14,7 +13,7 @@ from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict, date_after
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import NearbyScenarios, ScenarioIndex
+from ..model.scenario_index import ScenarioIndex
 
 __all__ = ["CopyChanges", "Found", "FoundTree", "Store"]
 
@@ -90,7 +89,7 @@ class Store(ABC):
         """Return `Scenario.text` of all records of a context, as cheaply as the store can."""
         return (record.scenario.text for record in self.records(context))
 
-    def scenario_index(self, context: Context) -> NearbyScenarios:
+    def scenario_index(self, context: Context) -> ScenarioIndex:
         """Return an index of all scenarios that have records in a context."""
         return ScenarioIndex(self.scenario_texts(context))
 
@@ -189,7 +188,7 @@ class Store(ABC):
         A store that cannot lock yields True to everybody: work may be done twice, but nothing is
         lost.
         """
-        return _unlimited_lease()
+        return nullcontext(True)
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario without a record on the worklist, if the store has one."""
@@ -251,20 +250,10 @@ class Store(ABC):
         """Return the store itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the store."""
         self.close()
 
     def __repr__(self) -> str:
         """Return the class, the URL and whether the store may only be read."""
         return f"{type(self).__name__}({self.url!r}{', read-only' if self.read_only else ''})"
-
-
-@contextmanager
-def _unlimited_lease() -> Iterator[bool]:
-    yield True

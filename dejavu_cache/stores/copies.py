@@ -11,12 +11,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from ..errors import SettingsError, StoreError
-from ..model.merge import merge_into, part_digests
-from ..model.record import Record
+from ..model.merge import part_digests
 from ..model.scenario import Context, Scenario
 from ..settings import Settings, current_settings
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
@@ -80,26 +79,15 @@ class LocalCopies:
             if len(self.remote) > 1:  # another server may still have what this one has recalled
                 return
             scenarios = {each for each in scenarios if each.digest in changes.recalls}
-        before = self._gather(context, scenarios)
+        before = [tier.revision(context) for tier in self._local]
         for tier in self._local:
             try:
                 take_over(tier, context, scenarios, changes)
             except (StoreError, OSError) as error:
                 logger.debug("copies in %s stay as they are: %s", tier.url, error)
         changed = self._changed()
-        if changed is not None and self._gather(context, scenarios) != before:
+        if changed and before != [tier.revision(context) for tier in self._local]:
             changed(context)
-
-    def _gather(self, context: Context, scenarios: Iterable[Scenario]) -> dict[Scenario, Record]:
-        merged: dict[Scenario, Record] = {}
-        for tier in self._local:
-            for scenario in scenarios:
-                try:
-                    hit = tier.get(context, scenario)
-                except (StoreError, OSError):
-                    continue
-                merged = merge_into(merged, [hit.record] if hit else [])
-        return merged
 
 
 def take_over(

@@ -1,18 +1,12 @@
-"""Store in a folder, with one readable file per kernel, environment and problem.
-
-Files of a store's folder that hold results of other autotuners, one per function.
-
-Delete what killed writers left in a store's folder, or beside another file.
-"""
+"""Store in a folder, with one readable file per kernel, environment and problem."""
 
 from __future__ import annotations
 
-import glob
+import hashlib
+import json
 import os
-import re
-import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,124 +18,22 @@ from ..model.foreign_result import ForeignResult, format_foreign_results, parse_
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import NearbyScenarios, ScenarioIndex
+from ..model.scenario_index import ScenarioIndex
+from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, open_folder, open_regular
+from ..system.safe_files import expand_home, read_file, replace_file, user_folder
 from .base import Found, FoundTree, Store
-from .file_layout import HEAD_BYTES, Page, context_of_head
-from .file_locks import LOCKS, FileLocks, acquire_lock, release_lock
-from .page_cache import (
-    PageCache,
-    describe_failure,
-    differ_in_case_alone,
-    find_files,
-    folder_name,
-    read_text,
-    signature_of,
-    write_text,
-)
+from .file_layout import HEAD_BYTES, Page, context_of_head, find_record
+from .folder import Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
 
-__all__ = [
-    "FileStore",
-    "ImportedFiles",
-    "delete_leftovers",
-    "delete_unfinished",
-]
-
-
-class ImportedFiles:
-    """The folder `.imported` of a store's folder.
-
-    Args:
-        root: the store's folder.
-        locks: the store's locks.
-    """
-
-    def __init__(self, root: Path, locks: FileLocks) -> None:
-        """Read and write nothing yet."""
-        self._root = root
-        self._locks = locks
-
-    def read(self, function: str) -> list[ForeignResult]:
-        """Return a function's results; warn if they cannot be read."""
-        path = self._path(function)
-        try:
-            results = parse_foreign_results(read_text(path, self._root), str(path))
-            return [result for result in results if result.function == function]
-        except FileNotFoundError:
-            return []
-        except (StoreError, OSError, UnicodeDecodeError) as error:
-            warn_once(f"{path}", f"{path} is passed over: {error}")
-            return []
-
-    def add(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results to their functions' files, under their locks.
-
-        Raises:
-            StoreError: a file cannot be written, or not be read: it stays as it is.
-        """
-        by_function: dict[str, list[ForeignResult]] = {}
-        for entry in entries:
-            by_function.setdefault(entry.function, []).append(entry)
-        for function, results in by_function.items():
-            path = self._path(function)
-            with self._locks.write(path, f"imported-{path.stem}.lock"):
-                try:
-                    earlier = parse_foreign_results(read_text(path, self._root), str(path))
-                except FileNotFoundError:
-                    earlier = []
-                except OSError as error:  # What cannot be read must not be replaced.
-                    raise describe_failure(error, path, "read") from error
-                write_text(path, format_foreign_results([*earlier, *results]), self._root)
-
-    def _path(self, function: str) -> Path:
-        return self._root / ".imported" / f"{folder_name(function)}.jsonl"
-
-
-_TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}$")
-"""End of the name of a file that its writer had not finished; `safe_files` gives such names."""
-
-
-def delete_leftovers(root: Path, age: float) -> int:
-    """Delete unfinished files, leases and soft locks of at least an age; return their number.
-
-    Args:
-        root: the store's folder; links in it are not followed.
-        age: in seconds.
-    """
-    return sum(_delete_if_old(root, path, age) for path in _leftovers(root))
-
-
-def delete_unfinished(file: Path, age: float = 3600.0) -> None:
-    """Delete what killed writers of a file left beside it and have not touched for some seconds."""
-    for path in file.parent.glob(f"{glob.escape(file.name)}.tmp-*"):
-        if _TEMPORARY.search(path.name):
-            _delete_if_old(file.parent, path, age)
-
-
-def _leftovers(root: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(root):
-        holds_locks = Path(parent) == root / LOCKS
-        for name in names:
-            if (holds_locks and name.endswith((".lease", ".soft"))) or _TEMPORARY.search(name):
-                yield Path(parent, name)
-
-
-def _delete_if_old(root: Path, path: Path, age: float) -> bool:
-    try:
-        with open_folder(root, path.parent) as folder:
-            status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
-            if time.time() - status.st_mtime <= age:
-                return False
-            os.unlink(path.name, dir_fd=folder)
-    except OSError:  # its writer was quicker, or a link is in the way
-        return False
-    return True
-
+__all__ = ["FileStore"]
 
 _TREE = ".tree.json"
 
 T = TypeVar("T")
+
+WORTHWHILE = 256
+"""Least number of records of a file whose index is kept; indexing fewer takes about 1 ms."""
 
 
 class FileStore(Store):
@@ -166,9 +58,9 @@ class FileStore(Store):
         self.root = expand_home(root).absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
-        self._pages = PageCache(self.root)
-        self._locks = FileLocks(self.root)
-        self._imported = ImportedFiles(self.root, self._locks)
+        self._folder = Folder(self.root)
+        self._pages: dict[Path, tuple[Signature, Page]] = {}
+        self._lock = ForkLock()  # held by whoever changes a file and the page of it together
 
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
@@ -178,33 +70,47 @@ class FileStore(Store):
         return self.root.joinpath(*map(folder_name, folders), f"{method}-{context.digest}.json")
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        """Return a scenario's record; a file that was not read before is bisected."""
-        record = self._read(context, lambda path: self._pages.find(path, context, scenario), None)
+        """Return a scenario's record.
+
+        A file that was not read before is bisected. That may miss a record in a file whose records
+        somebody has put out of order, so `fresh`, for whoever would tune next, reads it whole.
+        """
+        path, record = self.path(context), None
+        if path not in self._pages:
+            # What is wrong with a file, reading it whole says.
+            with suppress(OSError, ValueError), self._folder.open(path) as file:
+                record = find_record(file, context, scenario, str(path))
+                if record is None and not fresh:
+                    return None
+        if record is None:
+            page = self._page(context)
+            record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records; a damaged file counts as empty."""
-        page = self._read(context, lambda path: self._pages.get(path, context), None)
-        return page.records(str(self.path(context))) if page else iter(())
+        page = self._page(context)
+        return page.records() if page else iter(())
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of a context's file without parsing its records."""
-        page = self._read(context, lambda path: self._pages.get(path, context), None)
+        page = self._page(context)
         return iter(page.scenario_texts() if page else ())
 
-    def scenario_index(self, context: Context) -> NearbyScenarios:
-        """Return the index of a context's file; that of a large file comes from the disk."""
-        nothing: NearbyScenarios = ScenarioIndex()
-        return self._read(context, lambda path: self._pages.index(path, context), nothing)
+    def scenario_index(self, context: Context) -> ScenarioIndex:
+        """Return the index of a context's file; that of a large file comes from the disk.
 
-    def _read(self, context: Context, read: Callable[[Path], T], otherwise: T) -> T:
-        """Return what a function reads from a context's file; set the file aside if damaged."""
+        A launch without a record of its own asks for the nearest scenario. In a new process,
+        indexing a file of ten thousand records for that takes a thousand times as long as reading
+        its index.
+        """
         path = self.path(context)
-        try:
-            return read(path)
-        except DamagedRecordsError as error:
-            self._set_aside(path, context, str(error))
-            return otherwise
+        with suppress(OSError, ValueError):
+            return _read_index(path, signature_of(path))
+        page, kept = self._page(context), self._pages.get(path)
+        if page is None or kept is None:
+            return ScenarioIndex(page.scenario_texts() if page else ())
+        return _make_index(path, *kept)
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
@@ -215,119 +121,153 @@ class FileStore(Store):
         except OSError:
             return None
 
+    def _page(self, context: Context) -> Page | None:
+        """Return a file's page, or None if there is no file, or a damaged one is set aside.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        path = self.path(context)
+        try:
+            return self._load(path, context)
+        except DamagedRecordsError as error:
+            self._set_aside(path, context, str(error))
+            return None
+
+    def _load(self, path: Path, context: Context) -> Page | None:
+        """Return a file's page, read again only if the file has changed; None without a file.
+
+        Raises:
+            DamagedRecordsError: the file is damaged, or has records of another context.
+            StoreError: the file cannot be read.
+        """
+        with self._lock:
+            try:
+                signature = signature_of(path)
+                cached = self._pages.get(path)
+                if cached is None or cached[0] != signature:
+                    page = Page.parse(self._folder.read(path), str(path))
+                    if page.context != context:
+                        raise DamagedRecordsError(
+                            f"{path} holds records of another context: {page.context.kernel.name}"
+                        )
+                    self._pages[path] = cached = (signature, page)
+                return cached[1]
+            except (FileNotFoundError, NotADirectoryError):  # another process may just delete it
+                self._pages.pop(path, None)
+                return None
+            except OSError as error:
+                raise describe_failure(error, path, "read") from error
+
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
-        contexts = []
-        for path, context in self._files("" if kernel is None else folder_name(kernel)):
-            if isinstance(context, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {context}")
-            elif kernel in (None, context.kernel.name):
-                contexts.append(context)
-        return iter(sorted(contexts, key=lambda context: context.text))
+        contexts = [context for _, context in self._readable(".json", self._context_of, kernel)]
+        named = (context for context in contexts if kernel in (None, context.kernel.name))
+        return iter(sorted(named, key=lambda context: context.text))
 
     def unreadable(self) -> dict[Path, str]:
         """Return why files are ignored: a newer format, damage, or a path of another context."""
-        reasons = {path: self._fault(path, context) for path, context in self._files()}
-        return {path: reason for path, reason in reasons.items() if reason}
+        found = self._walk(".json", self._whole_page)
+        return {path: str(page) for path, page in found if isinstance(page, Exception)}
 
     def why_unreadable(self) -> str:
         """Return why no file can be read; an empty text if one can, or if there is none."""
         first = ""
-        for path, context in self._files():
-            if not isinstance(context, Exception):
+        for path, context in self._walk(".json", self._context_of):
+            if isinstance(context, Context):
                 return ""
             first = first or f"{path}: {context}"
         return first
 
-    def _fault(self, path: Path, context: Context | Exception) -> str:
-        if isinstance(context, Exception):
-            return str(context)
-        try:
-            self._pages.get(path, context)
-        except StoreError as error:
-            return str(error)
-        return ""
-
     def damaged_records(self) -> dict[Path, list[str]]:
         """Return what is wrong with records that are damaged in files that can be read."""
-        damages = {}
-        for path, context in self._files():
-            if isinstance(context, Exception):
-                continue
-            with suppress(StoreError):  # `unreadable` names it
-                page = self._pages.get(path, context)
-                if page is not None and (problems := page.damages()):
-                    damages[path] = problems
-        return damages
+        found = self._walk(".json", self._whole_page)
+        damages = {path: page.damages() for path, page in found if isinstance(page, Page)}
+        return {path: problems for path, problems in damages.items() if problems}
 
-    def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
-        for path, unlisted in find_files(self.root / folder, ".json", except_for=_TREE):
-            if unlisted is not None:
-                yield path, unlisted
+    def _readable(
+        self, ending: str, read: Callable[[Path], T], kernel: str | None
+    ) -> Iterator[tuple[Path, T]]:
+        """Yield the files of a kernel's folder that can be read, and warn about the others."""
+        for path, content in self._walk(ending, read, kernel):
+            if isinstance(content, Exception):
+                warn_once(f"{path}", f"{path} is passed over: {content}")
+            else:
+                yield path, content
+
+    def _walk(
+        self, ending: str, read: Callable[[Path], T], kernel: str | None = None
+    ) -> Iterator[tuple[Path, T | Exception]]:
+        """Yield the files with an ending, and what is read from each or why it cannot be read."""
+        below = "" if kernel is None else folder_name(kernel)
+        for path, unlisted in self._folder.find(ending, below=below):
+            if path.name.endswith(_TREE) and ending != _TREE:
                 continue
             try:
-                context = self._context_of(path)
-                expected = self.path(context)
-                if expected != path and not differ_in_case_alone(expected, path):
-                    raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
-                yield path, context
+                if unlisted is not None:
+                    raise unlisted
+                content: T | Exception = read(path)
             except (StoreError, OSError, UnicodeDecodeError) as error:
-                yield path, error
+                content = error
+            yield path, content
+
+    def _whole_page(self, path: Path) -> Page | None:
+        return self._load(path, self._context_of(path))
+
+    def _tree_of(self, path: Path) -> Tree:
+        return Tree.parse(self._folder.read(path), str(path))
 
     def _context_of(self, path: Path) -> Context:
-        with open(open_regular(self.root, path), "rb") as file:
+        """Return the context of the records in a file.
+
+        Raises:
+            StoreError: it is damaged, or does not belong at its path.
+            OSError: it cannot be read.
+        """
+        with self._folder.open(path) as file:
             context = context_of_head(file.read(HEAD_BYTES), str(path))
-        return context or Page.parse(read_text(path, self.root), str(path)).context
+        context = context or Page.parse(self._folder.read(path), str(path)).context
+        expected = self.path(context)
+        # On a file system that ignores case, the folder of `pkg.Add` is that of `pkg.add` too.
+        is_alike = str(expected).casefold() == str(path).casefold()
+        if expected != path and not (is_alike and expected.exists() and expected.samefile(path)):
+            raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
+        return context
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        for path, tree in self._trees("" if kernel is None else folder_name(kernel)):
-            if isinstance(tree, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {tree}")
-            elif kernel in (None, tree.context.kernel.name):
+        for path, tree in self._readable(_TREE, self._tree_of, kernel):
+            if kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
 
     def unreadable_trees(self) -> dict[Path, str]:
         """Return why files of decision trees are passed over."""
-        return {path: str(tree) for path, tree in self._trees() if isinstance(tree, Exception)}
-
-    def _trees(self, folder: str = "") -> Iterator[tuple[Path, Tree | Exception]]:
-        for path, unlisted in find_files(self.root / folder, _TREE):
-            if unlisted is not None:
-                yield path, unlisted
-                continue
-            try:
-                yield path, Tree.parse(read_text(path, self.root), str(path))
-            except (StoreError, OSError) as error:
-                yield path, error
+        found = self._walk(_TREE, self._tree_of)
+        return {path: str(tree) for path, tree in found if isinstance(tree, Exception)}
 
     def put_tree(self, tree: Tree) -> str:
         """Write the tree's file, beside the records of its context."""
         self._refuse_if_read_only()
         path = self.path(tree.context).with_suffix(_TREE)
-        write_text(path, tree.text, self.root)
+        self._folder.write(path, tree.text)
         return path.as_uri()
 
     def delete_tree(self, context: Context) -> bool:
         """Remove the tree's file."""
         self._refuse_if_read_only()
-        path = self.path(context).with_suffix(_TREE)
-        return self._unlink(path)
-
-    def _unlink(self, path: Path) -> bool:
-        """Remove a file, and return whether it existed."""
-        try:
-            with open_folder(self.root, path.parent) as folder:
-                os.unlink(path.name, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:
-            raise describe_failure(error, path, "removed") from error
-        return True
+        return self._folder.remove(self.path(context).with_suffix(_TREE))
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """Return the function's results of other autotuners; warn if they cannot be read."""
-        return iter(self._imported.read(function))
+        path = self._imported_path(function)
+        try:
+            results = parse_foreign_results(self._folder.read(path), str(path))
+        except FileNotFoundError:
+            return iter(())
+        except StoreError as error:
+            warn_once(f"{path}", f"{path} is passed over: {error}")
+            return iter(())
+        return (result for result in results if result.function == function)
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         """Add results of other autotuners to one file per function, under its lock.
@@ -336,7 +276,19 @@ class FileStore(Store):
             StoreError: a file cannot be written, or not be read: it stays as it is.
         """
         self._refuse_if_read_only()
-        self._imported.add(entries)
+        by_function: dict[str, list[ForeignResult]] = {}
+        for entry in entries:
+            by_function.setdefault(entry.function, []).append(entry)
+        for function, results in by_function.items():
+            path = self._imported_path(function)
+            with self._folder.writing(path, f"imported-{path.stem}.lock"):
+                earlier: list[ForeignResult] = []
+                with suppress(FileNotFoundError):
+                    earlier = parse_foreign_results(self._folder.read(path), str(path))
+                self._folder.write(path, format_foreign_results([*earlier, *results]))
+
+    def _imported_path(self, function: str) -> Path:
+        return self.root / ".imported" / f"{folder_name(function)}.jsonl"
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
@@ -344,59 +296,42 @@ class FileStore(Store):
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
-        with self._locked_page(context) as (path, page):
-            if page.merge(records, on_conflict, str(path)):
-                self._replace(path, page)
+        with self._changing(context) as page:
+            page.merge(records, on_conflict)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
         if self.revision(context) == ():
             return 0
-        with self._locked_page(context) as (path, page):
-            dropped = page.drop(scenarios)
-            if dropped:
-                self._replace_or_unlink(path, page)
-            return dropped
+        with self._changing(context) as page:
+            return page.drop(scenarios)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
         if self.revision(context) != ():
-            with self._locked_page(context) as (path, page):
-                if page.recall(parts, str(path)):
-                    self._replace_or_unlink(path, page)
-
-    def _replace_or_unlink(self, path: Path, page: Page) -> None:
-        if len(page):
-            self._replace(path, page)
-        else:
-            self._keep_displaced(path, page)
-            self._unlink(path)
-            self._pages.forget(path)
+            with self._changing(context) as page:
+                page.recall(parts)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
         """Hold a file lock; a folder that cannot be locked or written grants every lease."""
-        if self.read_only:
-            yield True
-            return
-        try:
-            lock = acquire_lock(self._locks.path(f"{context.digest}-{scenario.digest}.lease"), wait)
-        except Timeout:
-            yield False
-            return
-        except OSError as error:
-            warn_once(
-                f"lease {self.url}",
-                f"{self.url} cannot lock ({error}): several processes may tune one scenario",
-            )
-            yield True
-            return
-        try:
-            yield True
-        finally:
-            release_lock(lock)
+        is_ours = True
+        with ExitStack() as held:
+            if not self.read_only:
+                lock = self._folder.lock_path(f"{context.digest}-{scenario.digest}.lease")
+                try:
+                    held.enter_context(hold_lock(lock, wait))
+                except Timeout:
+                    is_ours = False
+                except OSError as error:
+                    warn_once(
+                        f"lease {self.url}",
+                        f"{self.url} cannot lock ({error}): several processes may tune one "
+                        "scenario",
+                    )
+            yield is_ours
 
     def damaged_files(self) -> list[Path]:
         """Return the damaged files that were renamed to be set aside."""
@@ -408,75 +343,112 @@ class FileStore(Store):
         Args:
             older_than: the least age of a leftover, in seconds.
         """
-        return delete_leftovers(self.root, older_than)
+        return self._folder.delete_leftovers(older_than)
 
     @contextmanager
-    def _locked_page(self, context: Context) -> Iterator[tuple[Path, Page]]:
-        """Hold a file's lock, and yield the file's path and content."""
+    def _changing(self, context: Context) -> Iterator[Page]:
+        """Hold a file's lock, yield the file's content, and write it if the block changes it."""
         path = self.path(context)
-        with self._locks.write(path, f"{context.digest}.lock"), self._pages.lock:
+        with self._folder.writing(path, f"{context.digest}.lock"), self._lock:
             try:
-                yield path, self._page_to_write(path, context)
+                page = self._page_to_write(path, context)
+                yield page
+                if page.is_changed:
+                    self._write(path, page)
             except BaseException:
-                self._pages.forget(path)
+                self._pages.pop(path, None)
                 raise
 
     def _page_to_write(self, path: Path, context: Context) -> Page:
         """Return a file's content, or an empty page if there is no file or a damaged one."""
         try:
-            return self._pages.get(path, context) or Page(context)
+            return self._load(path, context) or Page(context, where=str(path))
         except DamagedRecordsError as error:
             self._rename_damaged(path, str(error))
-            return Page(context)
+            return Page(context, where=str(path))
 
-    def _replace(self, path: Path, page: Page) -> None:
-        self._keep_displaced(path, page)
-        write_text(path, page.text, self.root)
-        page.is_cut = False
-        self._pages.put(path, page)
-
-    def _keep_displaced(self, path: Path, page: Page) -> None:
-        """Write the texts of damaged records that leave a file to one beside it."""
+    def _write(self, path: Path, page: Page) -> None:
         if page.displaced:
-            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-            write_text(aside, "".join(f"{{{text}\n" for text in page.displaced), self.root)
+            self._folder.keep_beside(path, "".join(f"{{{text}\n" for text in page.displaced))
             page.displaced = []
+        if not len(page):
+            self._folder.remove(path)
+            self._pages.pop(path, None)
+            return
+        self._folder.write(path, page.text)
+        page.is_changed = page.is_cut = False
+        self._remember(path, page)
+
+    def _remember(self, path: Path, page: Page) -> None:
+        """Keep the page that was just written to a file, and index a large one."""
+        try:
+            signature = signature_of(path)
+        except OSError:  # What was written is durable, whether or not it can be looked at now.
+            self._pages.pop(path, None)
+            return
+        self._pages[path] = signature, page
+        if len(page) >= WORTHWHILE:
+            _make_index(path, signature, page)
 
     def _set_aside(self, path: Path, context: Context, why: str) -> None:
         """Rename a damaged file, and warn once; in a read-only store, only warn.
 
         A file that somebody writes now is left to them, and one that was replaced is not damaged.
         """
-        self._pages.forget(path)
+        self._pages.pop(path, None)
         if self.read_only:
             warn_once(
                 f"{path}", f"{why}; the store is read-only, so the file stays and is passed over"
             )
             return
-        try:
-            lock = acquire_lock(self._locks.path(f"{context.digest}.lock"), 0.0)
-        except Timeout:
-            warn_once(
-                f"locked {path}", f"{why}; another process has its lock, so it is passed over"
-            )
-            return
-        except OSError as error:
-            raise describe_failure(error, path, "set aside") from error
-        try:
-            with self._pages.lock:
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(self._folder.lock_path(f"{context.digest}.lock"), 0.0))
+            except Timeout:
+                warn_once(
+                    f"locked {path}", f"{why}; another process has its lock, so it is passed over"
+                )
+                return
+            except OSError as error:
+                raise describe_failure(error, path, "set aside") from error
+            with self._lock:
                 self._page_to_write(path, context)
-        finally:
-            release_lock(lock)
 
     def _rename_damaged(self, path: Path, why: str) -> None:
         """Rename a damaged file, whose lock is held, and warn once."""
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        self._pages.forget(path)
-        try:
-            with open_folder(self.root, path.parent) as folder:
-                os.replace(path.name, aside.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise describe_failure(error, path, "set aside") from error
-        warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
+        self._pages.pop(path, None)
+        aside = self._folder.set_aside(path)
+        if aside is not None:
+            warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
+
+
+def _read_index(path: Path, signature: Signature) -> ScenarioIndex:
+    """Return the index of one state of a file, from the user's cache folder.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged, or of another state.
+    """
+    head, _, packed = read_file(_index_path(path)).partition(b"\n")
+    if head != _index_head(path, signature):
+        raise ValueError("it is of another state of the file")
+    return ScenarioIndex.unpack(packed)
+
+
+def _make_index(path: Path, signature: Signature, page: Page) -> ScenarioIndex:
+    """Index the scenarios of one state of a file; write that down if it is worthwhile."""
+    index = ScenarioIndex(page.scenario_texts())
+    if len(page) >= WORTHWHILE:
+        content = _index_head(path, signature) + b"\n" + index.pack()
+        with suppress(OSError):
+            replace_file(_index_path(path), content, mode=0o600)
+    return index
+
+
+def _index_head(path: Path, signature: Signature) -> bytes:
+    return json.dumps([2, str(path), *signature]).encode()
+
+
+def _index_path(path: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    return user_folder("indexes") / name

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from ..errors import BundleError
-from ..model.record import first_problem
+from ..model.record import first_problem, version_of
 from ..model.scenario import Device, canonical_json
 from ..system.safe_files import sha256_of
 
@@ -126,20 +126,16 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
     Raises:
         BundleError: a newer version wrote it, or it is damaged.
     """
+    schema = version_of(text, "schema_version")
+    if schema > SCHEMA:
+        raise BundleError(
+            f"{where} has schema version {schema}, and this version of dejavu-cache reads up to "
+            f"{SCHEMA}: upgrade dejavu-cache"
+        )
     try:
-        schema = _Version.model_validate_json(text).schema_version
-        if schema > SCHEMA:
-            raise BundleError(
-                f"{where} has schema version {schema}, and this version of dejavu-cache reads up "
-                f"to {SCHEMA}: upgrade dejavu-cache"
-            )
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         raise BundleError(f"{where} is damaged: {first_problem(error)}; get it again") from None
-
-
-class _Version(BaseModel):
-    schema_version: StrictInt
 
 
 def read_manifest(folder: Path) -> Manifest:

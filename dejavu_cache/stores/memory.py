@@ -1,7 +1,4 @@
-"""A store that lasts as long as its process.
-
-Immutable snapshots, named by the digest of their content: `frozen:///folder/DIGEST.jsonl`.
-"""
+"""Stores in the memory of a process: one that lasts as long as it, and immutable snapshots."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkCondition
 from ..system.safe_files import read_file, replace_file
 from .base import Found, Store
-from .file import delete_unfinished
 from .file_layout import read_set
+from .folder import delete_unfinished
 
 __all__ = [
     "FrozenStore",
@@ -67,42 +64,47 @@ class MemoryStore(Store):
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
         """Merge records into a context, all of them or none."""
+        self._refuse_if_read_only()
+        self._merge(context, records, on_conflict)
+
+    def _merge(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         with self._lock:
-            self._changes += 1
-            merged = merge_into(self._records.get(context, {}), records, on_conflict)
-            if merged:
-                self._records[context] = merged
+            before = self._records.get(context, {})
+            merged = merge_into(before, records, on_conflict)
+            if merged != before:
+                self._replace(context, merged)
+
+    def _replace(self, context: Context, records: dict[Scenario, Record]) -> None:
+        """Let records stand instead of a context's; a context without any is none."""
+        self._changes += 1
+        if records:
+            self._records[context] = records
+        else:
+            self._records.pop(context, None)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records, and the context with its last one."""
+        self._refuse_if_read_only()
         with self._lock:
-            records = self._records.get(context, {})
-            self._changes += 1
-            deleted = [
-                scenario
-                for scenario in (list(records) if scenarios is None else scenarios)
-                if scenario in records
-            ]
-            for scenario in deleted:
-                del records[scenario]
-            if not records:
-                self._records.pop(context, None)
-            return len(deleted)
+            before = self._records.get(context, {})
+            gone = set(before) if scenarios is None else before.keys() & set(scenarios)
+            if gone:
+                kept = {scenario: before[scenario] for scenario in before.keys() - gone}
+                self._replace(context, kept)
+            return len(gone)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records, and records of which nothing is left."""
+        self._refuse_if_read_only()
         with self._lock:
-            records = self._records.get(context, {})
-            self._changes += 1
-            for scenario, digests in parts.items():
-                if scenario in records:
-                    remaining = without_parts(records[scenario], digests)
-                    if remaining is None:
-                        del records[scenario]
-                    else:
-                        records[scenario] = remaining
-            if not records:
-                self._records.pop(context, None)
+            records = dict(self._records.get(context, {}))
+            for scenario in records.keys() & parts.keys():
+                remaining = without_parts(records.pop(scenario), parts[scenario])
+                if remaining is not None:
+                    records[scenario] = remaining
+            self._replace(context, records)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
@@ -125,7 +127,7 @@ SUFFIX = ".jsonl"
 
 
 class FrozenStore(MemoryStore):
-    """Records in a file whose name is the SHA-256 of its content.
+    """Records in a file named by the SHA-256 of its content: `frozen:///folder/DIGEST.jsonl`.
 
     The file is read completely and verified when it is opened.
     """
@@ -157,22 +159,7 @@ class FrozenStore(MemoryStore):
             )
         for line in content.splitlines():
             record_set = read_set(line, str(path))
-            super().put(record_set.context, record_set.records)
-
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
-        """Raise `ReadOnlyStoreError`."""
-        self._refuse_if_read_only()
-
-    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Raise `ReadOnlyStoreError`."""
-        self._refuse_if_read_only()
-        return 0
-
-    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
-        """Raise `ReadOnlyStoreError`."""
-        self._refuse_if_read_only()
+            self._merge(record_set.context, record_set.records)
 
 
 def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = None) -> FrozenStore:

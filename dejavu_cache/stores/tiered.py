@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 from ..errors import MergeConflictError, StoreError
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult
-from ..model.merge import OnConflict, merge_into
+from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import MergedIndexes, NearbyScenarios, ScenarioIndex
+from ..model.scenario_index import ScenarioIndex
 from ..settings import current_settings
 from ..system.notices import warn_once
 from .base import Found, FoundTree, Store
@@ -23,7 +23,6 @@ from .copies import LocalCopies
 __all__ = ["TieredStore", "tiers_of", "wait_longer"]
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 def tiers_of(store: Store) -> tuple[Store, ...]:
@@ -75,30 +74,18 @@ class TieredStore(Store):
         """Return a record merged from the local tiers; ask the remote ones if that is a miss."""
         if self._copies is not None:
             self._copies.watch(context, scenario)
-        best = self._gather(
-            context, scenario, fresh, [tier for tier in self.tiers if not tier.remote]
-        )
-        if best is None or fresh:
-            best = self._gather(
-                context, scenario, fresh, [tier for tier in self.tiers if tier.remote], best
-            )
+        local = [tier for tier in self.tiers if not tier.remote]
+        best: Found | None = None
+        for tiers in (local, [tier for tier in self.tiers if tier.remote]):
+            if best is not None and not fresh:
+                break
+            for found in self._ask(lambda tier: tier.get(context, scenario, fresh=fresh), tiers):
+                if best is None or found is None:
+                    best = best or found
+                else:
+                    best = Found(merge_records(best.record, found.record), best.store)
         if best is not None:
             self._fill_back(context, best)
-        return best
-
-    def _gather(
-        self,
-        context: Context,
-        scenario: Scenario,
-        fresh: bool,
-        tiers: Sequence[Store],
-        best: Found | None = None,
-    ) -> Found | None:
-        """Merge the tiers' parts of a record into `best`."""
-        for tier in tiers:
-            hit = self._ask(tier, partial(tier.get, context, scenario, fresh=fresh), None)
-            if hit is not None:
-                best = hit if best is None else Found(_union(best.record, hit.record), best.store)
         return best
 
     def _fill_back(self, context: Context, hit: Found) -> None:
@@ -117,43 +104,32 @@ class TieredStore(Store):
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records, merged from all tiers."""
         merged: dict[Scenario, Record] = {}
-        for tier in self.tiers:
-            merged = merge_into(
-                merged, self._ask(tier, partial(_collect, tier.records, context), [])
-            )
+        for records in self._ask(lambda tier: list(tier.records(context))):
+            merged = merge_into(merged, records)
         return iter(sorted(merged.values(), key=lambda record: record.scenario.text))
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of all tiers, sorted and without repetition."""
-        texts: set[str] = set()
-        for tier in self.tiers:
-            texts.update(self._ask(tier, partial(_collect, tier.scenario_texts, context), []))
-        return iter(sorted(texts))
+        answers = self._ask(lambda tier: list(tier.scenario_texts(context)))
+        return iter(sorted(set(chain.from_iterable(answers))))
 
-    def scenario_index(self, context: Context) -> NearbyScenarios:
+    def scenario_index(self, context: Context) -> ScenarioIndex:
         """Return the indexes of all tiers as one."""
-        nothing: NearbyScenarios = ScenarioIndex()
-        return MergedIndexes(
-            [self._ask(tier, partial(tier.scenario_index, context), nothing) for tier in self.tiers]
-        )
+        return ScenarioIndex.joined(self._ask(lambda tier: tier.scenario_index(context)))
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = tuple(tier.revision(context) for tier in self.tiers)
-        return None if None in revisions else revisions
+        revisions = tuple(self._ask(lambda tier: tier.revision(context)))
+        return None if None in revisions or len(revisions) < len(self.tiers) else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""
-        contexts: set[Context] = set()
-        for tier in self.tiers:
-            contexts.update(self._ask(tier, partial(_collect, tier.contexts, kernel), []))
-        return iter(sorted(contexts, key=lambda context: context.text))
+        answers = self._ask(lambda tier: list(tier.contexts(kernel)))
+        return iter(sorted(set(chain.from_iterable(answers)), key=lambda context: context.text))
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees of all tiers, the nearest tier's first."""
-        for tier in self.tiers:
-            nothing: list[FoundTree] = []
-            yield from self._ask(tier, partial(_collect, tier.trees, kernel), nothing)
+        return chain.from_iterable(self._ask(lambda tier: list(tier.trees(kernel))))
 
     def put_tree(self, tree: Tree) -> str:
         """Write a tree to the first writable tier that accepts it."""
@@ -167,9 +143,7 @@ class TieredStore(Store):
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """Yield the results of other autotuners from all tiers, the nearest tier's first."""
-        for tier in self.tiers:
-            nothing: list[ForeignResult] = []
-            yield from self._ask(tier, partial(_collect, tier.imported, function), nothing)
+        return chain.from_iterable(self._ask(lambda tier: list(tier.imported(function))))
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         """Write results of other autotuners to the first writable tier that accepts them."""
@@ -181,27 +155,26 @@ class TieredStore(Store):
     ) -> None:
         """Merge records into every writable tier; raise if none accepted them."""
         records = list(records)
-        failures = self._write_to_all(lambda tier: tier.put(context, records, on_conflict))
-        if failures and (self.strict or len(failures) == len(self._writable)):
-            raise failures[0]
+        self._write(lambda tier: tier.put(context, records, on_conflict), to_all=self.strict)
 
     def put_now(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
         """Merge records into every writable tier; raise if one did not accept them."""
         records = list(records)
-        failures = self._write_to_all(lambda tier: tier.put_now(context, records, on_conflict))
-        if failures:
-            raise failures[0]
+        self._write(lambda tier: tier.put_now(context, records, on_conflict), to_all=True)
 
     def supersede(self, context: Context, record: Record) -> None:
         """Replace measurements in every writable tier; raise if one did not accept them."""
-        failures = self._write_to_all(lambda tier: tier.supersede(context, record))
-        if failures:
-            raise failures[0]
+        self._write(lambda tier: tier.supersede(context, record), to_all=True)
 
-    def _write_to_all(self, put: Callable[[Store], None]) -> list[StoreError]:
-        """Write to every writable tier, and return the errors of those that failed."""
+    def _write(self, put: Callable[[Store], None], *, to_all: bool) -> None:
+        """Write to every writable tier, and warn of those that fail.
+
+        Raises:
+            MergeConflictError: a tier met two timings of a config; those after it are not asked.
+            StoreError: a tier failed although all have to accept, or all tiers did.
+        """
         self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
@@ -212,7 +185,8 @@ class TieredStore(Store):
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)
-        return failures
+        if failures and (to_all or len(failures) == len(self._writable)):
+            raise failures[0]
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""
@@ -244,8 +218,8 @@ class TieredStore(Store):
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario on the worklists of all tiers."""
-        for tier in self.tiers:
-            self._ask(tier, partial(tier.miss, context, scenario), None)
+        for _ in self._ask(lambda tier: tier.miss(context, scenario)):
+            pass
 
     def close(self) -> None:
         """Close every tier."""
@@ -267,25 +241,27 @@ class TieredStore(Store):
                 failures.append(error)
         raise failures[0]
 
-    def _ask(self, tier: Store, question: Callable[[], T], otherwise: T) -> T:
-        """Call a tier; if it fails, warn once and return `otherwise`; a strict store raises."""
-        try:
-            return question()
-        except (StoreError, OSError) as error:
-            if self.strict:
-                raise
-            warn_once(tier.url, f"{tier.url} is passed over: {error}")
-            return otherwise
+    def _ask(
+        self, question: Callable[[Store], T], tiers: Iterable[Store] | None = None
+    ) -> Iterator[T]:
+        """Yield the tiers' answers; one that fails is left out with one warning.
+
+        A strict store raises its error instead.
+
+        Args:
+            question: calls a tier, and reads what it returns to the end.
+            tiers: the tiers to ask; None: all.
+        """
+        for tier in self.tiers if tiers is None else tiers:
+            try:
+                answer = question(tier)
+            except (StoreError, OSError) as error:
+                if self.strict:
+                    raise
+                warn_once(tier.url, f"{tier.url} is passed over: {error}")
+                continue
+            yield answer
 
 
 def _warn_of_unwritable(tier: Store, error: Exception) -> None:
     warn_once(f"put {tier.url}", f"nothing is written to {tier.url}: {error}")
-
-
-def _collect(question: Callable[[U], Iterable[T]], about: U) -> list[T]:
-    """Return a lazy answer as a list, so that its errors are raised in this call."""
-    return list(question(about))
-
-
-def _union(left: Record, right: Record) -> Record:
-    return merge_into({left.scenario: left}, [right])[left.scenario]

@@ -1,7 +1,4 @@
-"""Open the store that a URL names.
-
-The store that a process uses unless a kernel names another.
-"""
+"""Open the store that a URL names, or that a process uses where a kernel names none."""
 
 from __future__ import annotations
 
@@ -56,7 +53,13 @@ def open_store(url: str) -> Store:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
-    stores = [_open_tier(part) for part in _tiers(url)]
+    stores: list[Store] = []
+    for scheme, part in _schemes_of(url):
+        opener = _BUILT_IN.get(scheme)
+        if opener is None:
+            (point, *_) = entry_points(group=SCHEMES, name=scheme)
+            opener = point.load()
+        stores.append(opener(part))
     return stores[0] if len(stores) == 1 else TieredStore(stores)
 
 
@@ -66,19 +69,37 @@ def check_url(url: str) -> None:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
-    for part in _tiers(url):
-        _known_scheme(part)
+    _schemes_of(url)
 
 
-def _tiers(url: str) -> list[str]:
+def _schemes_of(url: str) -> list[tuple[str, str]]:
+    """Return the scheme and the URL of each tier; a bare path is a file's.
+
+    Raises:
+        SettingsError: there is no tier, or one is mistyped or of a scheme that nothing knows.
+    """
     if not isinstance(url, str):
         raise SettingsError(f"{url!r} is no URL: give a text, such as file:///folder")
-    parts = [part.strip() for part in url.split(",") if part.strip()]
-    if not parts:
+    tiers = []
+    for part in filter(None, map(str.strip, url.split(","))):
+        _refuse_what_looks_like_a_url(part)
+        try:
+            scheme = urlsplit(part).scheme if "://" in part else "file"
+        except ValueError as error:
+            raise SettingsError(f"{part!r} is no URL: {error}") from None
+        if scheme not in _BUILT_IN:
+            known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
+            if scheme not in known:
+                raise SettingsError(
+                    f"no store knows the scheme {scheme!r} of {part!r}: "
+                    f"{did_you_mean(scheme, known)}"
+                )
+        tiers.append((scheme, part))
+    if not tiers:
         raise SettingsError(
             "no store is named: give a folder, file:///folder, memory:// or https://server"
         )
-    return parts
+    return tiers
 
 
 def make_absolute(url: str) -> str:
@@ -88,9 +109,9 @@ def make_absolute(url: str) -> str:
         SettingsError: one of them is mistyped.
     """
     parts = [part.strip() for part in url.split(",") if part.strip()]
-    return ",".join(
-        part if "://" in part else _bare_folder(part).absolute().as_uri() for part in parts
-    )
+    for part in parts:
+        _refuse_what_looks_like_a_url(part)
+    return ",".join(part if "://" in part else _uri_of(part) for part in parts)
 
 
 def prewarmed_folders(url: str) -> list[Path]:
@@ -101,26 +122,6 @@ def prewarmed_folders(url: str) -> list[Path]:
     """
     parts = [part.strip() for part in url.split(",")]
     return [_prewarmed_path(part) for part in parts if part.startswith(f"{PREWARMED}://")]
-
-
-def _open_tier(url: str) -> Store:
-    scheme = _known_scheme(url)
-    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
-    return opener(url)
-
-
-def _known_scheme(url: str) -> str:
-    _refuse_what_looks_like_a_url(url)
-    try:
-        scheme = urlsplit(url).scheme if "://" in url else "file"
-    except ValueError as error:
-        raise SettingsError(f"{url!r} is no URL: {error}") from None
-    if scheme not in _BUILT_IN and scheme not in _known_schemes():
-        raise SettingsError(
-            f"no store knows the scheme {scheme!r} of {url!r}: "
-            f"{did_you_mean(scheme, _known_schemes())}"
-        )
-    return scheme
 
 
 def _refuse_what_looks_like_a_url(url: str) -> None:
@@ -143,15 +144,9 @@ def _refuse_what_looks_like_a_url(url: str) -> None:
         raise SettingsError(f"{url!r}: a path takes no options: write file:///folder?read_only=1")
 
 
-def _bare_folder(path: str) -> Path:
-    """Return the folder that a path names, which may begin with a user's home (`~`)."""
-    _refuse_what_looks_like_a_url(path)
-    return expand_home(path)
-
-
 def _open_file(url: str) -> FileStore:
     if "://" not in url:
-        return _file_store(_bare_folder(url), read_only=False)
+        return _file_store(expand_home(url), read_only=False)
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     read_only = options.pop("read_only", "0")
@@ -196,37 +191,24 @@ def _open_prewarmed(url: str) -> FileStore:
     return FileStore(folder / RECORDS, read_only=True)
 
 
+def _open_frozen(url: str) -> FrozenStore:
+    return FrozenStore(_whole_path(url, "a snapshot", "frozen:///folder/DIGEST.jsonl"))
+
+
 def _prewarmed_path(url: str) -> Path:
+    return _whole_path(url, "a prewarmed folder", f"{PREWARMED}:///folder")
+
+
+def _whole_path(url: str, what: str, example: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(
-            f"{url!r}: a prewarmed folder is named by its path: {PREWARMED}:///folder"
-        )
+        raise SettingsError(f"{url!r}: {what} is named by its path: {example}")
     return _path_in(parts.path)
 
 
 def _path_in(quoted: str) -> Path:
     """Return the path in a URL, whose bytes need not be UTF-8."""
     return Path(unquote(quoted, errors="surrogateescape"))
-
-
-def _open_frozen(url: str) -> FrozenStore:
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(
-            f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl"
-        )
-    return FrozenStore(_path_in(parts.path))
-
-
-def _from_entry_point(scheme: str) -> Callable[[str], Store]:
-    (point, *_) = entry_points(group=SCHEMES, name=scheme)
-    opener: Callable[[str], Store] = point.load()
-    return opener
-
-
-def _known_schemes() -> list[str]:
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
 
 
 _BUILT_IN: dict[str, Callable[[str], Store]] = {
@@ -300,14 +282,15 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
     """
     if store is None:
         home = default_store()
-    else:
-        home = store if isinstance(store, Store) else open_store(_url_of(store))
+    elif isinstance(store, Store):
+        home = store
+    else:  # a path may have characters, such as commas, that mean more in a URL
+        home = open_store(store if isinstance(store, str) else _uri_of(store))
     tiers = tiers_of(home)
     frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
     shipped = shipped_stores() if current_settings().shipped and not frozen else []
     return TieredStore([*shipped, *tiers, MemoryStore()])
 
 
-def _url_of(store: str | os.PathLike[str]) -> str:
-    """Return a store's URL; a path may have characters, such as commas, that mean more in a URL."""
-    return store if isinstance(store, str) else expand_home(store).absolute().as_uri()
+def _uri_of(path: str | os.PathLike[str]) -> str:
+    return expand_home(path).absolute().as_uri()

@@ -1,9 +1,4 @@
-"""Hosts of a sweep: each runs jobs in a worker process, which it replaces when it is lost.
-
-Messages between a sweep and its workers.
-
-Sweep hosts on the machines of a Ray cluster.
-"""
+"""Hosts of a sweep: each runs jobs in a worker process, here or on a machine of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -11,16 +6,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from ..errors import DejavuError, SettingsError, StoreError
+from ..errors import DejavuError, SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
-from ..system.fork_lock import ForkLock
-from ..system.worker_process import WorkerLostError, WorkerProcess
+from ..system.worker_process import OnEvent, Worker, WorkerLostError
 from .journal import abandoned_journals
 
 __all__ = [
@@ -135,11 +129,6 @@ class CaseOutcome(FrozenModel):
     again: float | None = None
 
 
-OnEvent = Callable[[Mapping[str, Any]], None]
-"""Takes the events of a job, in the fields that a line of the journal has."""
-
-Blame = Literal["config", "machine", "unknown"]
-
 PATIENCE = 600.0
 """Seconds without an event after which a worker is considered hung.
 
@@ -148,6 +137,8 @@ Compiling one config may take minutes.
 
 GRACE = 15.0
 """Seconds that a worker has, when it is stopped, to hand its measurements to the store."""
+
+Blame = Literal["config", "machine", "unknown"]
 
 
 def single_gpu(number: int) -> dict[str, str]:
@@ -179,7 +170,7 @@ class HostLostError(DejavuError):
 class SweepHost(Protocol):
     """A place that runs jobs, one at a time."""
 
-    def cases(self) -> list[str]:
+    def start(self) -> list[str]:
         """Start a worker if none runs, and return the names of all cases.
 
         Raises:
@@ -217,90 +208,51 @@ class LocalHost:
         patience: float = PATIENCE,
     ) -> None:
         """Set up the host; its worker starts with the first request."""
-        self._spec = spec
-        self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
-        self._patience = patience
-        self._worker: WorkerProcess | None = None
-        self._cases: list[str] = []
-        self._starting, self._lock = ForkLock(), ForkLock()
+        self._store = spec.store
+        self._worker = Worker(
+            "dejavu_cache.sweep.worker",
+            spec,
+            {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})},
+            grace=GRACE,
+            patience=patience,
+        )
 
-    def cases(self) -> list[str]:
+    def start(self) -> list[str]:
         """Start the worker if none runs, and return the names of all cases."""
-        self._running_worker()
-        return self._cases
+        try:
+            return list(self._worker.start().ready["cases"])
+        except WorkerLostError as error:
+            reason = f"no worker can be started: {error}"
+            raise HostLostError(None, reason, "config") from None
 
     @property
     def pid(self) -> int:
         """Process id of the worker."""
-        return self._running_worker().pid
+        return self._worker.start().pid
 
     def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
-        """Run a job in the worker, and pass its other events to a listener."""
-        worker = self._running_worker()
-        worker.send(job)
+        """Run a job in the worker, and pass its events to a listener."""
         config: Config | None = None
-        while True:
-            try:
-                event = worker.receive()
-            except WorkerLostError as error:
-                self._detach_worker()
-                if error.hung:
-                    raise HostLostError(config, f"it {error}", "config") from None
-                reason = f"the process that measured it {error}"
-                raise HostLostError(config, reason, "unknown") from None
-            if event["event"] == "outcome":
-                return CaseOutcome.model_validate(event["outcome"])
-            if event["event"] == "crash":
-                self._detach_worker()
-                worker.kill()
-                raise HostLostError(config, event["reason"], "config")
+
+        def note(event: Mapping[str, Any]) -> None:
+            nonlocal config
             if event["event"] == "config":
                 config = Config.model_validate(event["config"])
             on_event(event)
 
+        try:
+            return CaseOutcome.model_validate(self._worker.run(job, note))
+        except WorkerLostError as error:
+            blame: Blame = "config" if error.is_convicted else "unknown"
+            raise HostLostError(config, str(error), blame) from None
+
     def close(self) -> None:
         """Stop the worker if one runs."""
-        worker = self._detach_worker()
-        if worker is not None:
-            worker.stop()
+        self._worker.close()
 
     def unsaved_journals(self) -> list[str]:
         """Return the journals in this user's cache folder that the store has not accepted."""
-        return [str(path) for path in abandoned_journals(self._spec.store)]
-
-    def _running_worker(self) -> WorkerProcess:
-        with self._starting:
-            return self._worker or self._start_worker()
-
-    def _start_worker(self) -> WorkerProcess:
-        worker = WorkerProcess(
-            "dejavu_cache.sweep.worker", self._environment, grace=GRACE, patience=self._patience
-        )
-        with self._lock:
-            self._worker = worker  # so that `close` stops it while it starts
-        worker.send(self._spec)
-        try:
-            event = worker.receive()
-        except WorkerLostError as error:
-            self._detach_worker()
-            reason = f"no worker can be started: it {error}"
-            raise HostLostError(None, reason, "config") from None
-        except KeyboardInterrupt:
-            self._detach_worker()
-            worker.kill()
-            raise
-        if event["event"] == "refused":
-            self._detach_worker()
-            worker.stop()
-            raise (StoreError if event["store"] else SettingsError)(event["message"])
-        self._cases = event["cases"]
-        return worker
-
-    def _detach_worker(self) -> WorkerProcess | None:
-        """Forget the worker, so that the next job starts a new one, and return it."""
-        with self._lock:
-            worker, self._worker = self._worker, None
-            return worker
+        return [str(path) for path in abandoned_journals(self._store)]
 
 
 NEW_ACTOR_EVERY = 1.0
@@ -355,20 +307,20 @@ class RayHost:
     """
 
     def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
-        """Set up the host; `cases` starts its actor."""
+        """Set up the host; `start` starts its actor."""
         self._spec = spec
         self._resources = dict(resources)
         self._actor: Any = None
         self._closed = False
         self._journals: list[str] = []
 
-    def cases(self) -> list[str]:
+    def start(self) -> list[str]:
         """Start the actor and its worker, and return the names of all cases."""
         import ray
 
         while not self._closed:
             try:
-                return list(ray.get(self._running_actor().cases.remote()))
+                return list(ray.get(self._running_actor().start.remote()))
             except ray.exceptions.RayActorError:
                 self._actor = None
                 time.sleep(NEW_ACTOR_EVERY)
@@ -424,8 +376,8 @@ class _Actor:
     def __init__(self, spec: str) -> None:
         self._host = LocalHost(SweepSpec.model_validate_json(spec))
 
-    def cases(self) -> list[str]:
-        return self._host.cases()
+    def start(self) -> list[str]:
+        return self._host.start()
 
     def run(self, job: str) -> str:
         try:

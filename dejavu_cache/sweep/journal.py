@@ -20,8 +20,7 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
-from ..stores.file_locks import release_lock
-from ..stores.page_cache import describe_failure
+from ..stores.folder import describe_failure, release_lock
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file, user_folder

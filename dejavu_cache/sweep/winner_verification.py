@@ -1,7 +1,4 @@
-"""Measure recorded winners again beside their closest rivals on this machine's GPU.
-
-Check the results of recorded winners on this machine's GPU.
-"""
+"""Check recorded winners on this machine's GPU: their times beside rivals', and their results."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ from typing import Literal, NamedTuple
 from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.record import Failure, Measurement, OutputVerdict, Record, Winner, are_compared, sum_up
 from ..model.scenario import Config, Context, Scenario, moment_after, now
-from ..model.selection import NOISE, trusted_configs
-from ..runtime.record_lookup import best_config, winner_to_record
+from ..model.selection import NOISE
 from ..runtime.request import Request
-from ..runtime.winner_check import WinnerCheck, refuse_uncompared
+from ..runtime.rules import best_config, trusted_configs, winner_config
 from ..stores import Store
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import CheckOptions
+from ..tuning.result_check import CheckOptions, refuse_uncompared
 from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
-from .suite import Case, make_request
+from .case_tuner import make_request
+from .suite import Case
 
 __all__ = [
     "AuditedWinner",
@@ -93,24 +90,37 @@ def verify_winners(
     waiting = list(cases)
     (rng or random.Random()).shuffle(waiting)
     compared: set[tuple[Context, Scenario]] = set()
-    for case in waiting:
-        if len(compared) >= most:
-            return
-        request = make_request(case)
-        key = request.context, request.scenario
-        stored = store.get(*key, fresh=True)
-        best = best_config(request, stored.record) if stored else None
-        if stored is None or best is None or key in compared:
+    for recorded in _recorded_winners(waiting, store):
+        key = recorded.request.context, recorded.request.scenario
+        if key in compared:
             continue
         compared.add(key)
-        yield _verify(case, request, stored.record, best, store)
+        yield _verify(recorded, store)
+        if len(compared) >= most:
+            return
 
 
-def _verify(
-    case: Case, request: Request, record: Record, best: Config, store: Store
-) -> VerifiedWinner:
+class _RecordedWinner(NamedTuple):
+    case: str
+    request: Request
+    record: Record
+    config: Config
+
+
+def _recorded_winners(cases: Iterable[Case], store: Store) -> Iterator[_RecordedWinner]:
+    """Make the arguments of one case after the other, and yield those that have a winner."""
+    for case in cases:
+        request = make_request(case)
+        stored = store.get(request.context, request.scenario, fresh=True)
+        best = best_config(request, stored.record) if stored else None
+        if stored is not None and best is not None:
+            yield _RecordedWinner(case.name, request, stored.record, best)
+
+
+def _verify(recorded: _RecordedWinner, store: Store) -> VerifiedWinner:
+    case, request, record, best = recorded
     verified = VerifiedWinner(
-        case.name,
+        case,
         request.context.kernel.name,
         str(request.scenario),
         str(best),
@@ -134,7 +144,7 @@ class _Verification:
         self._record = record
         self._best = best
         self._mark = MeasurementMark(request.context, request.scenario)
-        self._check = WinnerCheck(request, request.check, self._mark.around)
+        self._check = request.result_check(request.check, self._mark.around)
 
     def close(self) -> None:
         """Forget that this process measures, and let go of the launch's arguments."""
@@ -218,13 +228,13 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            results, wrong = self._check.compare(best)
+            results, wrong = self._check.compare(request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break
             measured[best] = wrong
         all_measured = self._new_record({**self._record.by_config, **measured}.values())
-        config = winner_to_record(request, all_measured, best)
+        config = winner_config(request, all_measured, best)
         update = {
             "winner": Winner(config=config, at=now(), results=results if config == best else None),
             "launches": tuned_launches(
@@ -309,18 +319,13 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
     Raises:
         StoreError: the store cannot be read or written.
     """
-    for case in cases:
-        request = make_request(case)
-        stored = store.get(request.context, request.scenario, fresh=True)
-        best = best_config(request, stored.record) if stored else None
-        if best is None:
-            continue
-        with closing(WinnerCheck(request, request.check or CheckOptions())) as check:
+    for case, request, record, best in _recorded_winners(cases, store):
+        with closing(request.result_check(request.check or CheckOptions())) as check:
             results = dict(check.check(request.declared[best]))
         name, scenario = request.context.kernel.name, str(request.scenario)
-        audited = AuditedWinner(case.name, name, scenario, str(best), results)
-        if stored is not None and not store.read_only:
-            addition = _addition(request, stored.record, best, audited)
+        audited = AuditedWinner(case, name, scenario, str(best), results)
+        if not store.read_only:
+            addition = _addition(request, record, best, audited)
             if addition is not None:
                 store.put_now(request.context, [addition])
         yield audited

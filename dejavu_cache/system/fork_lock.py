@@ -80,8 +80,7 @@ def _renew_all() -> None:
         lock.renew()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(after_in_child=_renew_all)
 
 
 if TYPE_CHECKING:

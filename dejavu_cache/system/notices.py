@@ -1,11 +1,4 @@
-"""The library's log: warnings once per process, and on request all of it on standard error.
-
-Texts of strangers, as a terminal, a log or a page may show them.
-
-Numbers with their nouns and units.
-
-Name of the user and machine, for records and leases.
-"""
+"""What the library says: its log, and texts, numbers and names in messages and records."""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ one of a device that never ends. Every folder below a given root is opened by it
 following links, and files are named relative to an open folder, so that nothing can be exchanged
 between a check and its use.
 
-Folders of this user: for what can be made again or waits to be sent, and for what lasts.
-
 A container's user may have no home, no entry in the user database and no folder to write to. Only
-this module asks where the user's folders are.
+this module asks where the user's folders are: for what can be made again or waits to be sent, and
+for what lasts.
 """
 
 from __future__ import annotations

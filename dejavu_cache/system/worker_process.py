@@ -1,43 +1,62 @@
-"""The parent's side of a worker process.
+"""Worker processes, which a parent tells what to do and replaces when they are lost.
 
-The worker's side of the connection to its parent.
+Parent and worker exchange JSON documents, one per line. The parent names the subject, then one job
+after the other. The worker sends events, whose key `event` says what they are:
+
+- `ready`: it has understood the subject;
+- `refused`: it cannot do what was asked for, for a reason that it has found;
+- `answer`: the outcome of a job;
+- `crash`: a job has left the process unusable, which ends now;
+- any other: how far a job is.
 """
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from typing import IO, Any, NoReturn, Protocol
 
 from pydantic import BaseModel
 
-from ..errors import DejavuError, SettingsError
+from ..errors import DejavuError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
 __all__ = [
+    "JobRunner",
+    "OnEvent",
     "ParentConnection",
+    "Worker",
     "WorkerLostError",
     "WorkerProcess",
+    "serve",
 ]
 
+OnEvent = Callable[[Mapping[str, Any]], None]
+"""Takes the events of a job."""
+
+END_SECONDS = 15.0
+"""Seconds that a process has to end once it has closed its output."""
+
+CRASHED, REFUSED = 70, 2
+"""Exit codes of a worker: a job has left it unusable; it cannot do what its subject asks for."""
 
 _START = """
 import sys
 folders = [sys.path.pop(0)] if sys.path[:1] == [""] else []
-import importlib, runpy
-module = sys.argv.pop(1)
-importlib.import_module(module)
-del sys.modules[module]
+import importlib
+module = importlib.import_module(sys.argv.pop(1))
 sys.path[:0] = folders
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+module.main()
 """
-"""Runs a module as `python -m` does, but imports what it needs before the working folder counts.
+"""Imports a worker's module, and what that needs, before the working folder counts.
 
 A file of the user's there may have the name of a library's module.
 """
@@ -47,51 +66,121 @@ class WorkerLostError(DejavuError):
     """A worker process ended, or was killed because it gave no answer.
 
     Attributes:
-        hung: whether the worker was killed because it gave no answer.
+        is_convicted: whether the job is known to have caused it, since the worker reported that, or
+            hung; somebody may have killed a process that just ended.
     """
 
-    def __init__(self, reason: str, *, hung: bool) -> None:
+    def __init__(self, reason: str, *, is_convicted: bool) -> None:
         """Set the reason, which is also the message."""
         super().__init__(reason)
-        self.hung = hung
+        self.is_convicted = is_convicted
 
 
-class WorkerProcess:
-    """A child process that reads requests and writes events, one JSON document per line.
+class Worker:
+    """Runs jobs in a worker process; if that is lost, the next job gets a new one.
 
-    The worker ends by itself when its standard input is closed; `stop` closes it, and kills a
-    worker that does not end in time.
+    A process ends by itself when its standard input is closed.
 
     Args:
-        module: name of the module to run as the worker.
-        environment: all environment variables of the worker.
-        grace: seconds that a worker has to end by itself when it is stopped.
-        patience: seconds to wait for an event before the worker is considered hung; None waits
+        module: name of the module whose `main` serves the parent.
+        subject: what each process is told first.
+        environment: all environment variables of the process.
+        grace: seconds that a process has to end by itself when it is stopped.
+        patience: seconds to wait for an event before a process is considered hung; None waits
             without limit.
     """
 
     def __init__(
         self,
         module: str,
+        subject: BaseModel,
         environment: Mapping[str, str],
         *,
         grace: float,
         patience: float | None = None,
     ) -> None:
-        """Start the worker; the arguments are described at the class."""
+        """Start nothing yet."""
+        self._module = module
+        self._subject = subject
+        self._environment = environment
         self._grace = grace
         self._patience = patience
+        self._process: WorkerProcess | None = None
+        self._starting, self._lock = ForkLock(), ForkLock()
+
+    def start(self) -> WorkerProcess:
+        """Return the process; start it, and wait until it is ready, if none runs.
+
+        Raises:
+            WorkerLostError: it ended or hung before it was ready.
+            SettingsError, StoreError: it refuses the subject.
+            OSError: no process can be started.
+        """
+        with self._starting:
+            return self._process or self._start()
+
+    def _start(self) -> WorkerProcess:
+        process = WorkerProcess(self._module, self._environment)
+        with self._lock:
+            self._process = process  # so that `close` stops it while it starts
+        try:
+            process.send(self._subject)
+            process.ready = process.receive("ready", self._patience, lambda event: None)
+        except BaseException as error:
+            self._detach()
+            process.stop(self._grace if isinstance(error, DejavuError) else 0.0)
+            raise
+        return process
+
+    def run(self, job: BaseModel, on_event: OnEvent = lambda event: None) -> Any:
+        """Run a job and return its answer; pass its other events to a listener.
+
+        Raises:
+            WorkerLostError: the process was lost.
+            SettingsError, StoreError: it refuses the job.
+        """
+        process = self.start()
+        process.send(job)
+        try:
+            return process.receive("answer", self._patience, on_event)["answer"]
+        except WorkerLostError:
+            self._detach()
+            raise
+
+    def close(self) -> None:
+        """Stop the process if one runs."""
+        process = self._detach()
+        if process is not None:
+            process.stop(self._grace)
+
+    def _detach(self) -> WorkerProcess | None:
+        """Forget the process, so that the next job starts a new one, and return it."""
+        with self._lock:
+            process, self._process = self._process, None
+            return process
+
+
+class WorkerProcess:
+    """A child process that reads requests and writes events.
+
+    Attributes:
+        ready: what it said when it was ready.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start the process; see `Worker` for the arguments."""
+        self.ready: Mapping[str, Any] = {}
         self._process = start_process(module, environment)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read_events, daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process id."""
         return self._process.pid
 
     def send(self, request: BaseModel) -> None:
-        """Send a request; if the worker has ended, `receive` raises the reason.
+        """Send a request; if the process has ended, `receive` raises the reason.
 
         Raises:
             SettingsError: the request names something that has no UTF-8, such as a file.
@@ -108,51 +197,59 @@ class WorkerProcess:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
-    def receive(self) -> dict[str, Any]:
-        """Return the next event that the worker sent; its key `event` names its kind.
+    def receive(self, wanted: str, patience: float | None, on_event: OnEvent) -> dict[str, Any]:
+        """Return the next event of a kind, and pass those before it to a listener.
 
         Raises:
-            WorkerLostError: the worker ended, or gave no answer in time and was killed.
+            WorkerLostError: the process ended or reports a crash, or gave no answer in time and was
+                killed.
+            SettingsError, StoreError: it refuses what was asked for.
         """
-        try:
-            event = self._events.get(timeout=self._patience)
-        except queue.Empty:
-            self.kill()
-            raise WorkerLostError(f"gave no answer in {self._patience:.0f} s", hung=True) from None
-        if event is None:
-            raise WorkerLostError(f"ended with {_describe_exit(self.stop())}", hung=False)
-        return event
+        while True:
+            try:
+                event = self._events.get(timeout=patience)
+            except queue.Empty:
+                self.stop(0.0)
+                raise WorkerLostError(
+                    f"it gave no answer in {patience:.0f} s", is_convicted=True
+                ) from None
+            if event is None:
+                code = self.stop(END_SECONDS)
+                exit_text = f"signal {-code}" if code < 0 else f"code {code}"
+                raise WorkerLostError(f"its process ended with {exit_text}", is_convicted=False)
+            if event["event"] == wanted:
+                return event
+            if event["event"] == "crash":
+                self.stop(0.0)
+                raise WorkerLostError(event["reason"], is_convicted=True)
+            if event["event"] == "refused":
+                raise (StoreError if event["store"] else SettingsError)(event["message"])
+            on_event(event)
 
-    def stop(self) -> int:
-        """Let the worker end, kill it if it does not do so in time, and return its exit code."""
-        self._close_requests()
-        try:
-            return self._process.wait(self._grace)
-        except subprocess.TimeoutExpired:
-            return self.kill()
-
-    def kill(self) -> int:
-        """Kill the worker and return its exit code."""
-        self._process.kill()
-        self._close_requests()
-        return self._process.wait()
-
-    def _close_requests(self) -> None:
+    def stop(self, grace: float) -> int:
+        """Let the process end, kill it if it does not do so in time, and return its exit code."""
+        if not grace:
+            self._process.kill()
         assert self._process.stdin is not None
         with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
             self._process.stdin.close()
+        try:
+            return self._process.wait(grace or None)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                with suppress(json.JSONDecodeError):  # a killed worker may leave half a line
+                with suppress(json.JSONDecodeError):  # a killed process may leave half a line
                     self._events.put(json.loads(line))
         self._events.put(None)
 
 
 def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a module as a process that is connected through pipes."""
+    """Start a worker's module as a process that is connected through pipes."""
     return subprocess.Popen(
         [sys.executable, "-c", _START, module],
         env=dict(environment),
@@ -164,12 +261,8 @@ def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Pop
     )
 
 
-def _describe_exit(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
-
-
 class ParentConnection:
-    """Reads the parent's requests and sends it events, one JSON document per line.
+    """The worker's side of the connection: reads requests and sends events.
 
     Args:
         requests: the lines that the parent writes.
@@ -207,3 +300,99 @@ class ParentConnection:
         with self._lock, suppress(BrokenPipeError):
             self._events.write(line + "\n")
             self._events.flush()
+
+    def refuse(self, error: Exception) -> None:
+        """Send the reason why something cannot be done."""
+        is_own = isinstance(error, DejavuError)
+        message = str(error) if is_own else f"{type(error).__name__}: {error}"
+        self.send("refused", message=message, store=isinstance(error, StoreError | OSError))
+
+    def jobs(self) -> Iterator[str]:
+        """Yield the parent's requests, and interrupt the current job when the parent goes away."""
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        is_busy = False
+
+        def read() -> None:
+            for line in self.requests:
+                lines.put(line)
+            lines.put(None)
+            if is_busy:
+                _thread.interrupt_main()
+
+        threading.Thread(target=read, name="dejavu-cache jobs", daemon=True).start()
+        while (line := lines.get()) is not None:
+            is_busy = True
+            yield line
+            is_busy = False
+
+
+class JobRunner(Protocol):
+    """What a worker does: it runs the jobs of a subject."""
+
+    def __init__(self, subject: Any, parent: ParentConnection) -> None:
+        """Begin with a subject; the parent may be sent events."""
+
+    @property
+    def ready(self) -> Mapping[str, Any]:
+        """What the parent is told before the first job."""
+
+    def run(self, job: Any) -> BaseModel:
+        """Run a job and return its outcome.
+
+        Raises:
+            DejavuError: it cannot be run; the worker can still be used.
+            Exception: the worker cannot be used any longer.
+        """
+
+    def close(self) -> None:
+        """End the work, when there are no more jobs."""
+
+
+def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
+    """Run the jobs of the parent until it closes the connection, then end the process.
+
+    Args:
+        runner: what runs the jobs.
+        subject: the type of the subject, which comes first.
+        job: the type of the jobs.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    code = _serve(ParentConnection.take_standard_streams(), runner, subject, job)
+    sys.stderr.flush()
+    # A device in a bad state, or a thread that waits for it, would hold up an orderly exit.
+    os._exit(code)
+
+
+def _serve(
+    parent: ParentConnection,
+    runner: type[JobRunner],
+    subject: type[BaseModel],
+    job: type[BaseModel],
+) -> int:
+    """Run the jobs of the parent and return the exit code."""
+    line = parent.requests.readline()
+    if not line:  # the parent has ended before it said what is wanted
+        return 0
+    try:
+        running = runner(subject.model_validate_json(line), parent)
+    except Exception as error:
+        parent.refuse(error)
+        return REFUSED
+    parent.send("ready", **running.ready)
+    with closing(running), suppress(KeyboardInterrupt):
+        for line in parent.jobs():
+            try:
+                answer = running.run(job.model_validate_json(line))
+            except DejavuError as error:
+                parent.refuse(error)
+            except Exception as error:
+                parent.send("crash", reason=f"{type(error).__name__}: {error}"[:2000])
+                return CRASHED
+            else:
+                parent.send("answer", answer=answer.model_dump(mode="json"))
+    return 0
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt

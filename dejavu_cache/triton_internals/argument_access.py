@@ -9,10 +9,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..system.notices import logger
 from .hooks import set_interpreter_memory
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 __all__ = ["Accesses", "accesses_of_kernel", "watch_interpreter"]
 
@@ -58,7 +61,7 @@ class Accesses(NamedTuple):
     is_observed: bool = False
 
 
-def accesses_of_kernel(kernel: Any) -> Accesses | None:
+def accesses_of_kernel(kernel: CompiledKernel) -> Accesses | None:
     """Return what a compiled kernel does by its IR, or None where that cannot be told."""
     try:
         text = kernel.asm["ttir"]

@@ -54,7 +54,7 @@ class Reads:
 
     def mapping(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return arguments by name as a dictionary that notes which of its values are read."""
-        return _RecordedArguments(arguments, self._hand_out)
+        return _RecordedArguments(arguments, self)
 
     def recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that does the same, and whose reads are noted.
@@ -75,9 +75,9 @@ class Reads:
         return call
 
     def _hand_out_all(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._hand_out(name, value) for name, value in arguments.items()}
+        return {name: self.hand_out(name, value) for name, value in arguments.items()}
 
-    def _hand_out(self, name: str, value: Any) -> Any:
+    def hand_out(self, name: str, value: Any) -> Any:
         """Note that an argument is read, and return what the reader gets."""
         place = self._places.get(name)
         if place is None:
@@ -88,14 +88,14 @@ class Reads:
         self.noted[place, type] = None
         self._tensors.setdefault(id(value), set()).add(place)
         if not self._is_told():
-            self._note_parts(value, _TENSOR_PARTS)
+            self.note_parts(value, _TENSOR_PARTS)
         return value
 
     def watched(self) -> AbstractContextManager[Any]:
         """Return a context in which the reads of tensors that are handed out are noted."""
         if "torch" not in sys.modules:
             return nullcontext()
-        context: AbstractContextManager[Any] = _watch()(self._note_parts)
+        context: AbstractContextManager[Any] = _watch()(self)
         return context
 
     def _is_told(self) -> bool:
@@ -104,7 +104,8 @@ class Reads:
         _watch().probe.dtype  # noqa: B018
         return self._told_in == get_ident()
 
-    def _note_parts(self, tensor: Any, parts: Iterable[Part]) -> None:
+    def note_parts(self, tensor: Any, parts: Iterable[Part]) -> None:
+        """Note that parts of a tensor are read, if it is one of those that were handed out."""
         self._told_in = get_ident()
         for place in self._tensors.get(id(tensor), ()):
             self.noted.update(dict.fromkeys((place, part) for part in parts))
@@ -114,18 +115,18 @@ _Dictionary: Any = dict  # mypy knows no class that is both
 
 
 class _RecordedArguments(MutableMapping[str, Any], _Dictionary):  # type: ignore[misc]
-    """A dictionary of arguments, any value of which is handed out by a function.
+    """A dictionary of arguments, any value of which is handed out by `Reads`.
 
     With an iterator that is not `dict`'s, Python takes no short cut to the values either where it
     copies or expands the dictionary. Names alone are no read: they are part of a launch's form.
     """
 
-    def __init__(self, arguments: dict[str, Any], hand_out: Callable[[str, Any], Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], reads: Reads) -> None:
         dict.__init__(self, arguments)
-        self._arguments, self._hand_out = arguments, hand_out
+        self._arguments, self._reads = arguments, reads
 
     def __getitem__(self, name: str) -> Any:
-        return self._hand_out(name, dict.__getitem__(self, name))
+        return self._reads.hand_out(name, dict.__getitem__(self, name))
 
     def __setitem__(self, name: str, value: Any) -> None:
         dict.__setitem__(self, name, value)
@@ -210,7 +211,7 @@ _PARTS_OF_METHODS: dict[str, Part] = {
 
 @cache
 def _watch() -> Any:
-    """Return a context in which a function is told of each tensor that PyTorch's functions read."""
+    """Return a context in which `Reads` is told of each tensor that PyTorch's functions read."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._pytree import tree_flatten
@@ -223,19 +224,19 @@ def _watch() -> Any:
     class Watch(TorchFunctionMode):  # type: ignore[misc]
         probe = torch.empty(0, device="cpu")
 
-        def __init__(self, note: Callable[[Any, Iterable[Part]], None]) -> None:
+        def __init__(self, reads: Reads) -> None:
             super().__init__()
-            self._note = note
+            self._reads = reads
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
             if func in parts:
-                self._note(args[0], parts[func])
+                self._reads.note_parts(args[0], parts[func])
             else:
                 for value in tree_flatten((args, kwargs))[0]:
-                    self._note(value, _TENSOR_PARTS)
+                    self._reads.note_parts(value, _TENSOR_PARTS)
             return func(*args, **kwargs)
 
     return Watch

@@ -5,9 +5,8 @@ a launch. A key may differ between arguments that Triton treats alike, which cos
 never is the same for arguments that Triton treats differently. Specialisations come from Triton's
 own function, once per integer and, where more than type and alignment count, once per launch.
 
-Form of a launch: what Triton chooses the compiled kernel by.
-
-Repeat a launch with other pointers, as the layers of a model do, without binding it again.
+`form_of_launch` is such a key where a kernel has no autotuner. A `RepeatedLaunch` binds nothing:
+the layers of a model launch one kernel with other pointers.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from triton import knobs
 from triton.runtime import driver
 
@@ -36,6 +34,10 @@ from .versions import (
     watched_values,
 )
 
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction, KernelParam
+
 __all__ = [
     "SET_BY_CONFIG",
     "Binder",
@@ -44,6 +46,7 @@ __all__ = [
     "current_stream",
     "form_of_argument",
     "form_of_launch",
+    "typed_constant",
 ]
 
 
@@ -74,7 +77,7 @@ class _IntegerSpecializations(dict[int, Any]):
 
 
 def binder_for(
-    fn: Any,
+    fn: JITFunction,
     tuned: frozenset[str],
     keys: Sequence[str],
     buckets: Mapping[str, Bucket],
@@ -120,7 +123,7 @@ def binder_for(
 
 
 def _binder_text(
-    fn: Any, tuned: frozenset[str], optional_keys: Sequence[str], parts: Sequence[str]
+    fn: JITFunction, tuned: frozenset[str], optional_keys: Sequence[str], parts: Sequence[str]
 ) -> str:
     """Write the source code of a binder, whose key is made of `parts`."""
     lines = [f"def bind({', '.join(_parameters(fn, tuned, optional_keys))}):"]
@@ -138,7 +141,7 @@ def _binder_text(
 
 
 def _names_for(
-    fn: Any, defaults: Mapping[str, Any], buckets: Mapping[str, Bucket]
+    fn: JITFunction, defaults: Mapping[str, Any], buckets: Mapping[str, Bucket]
 ) -> dict[str, Any]:
     """Return the global names of a binder's source code."""
     namespace = {
@@ -146,7 +149,7 @@ def _names_for(
         "__knobs": knobs,
         "__open": SET_BY_CONFIG,
         "__tensors": _plain_tensor_types(fn),
-        "__constant": _constant_part,
+        "__constant": typed_constant,
         "__bisect_right": bisect_right,
         **specializer(fn),
     }
@@ -158,7 +161,7 @@ def _names_for(
     return namespace
 
 
-def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:
+def _parameters(fn: JITFunction, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:
     """Write the binder's parameters: the kernel's, optional from the first tuned one on."""
     written, after_tuned, keyword_only = [], False, False
     for name, parameter in fn.signature.parameters.items():
@@ -180,7 +183,7 @@ def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) ->
     return [*written, "**__options"]
 
 
-def _argument_part(parameter: Any, namespace: dict[str, Any]) -> str:
+def _argument_part(parameter: KernelParam, namespace: dict[str, Any]) -> str:
     """Write the expression for one argument's specialisation.
 
     Args:
@@ -224,18 +227,22 @@ def _bucket_part(name: str, bucket: Bucket | None) -> str:
     return f"{expression} if {name}.__class__ is int and {name} > 0 else __constant({name})"
 
 
-def _constant_part(value: Any) -> Any:
-    """Return a value with its type, so that 1, 1.0 and True are three keys."""
+def typed_constant(value: Any) -> Any:
+    """Return a value with its type, so that 1, 1.0 and True are three keys.
+
+    Raises:
+        TypeError: the value is left to the config.
+    """
     if isinstance(value, float):
         return value.__class__, repr(value)  # 0.0 and -0.0 are two constants, and nan is one
     if isinstance(value, tuple):
-        return value.__class__, *map(_constant_part, value)
+        return value.__class__, *map(typed_constant, value)
     if value is SET_BY_CONFIG:
         raise TypeError
     return value.__class__, value
 
 
-def _plain_tensor_types(fn: Any) -> frozenset[type]:
+def _plain_tensor_types(fn: JITFunction) -> frozenset[type]:
     """Return the types of which Triton looks at dtype and alignment only."""
     torch = sys.modules.get("torch")
     if torch is None or not only_alignment_counts(fn):
@@ -269,11 +276,11 @@ def form_of_argument(value: Any) -> Hashable | None:
     Pointers count by their alignment, and integers by their size and whether they are 1 or
     multiples of 16.
     """
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % 16 == 0
     if type(value) is int:
         size = 0 if -(1 << 31) <= value < 1 << 31 else value
         return int, value == 1, value % 16 == 0, size
+    if hasattr(value, "data_ptr"):
+        return value.dtype, value.data_ptr() % 16 == 0
     if value is None or type(value) is float:
         return (type(value),)
     if type(value).__name__ == "TensorDescriptor" and hasattr(value, "layout"):
@@ -302,7 +309,7 @@ class RepeatedLaunch:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: CompiledKernel,
         grid: tuple[int, ...],
         arguments: Mapping[str, Any],
         changing: Sequence[str],

@@ -1,9 +1,9 @@
-"""Cache managers for Triton that build, read and observe folders of binaries.
+"""Cache managers for Triton that build and read folders of binaries.
 
 Triton's own cache holds absolute paths and must be writable. The managers here write folders that
 can be moved, and read them where they may not be written to.
 
-Keys by which Triton's own autotuner keeps results, in memory and on disk.
+Below them are the keys by which Triton's own autotuner keeps results, in memory and on disk.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ import base64
 import hashlib
 import json
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
-from .environment import backend_hash, code_generation_variables, current_target
+from .environment import backend_hash, code_generation_variables, current_target, triton_key
 from .hooks import (
+    cache_manager,
     hash_callees_first,
     set_cache_folder,
+    set_cache_manager,
     set_platform_key,
-    wrap_cache_manager,
 )
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.runtime.autotuner import Autotuner
 
 __all__ = [
     "CUDA_UTILS",
@@ -35,7 +40,6 @@ __all__ = [
     "disk_cache_key",
     "launch_key",
     "relocatable_cache",
-    "reporting_cache",
     "sealed_cache",
     "serve_binaries",
 ]
@@ -59,7 +63,7 @@ def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
         sources: the binaries, as `sealed_cache` takes them.
         host_key: the builder's platform key, as `hooks.set_platform_key` takes it.
     """
-    wrap_cache_manager(lambda manager: sealed_cache(sources, manager))
+    set_cache_manager(sealed_cache(sources, cache_manager()))
     hash_callees_first()
     set_platform_key(host_key)
 
@@ -170,24 +174,6 @@ def relocatable_cache() -> Any:
     return RelocatableCache
 
 
-def reporting_cache(inner: Any, report: Callable[[str], None]) -> Any:
-    """Return a cache manager class that reports the host modules that Triton builds.
-
-    Args:
-        inner: the class that keeps the files.
-        report: is called with the name of each host module that is put into the cache.
-    """
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-
-    class ReportingCache(inner):  # type: ignore[misc]
-        def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            if filename.endswith(suffix):
-                report(filename)
-            return str(super().put(data, filename, binary=binary))
-
-    return ReportingCache
-
-
 @cache
 def cuda_utils_key() -> str:
     """Return a key for `CUDA_UTILS` that does not depend on the driver's path."""
@@ -212,7 +198,7 @@ def _writable_manager(manager: Any, key: str, kind: dict[str, bool]) -> Any:
 
 
 def launch_key(
-    autotuner: Any,
+    autotuner: Autotuner,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     replacements: Mapping[str, Any] = MappingProxyType({}),
@@ -235,7 +221,7 @@ def launch_key(
     return (*values, *dtypes)
 
 
-def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[Any]) -> str:
+def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[TritonConfig]) -> str:
     """Return the name of the folder in which `Autotuner.check_disk_cache` keeps a launch's results.
 
     Args:
@@ -246,8 +232,6 @@ def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[Any]) -> s
     Returns:
         An empty string for interpreted kernels, of which Triton keeps nothing.
     """
-    from .versions import triton_key
-
     while not hasattr(kernel, "cache_key") and hasattr(kernel, "fn"):
         kernel = kernel.fn
     if not hasattr(kernel, "cache_key"):

@@ -1,18 +1,14 @@
-"""Record what Triton compiled at a launch, and recreate the compilation elsewhere.
+"""Compile kernels: in threads, out of memory, and elsewhere from what was recorded of a launch.
 
 A binary's key in Triton's cache is made of the kernel's source, its specialisation (the arguments'
 types, divisibility by 16 and compiled-in values) and the compiler's options. A recorded launch
 holds them without the config, so that the same launch can be compiled with any config, on a machine
-without a GPU. A launch whose recreated key would differ from Triton's is not recorded.
-
-Encode the constants, types and options of a launch as JSON values, and decode them.
-
-Plain values stay as they are; everything else becomes a string with the prefix `json:`.
-
-Release compiled kernels in Triton's memory: what a tune leaves, and what it must not time.
+without a GPU. A launch whose recreated key would differ from Triton's is not recorded. In a record,
+plain values stay as they are; everything else becomes a string of JSON with the prefix `json:`.
 
 Triton keeps every kernel that a function has ever launched, with its binary and the text of each
-stage of its compilation. Of a tune, a program launches one of them again.
+stage of its compilation. Of a tune, a program launches one of them again: the others are released,
+and those that were compiled under other settings are not timed.
 """
 
 from __future__ import annotations
@@ -25,23 +21,32 @@ import platform
 import re
 import sys
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .config_names import LAUNCH_OPTIONS, describe
-from .environment import backend_for, code_generation_variables
-from .hooks import await_kernel
+from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
 from .identity import python_function
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.compiler import ASTSource, CompiledKernel
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
 
 __all__ = [
     "Compilation",
     "LoadedKernels",
     "UnencodableValueError",
+    "async_compile_mode",
+    "await_kernel",
     "binary_key",
     "comparable",
     "compile_config",
@@ -50,7 +55,9 @@ __all__ = [
     "encode_launch",
     "encode_type",
     "encode_value",
+    "forget_failed",
     "launch_of",
+    "load_binary",
     "note_settings",
     "recreate_compilation",
     "release_outdated",
@@ -59,6 +66,231 @@ __all__ = [
     "target_of_arch",
     "wheel",
 ]
+
+
+class Compilation(NamedTuple):
+    """Arguments of `triton.compile`, and the key of its result.
+
+    Attributes:
+        source: Triton's `ASTSource`: a kernel with its specialisation.
+        target: Triton's `GPUTarget`.
+        options: the backend's options.
+        key: the binary's key in Triton's cache, in hexadecimal.
+    """
+
+    source: ASTSource
+    target: GPUTarget
+    options: dict[str, Any]
+    key: str
+
+
+@cache
+def wheel() -> str:
+    """Name this build of Triton by its version, its Python and a digest of its files."""
+    import triton
+
+    abi = sys.implementation.cache_tag.replace("cpython-", "cp")
+    digest = hashlib.sha256(triton_key().encode()).hexdigest()[:12]
+    return f"triton {triton.__version__} {abi} {platform.machine()} {digest}"
+
+
+def target_of(device: Device) -> GPUTarget:
+    """Return the `GPUTarget` that Triton compiles for on a device.
+
+    Raises:
+        ValueError: Triton does not compile for it.
+    """
+    try:
+        return target_of_arch(device.arch)
+    except ValueError:
+        raise ValueError(
+            f"{device.name} ({device.arch}) is no GPU that Triton compiles for"
+        ) from None
+
+
+def target_of_arch(arch: str) -> GPUTarget:
+    """Return the `GPUTarget` of an architecture, such as `sm_90` or `gfx942`.
+
+    Raises:
+        ValueError: Triton does not compile for it.
+    """
+    from triton.backends.compiler import GPUTarget
+
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch[3:]), 32)
+    if arch.startswith("gfx"):
+        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    raise ValueError(f"{arch} is no architecture that Triton compiles for")
+
+
+def launch_of(
+    source: ASTSource,
+    metadata: Any,
+    config: TritonConfig | None = None,
+    *,
+    heuristics: bool = False,
+) -> RecordedLaunch | None:
+    """Record what Triton compiled.
+
+    Args:
+        source: the `ASTSource`.
+        metadata: the compiled kernel's, a named tuple.
+        config: the `triton.Config` that it was compiled with, if it was tuned.
+        heuristics: whether `triton.heuristics` computes other arguments from the config's.
+
+    Returns:
+        The launch, or None where compiling it again would give another key.
+    """
+    values = {} if config is None else config.all_kwargs()
+    try:
+        launch = encode_launch(source, values)
+        launch = launch.model_copy(update={"options": _options_beside(values, metadata)})
+    except UnencodableValueError:
+        return None
+    has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
+    if (
+        config is not None
+        and values
+        and (heuristics or (has_descriptors and config.pre_hook is not None))
+    ):
+        launch = launch.model_copy(update={"bound": describe(config)})
+    for options in _possible_options(launch, values):
+        candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
+        # A number of warps that Triton cannot compile with is not the one that it compiled with.
+        with suppress(AssertionError, ValueError):
+            recreated = recreate_compilation(source.fn, candidate, values, metadata.target)
+            if recreated.key == metadata.hash:
+                return candidate
+    return None
+
+
+def encode_launch(source: ASTSource, config: Mapping[str, Any]) -> RecordedLaunch:
+    """Return a compilation's arguments without those that a config determines, and no options.
+
+    Raises:
+        UnencodableValueError: one of them has no form in records.
+    """
+    names = source.fn.arg_names
+
+    def without_config(values: Mapping[tuple[int, ...], Any]) -> Iterator[tuple[str, Any]]:
+        for path, value in values.items():
+            if names[path[0]] not in config:
+                yield ".".join([names[path[0]], *map(str, path[1:])]), value
+
+    return RecordedLaunch(
+        wheel=wheel(),
+        signature={
+            name: encode_type(type_)
+            for name, type_ in source.signature.items()
+            if name not in config
+        },
+        constants={path: encode_value(value) for path, value in without_config(source.constants)},
+        attrs={path: json.dumps(value) for path, value in without_config(source.attrs)},
+    )
+
+
+def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
+    """Return the options that differ from the defaults and were not set by the config."""
+    defaults = backend_for(metadata.target).parse_options(dict(config))
+    options = {}
+    for field in dataclasses.fields(defaults):
+        if field.name in config or field.name == "extern_libs":
+            continue
+        value = getattr(metadata, field.name, None)
+        if comparable(value) != comparable(getattr(defaults, field.name)):
+            options[field.name] = encode_value(tuple(value) if isinstance(value, list) else value)
+    return options
+
+
+def _possible_options(
+    launch: RecordedLaunch, config: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the options that a launch may have had.
+
+    Triton overwrites `num_warps` in the metadata of warp-specialised kernels: the original is
+    guessed.
+    """
+    yield launch.options
+    if "num_warps" not in config:
+        for warps in (4, 1, 2, 8, 16, 32):
+            yield {**launch.options, "num_warps": warps}
+
+
+def recreate_compilation(
+    fn: JITFunction, launch: RecordedLaunch, config: Mapping[str, Any], target: GPUTarget
+) -> Compilation:
+    """Return what Triton compiles at a recorded launch, with the values of any config.
+
+    Args:
+        fn: the `JITFunction`.
+        launch: a launch of it, as `launch_of` recorded it.
+        config: meta-parameters and options.
+        target: Triton's `GPUTarget`.
+
+    Raises:
+        ValueError: the launch is not one of this kernel, or names what this process does not know.
+    """
+    from .versions import specialize_values
+
+    backend = backend_for(target)
+    signature = {name: decode_type(type_) for name, type_ in launch.signature.items()}
+    constants = {_path(fn, path): decode_value(value) for path, value in launch.constants.items()}
+    attrs = {_path(fn, path): json.loads(value) for path, value in launch.attrs.items()}
+    arguments = {name: value for name, value in config.items() if name in fn.arg_names}
+    for name, (type_, attributes) in specialize_values(fn, backend, arguments).items():
+        path = (fn.arg_names.index(name),)
+        signature[name] = type_
+        if type_ == "constexpr":
+            constants[path] = arguments[name]
+        if attributes is not None:
+            attrs[path] = attributes
+    if set(signature) != set(fn.arg_names):
+        odd = ", ".join(sorted(set(signature) ^ set(fn.arg_names)))
+        raise ValueError(
+            f"the launch was recorded with other parameters than the kernel has now ({odd}): "
+            "tune it again"
+        )
+    source = source_class(fn)(
+        fn,
+        {name: signature[name] for name in fn.arg_names},
+        dict(sorted(constants.items())),
+        dict(sorted(attrs.items())),
+    )
+    options = _decode_options(launch)
+    parsed = backend.parse_options({**options, **config})
+    return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
+
+
+def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
+    refused = sorted(launch.options.keys() - LAUNCH_OPTIONS)
+    if refused:
+        raise ValueError(f"the launch was recorded with {', '.join(refused)}, which no record sets")
+    return {name: decode_value(value) for name, value in launch.options.items()}
+
+
+def source_class(fn: JITFunction) -> Any:
+    """Return the class in which Triton compiles a function: Gluon's kernels have their own."""
+    if getattr(fn, "is_gluon", bool)():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
+def binary_key(source: ASTSource, backend: BaseBackend, options: Any) -> str:
+    """Return a binary's key in Triton's cache, as `triton.compile` computes it."""
+    variables = sorted(code_generation_variables().items())
+    text = f"{triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _path(fn: JITFunction, path: str) -> tuple[int, ...]:
+    name, *indices = path.split(".")
+    if name not in fn.arg_names:
+        raise ValueError(f"the kernel has no parameter {name!r} any more: tune it again")
+    return (fn.arg_names.index(name), *map(int, indices))
 
 
 _PREFIX = "json:"
@@ -214,6 +446,80 @@ def _gluon_layout(name: str, fields: Mapping[str, Any]) -> Any:
     return layout(**fields)  # type: ignore[operator]
 
 
+def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
+    """Return a context manager in which `JITFunction.run` compiles in an executor.
+
+    Within it, `run` returns a future.
+
+    Returns:
+        None under the interpreter, and where such a context is active already.
+    """
+    if is_interpreting():
+        return None
+    from .versions import async_compile as module
+
+    if module.active_mode.get() is not None:
+        return None
+
+    @contextmanager
+    def mode(executor: Executor) -> Iterator[None]:
+        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+        token = module.active_mode.set(module.AsyncCompileMode(executor))
+        try:
+            yield
+        finally:
+            module.active_mode.reset(token)
+
+    return mode
+
+
+def await_kernel(kernel: Any) -> CompiledKernel:
+    """Wait for a kernel's compilation, and return the compiled kernel.
+
+    Args:
+        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled.
+    """
+    return kernel.result() if hasattr(kernel, "result") else kernel
+
+
+def load_binary(kernel: Any) -> None:
+    """Wait for a kernel's compilation and load its binary onto the device.
+
+    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
+
+    Args:
+        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled or loaded.
+    """
+    compiled = await_kernel(kernel)
+    if hasattr(compiled, "_init_handles"):
+        compiled._init_handles()
+
+
+def forget_failed(function: JITFunction | None) -> None:
+    """Remove compilations that failed or were cancelled from a function's cache in memory.
+
+    Triton keeps them, and raises their error at every later launch.
+
+    Args:
+        function: a `JITFunction`, or None.
+    """
+    for kernels, *_ in getattr(function, "device_caches", {}).values():
+        for key, kernel in kernels.copy().items():  # in one step, beside other threads
+            future = getattr(kernel, "future", None)
+            if future is not None and future.done() and _has_failed(future):
+                kernels.pop(key, None)
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None
+
+
 _settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()
 """The settings of Triton under which each Python function was compiled; None: several."""
 
@@ -221,13 +527,13 @@ _HELD = "_dejavu_cache_outdated_kernels"
 """Attribute of a `JITFunction` that holds the kernels which it does not launch any more."""
 
 
-def note_settings(function: Any, settings: Mapping[str, str]) -> None:
+def note_settings(function: JITFunction, settings: Mapping[str, str]) -> None:
     """Note the settings under which the next kernels of a `JITFunction` are compiled."""
     if _settings.setdefault(function.fn, settings) != settings:
         _settings[function.fn] = None
 
 
-def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
+def release_outdated(function: JITFunction, settings: Mapping[str, str]) -> None:
     """Remove a function's kernels from memory if some were compiled under other settings.
 
     Triton compiles by the settings of the moment and launches what is in memory whatever they are
@@ -242,8 +548,8 @@ def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
 
 
 def compile_config(
-    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Any:
+    autotuner: Autotuner, config: TritonConfig, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> CompiledKernel:
     """Return the compiled kernel of a config, from memory if it was launched before.
 
     Args:
@@ -268,18 +574,18 @@ class LoadedKernels:
         function: a `JITFunction`; None where there is nothing to compile.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: JITFunction | None) -> None:
         """Note which kernels are there."""
         self._caches = getattr(function, "device_caches", {})
         self._earlier = {
             device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
         }
 
-    def later(self) -> list[Any]:
+    def later(self) -> list[CompiledKernel]:
         """Return the kernels that have come since, and whose compilation has ended."""
         return [kernel for _, _, kernel in self._later_entries()]
 
-    def release_later(self, needed: Iterable[Any]) -> None:
+    def release_later(self, needed: Iterable[CompiledKernel]) -> None:
         """Remove the kernels that have come since from Triton's cache in memory.
 
         A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
@@ -306,224 +612,3 @@ class LoadedKernels:
             if key not in self._earlier.get(device, ())
             and (not hasattr(kernel, "future") or kernel.future.done())
         ]
-
-
-class Compilation(NamedTuple):
-    """Arguments of `triton.compile`, and the key of its result.
-
-    Attributes:
-        source: Triton's `ASTSource`: a kernel with its specialisation.
-        target: Triton's `GPUTarget`.
-        options: the backend's options.
-        key: the binary's key in Triton's cache, in hexadecimal.
-    """
-
-    source: Any
-    target: Any
-    options: dict[str, Any]
-    key: str
-
-
-@cache
-def wheel() -> str:
-    """Name this build of Triton by its version, its Python and a digest of its files."""
-    import triton
-
-    from .versions import triton_key
-
-    abi = sys.implementation.cache_tag.replace("cpython-", "cp")
-    digest = hashlib.sha256(triton_key().encode()).hexdigest()[:12]
-    return f"triton {triton.__version__} {abi} {platform.machine()} {digest}"
-
-
-def target_of(device: Device) -> Any:
-    """Return the `GPUTarget` that Triton compiles for on a device.
-
-    Raises:
-        ValueError: Triton does not compile for it.
-    """
-    try:
-        return target_of_arch(device.arch)
-    except ValueError:
-        raise ValueError(
-            f"{device.name} ({device.arch}) is no GPU that Triton compiles for"
-        ) from None
-
-
-def target_of_arch(arch: str) -> Any:
-    """Return the `GPUTarget` of an architecture, such as `sm_90` or `gfx942`.
-
-    Raises:
-        ValueError: Triton does not compile for it.
-    """
-    from triton.backends.compiler import GPUTarget
-
-    if arch.startswith("sm_"):
-        return GPUTarget("cuda", int(arch[3:]), 32)
-    if arch.startswith("gfx"):
-        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
-    raise ValueError(f"{arch} is no architecture that Triton compiles for")
-
-
-def launch_of(
-    source: Any, metadata: Any, config: Any = None, *, heuristics: bool = False
-) -> RecordedLaunch | None:
-    """Record what Triton compiled.
-
-    Args:
-        source: the `ASTSource`.
-        metadata: the compiled kernel's, a named tuple.
-        config: the `triton.Config` that it was compiled with, if it was tuned.
-        heuristics: whether `triton.heuristics` computes other arguments from the config's.
-
-    Returns:
-        The launch, or None where compiling it again would give another key.
-    """
-    values = {} if config is None else config.all_kwargs()
-    try:
-        launch = encode_launch(source, values)
-        launch = launch.model_copy(update={"options": _options_beside(values, metadata)})
-    except UnencodableValueError:
-        return None
-    has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
-    if values and (heuristics or (has_descriptors and config.pre_hook is not None)):
-        launch = launch.model_copy(update={"bound": describe(config)})
-    for options in _possible_options(launch, values):
-        candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
-        # A number of warps that Triton cannot compile with is not the one that it compiled with.
-        with suppress(AssertionError, ValueError):
-            recreated = recreate_compilation(source.fn, candidate, values, metadata.target)
-            if recreated.key == metadata.hash:
-                return candidate
-    return None
-
-
-def encode_launch(source: Any, config: Mapping[str, Any]) -> RecordedLaunch:
-    """Return a compilation's arguments without those that a config determines, and no options.
-
-    Raises:
-        UnencodableValueError: one of them has no form in records.
-    """
-    names = source.fn.arg_names
-
-    def without_config(values: Mapping[tuple[int, ...], Any]) -> Iterator[tuple[str, Any]]:
-        for path, value in values.items():
-            if names[path[0]] not in config:
-                yield ".".join([names[path[0]], *map(str, path[1:])]), value
-
-    return RecordedLaunch(
-        wheel=wheel(),
-        signature={
-            name: encode_type(type_)
-            for name, type_ in source.signature.items()
-            if name not in config
-        },
-        constants={path: encode_value(value) for path, value in without_config(source.constants)},
-        attrs={path: json.dumps(value) for path, value in without_config(source.attrs)},
-    )
-
-
-def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
-    """Return the options that differ from the defaults and were not set by the config."""
-    defaults = backend_for(metadata.target).parse_options(dict(config))
-    options = {}
-    for field in dataclasses.fields(defaults):
-        if field.name in config or field.name == "extern_libs":
-            continue
-        value = getattr(metadata, field.name, None)
-        if comparable(value) != comparable(getattr(defaults, field.name)):
-            options[field.name] = encode_value(tuple(value) if isinstance(value, list) else value)
-    return options
-
-
-def _possible_options(
-    launch: RecordedLaunch, config: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield the options that a launch may have had.
-
-    Triton overwrites `num_warps` in the metadata of warp-specialised kernels: the original is
-    guessed.
-    """
-    yield launch.options
-    if "num_warps" not in config:
-        for warps in (4, 1, 2, 8, 16, 32):
-            yield {**launch.options, "num_warps": warps}
-
-
-def recreate_compilation(
-    fn: Any, launch: RecordedLaunch, config: Mapping[str, Any], target: Any
-) -> Compilation:
-    """Return what Triton compiles at a recorded launch, with the values of any config.
-
-    Args:
-        fn: the `JITFunction`.
-        launch: a launch of it, as `launch_of` recorded it.
-        config: meta-parameters and options.
-        target: Triton's `GPUTarget`.
-
-    Raises:
-        ValueError: the launch is not one of this kernel, or names what this process does not know.
-    """
-    from .versions import specialize_values
-
-    backend = backend_for(target)
-    signature = {name: decode_type(type_) for name, type_ in launch.signature.items()}
-    constants = {_path(fn, path): decode_value(value) for path, value in launch.constants.items()}
-    attrs = {_path(fn, path): json.loads(value) for path, value in launch.attrs.items()}
-    arguments = {name: value for name, value in config.items() if name in fn.arg_names}
-    for name, (type_, attributes) in specialize_values(fn, backend, arguments).items():
-        path = (fn.arg_names.index(name),)
-        signature[name] = type_
-        if type_ == "constexpr":
-            constants[path] = arguments[name]
-        if attributes is not None:
-            attrs[path] = attributes
-    if set(signature) != set(fn.arg_names):
-        odd = ", ".join(sorted(set(signature) ^ set(fn.arg_names)))
-        raise ValueError(
-            f"the launch was recorded with other parameters than the kernel has now ({odd}): "
-            "tune it again"
-        )
-    source = source_class(fn)(
-        fn,
-        {name: signature[name] for name in fn.arg_names},
-        dict(sorted(constants.items())),
-        dict(sorted(attrs.items())),
-    )
-    options = _decode_options(launch)
-    parsed = backend.parse_options({**options, **config})
-    return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
-
-
-def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
-    refused = sorted(launch.options.keys() - LAUNCH_OPTIONS)
-    if refused:
-        raise ValueError(f"the launch was recorded with {', '.join(refused)}, which no record sets")
-    return {name: decode_value(value) for name, value in launch.options.items()}
-
-
-def source_class(fn: Any) -> Any:
-    """Return the class in which Triton compiles a function: Gluon's kernels have their own."""
-    if getattr(fn, "is_gluon", bool)():
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource
-    from triton.compiler import ASTSource
-
-    return ASTSource
-
-
-def binary_key(source: Any, backend: Any, options: Any) -> str:
-    """Return a binary's key in Triton's cache, as `triton.compile` computes it."""
-    from .versions import triton_key
-
-    variables = sorted(code_generation_variables().items())
-    text = f"{triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _path(fn: Any, path: str) -> tuple[int, ...]:
-    name, *indices = path.split(".")
-    if name not in fn.arg_names:
-        raise ValueError(f"the kernel has no parameter {name!r} any more: tune it again")
-    return (fn.arg_names.index(name), *map(int, indices))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import enum
 import reprlib
 import sys
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
-from .identity import dtype_name, value_text
+from .identity import PROCESS, dtype_name, value_text
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
 
 __all__ = [
     "LAUNCH_OPTIONS",
@@ -65,8 +67,6 @@ LAUNCH_OPTIONS = TUNING_OPTIONS | {
 }
 """Options that a launch may set and a record may hold, for the same reason."""
 
-_PROCESS = uuid.uuid4().hex
-"""Stands for this process where a value has no text that means the same in another."""
 _OPTIONS_OF_OTHER_VERSIONS = frozenset(
     {"clc", "cluster_dims", "enable_reflect_ftz", "fpsan_homomorphic_casts", "instrumentation_mode"}
     | {"ir_override", "llvm_fn_attrs", "min_shared_mem", "sched4reg", "warp_size", "wgp_cu_mode"}
@@ -104,7 +104,9 @@ def _compiler_options() -> frozenset[str]:
     return TUNING_OPTIONS.union(_OPTIONS_OF_OTHER_VERSIONS, *options)
 
 
-def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[str]) -> bool:
+def can_be_recorded(
+    kernel: str, configs: Sequence[TritonConfig], parameters: Iterable[str]
+) -> bool:
     """Return whether records can and may hold all configs of a kernel; if not, warn once.
 
     Args:
@@ -136,7 +138,7 @@ def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[st
     return True
 
 
-def describe(config: Any) -> Config:
+def describe(config: TritonConfig) -> Config:
     """Return a `triton.Config` as a record keeps it: everything but its hook."""
     everything = config.all_kwargs()
     # The first launch of a scenario describes all configs, so descriptions are cached. Their key is
@@ -173,11 +175,11 @@ def _scalar(value: Any) -> Scalar:
 
 
 def _text(value: Any) -> str:
-    return value_text(value) or f"{type(value).__qualname__[:400]} unreadable {_PROCESS}"
+    return value_text(value) or f"{type(value).__qualname__[:400]} unreadable {PROCESS}"
 
 
-class DeclaredConfigs:
-    """The configs that a kernel declares, by their descriptions in records.
+class DeclaredConfigs(dict[Config, Any]):
+    """The `triton.Config`s that a kernel declares, in order, by their descriptions in records.
 
     A config from a store only selects one of these, so no store can make a launch run code or
     values that the kernel's author did not write.
@@ -187,30 +189,14 @@ class DeclaredConfigs:
         configs: the declared `triton.Config`s.
     """
 
-    def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
-        """Name the configs, and warn if two of one name have different hooks."""
-        self._by_name: dict[Config, Any] = {}
+    def __init__(self, kernel: str, configs: Iterable[TritonConfig]) -> None:
+        """Describe the configs, and warn if two of one description have different hooks."""
+        super().__init__()
         for config in configs:
-            first = self._by_name.setdefault(describe(config), config)
+            first = self.setdefault(describe(config), config)
             if first.pre_hook is not config.pre_hook:
                 warn_once(
                     f"hooks {kernel}",
                     f"{kernel} declares ({describe(config)}) twice with different hooks: "
                     "the first is used",
                 )
-
-    def __iter__(self) -> Iterator[Config]:
-        """Iterate over the names in the order of declaration."""
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        """Return the number of distinct names."""
-        return len(self._by_name)
-
-    def __contains__(self, config: Config) -> bool:
-        """Return whether a config of this name is declared."""
-        return config in self._by_name
-
-    def __getitem__(self, config: Config) -> Any:
-        """Return the `triton.Config` of a name."""
-        return self._by_name[config]

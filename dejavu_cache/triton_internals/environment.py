@@ -1,17 +1,10 @@
 """The environment of this process: everything but the scenario that a timing depends on.
 
-The settings that change what Triton generates: its knobs and environment variables.
+It is the device, Triton's version and code generator, and the settings that change what Triton
+generates. Triton is asked for all its knobs: one is left out if it is known to change no code, or
+has its default value. Any other counts, so an unknown setting makes an environment of its own.
 
-Triton is asked for all its knobs. A setting is left out if it is known to change no code, or has
-its default value; every other one counts, so an unknown setting makes an environment of its own.
-
-Triton's installed version, whatever its distribution is called; Triton is not imported.
-
-Compute Triton's digest of its own files while the process waits for something else.
-
-The first compilation of a process needs it, and so does the first look into Triton's cache of
-binaries: hundreds of megabytes are read, which takes some 0.4 s. Before that, a program imports its
-kernels and asks for its device, and Triton may have to build the module that it does that with.
+Triton is imported when it is asked, so that commands run where it is not installed.
 """
 
 from __future__ import annotations
@@ -23,19 +16,21 @@ import os
 import platform
 import re
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownDeviceError
-from ..model.scenario import Device, Environment
+from ..model.scenario import Device, Environment, as_text
 from ..system.background_threads import signals_left_to_others
-from .versions import triton_key
+from .identity import PROCESS
+
+if TYPE_CHECKING:
+    from triton.backends.compiler import BaseBackend, GPUTarget
 
 __all__ = [
     "INTERPRETER",
@@ -57,9 +52,170 @@ __all__ = [
     "nominal_memory",
     "supported_float8",
     "toolchain_on",
+    "triton_key",
     "triton_version",
     "unreadable_settings",
 ]
+
+INTERPRETER = "Triton interpreter"
+"""The device's name where kernels are interpreted on the CPU."""
+
+INTERPRETER_INDEX = -1
+"""The interpreter's index among the devices."""
+
+
+def is_interpreting() -> bool:
+    """Return whether Triton runs kernels in its interpreter."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def has_device() -> bool:
+    """Return whether kernels run here: on a GPU that Triton finds, or in its interpreter."""
+    if is_interpreting():
+        return True
+    try:
+        current_device()
+    except RuntimeError:
+        return False
+    return True
+
+
+def current_device() -> int:
+    """Return the index of the device that a compiled kernel would be launched on now."""
+    from triton.runtime import driver
+
+    index: int = driver.active.get_current_device()
+    return index
+
+
+def current_target() -> GPUTarget:
+    """Return the current device's `GPUTarget`: backend (`cuda` or `hip`) and architecture."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_target()
+
+
+def backend_for(target: GPUTarget) -> BaseBackend:
+    """Return Triton's compiler backend for a `GPUTarget`."""
+    from triton.compiler.compiler import make_backend
+
+    return make_backend(target)
+
+
+def backend_hash(target: GPUTarget) -> str:
+    """Return the part of a binary's key that stands for the compiler's version.
+
+    Args:
+        target: Triton's `GPUTarget`.
+    """
+    return str(backend_for(target).hash())
+
+
+def supported_float8() -> tuple[str, ...]:
+    """Return Triton's names of the float8 types that kernels can use on the current device."""
+    return tuple(backend_for(current_target()).parse_options({}).supported_fp8_dtypes)
+
+
+def current_environment(device: int) -> Environment:
+    """Return the environment of one of this process's devices.
+
+    Args:
+        device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
+    """
+    environment = toolchain_on(device)
+    if device == INTERPRETER_INDEX:
+        return environment
+    # A program may set a knob at any time.
+    return environment.model_copy(update={"variables": compiler_settings()})
+
+
+@cache
+def toolchain_on(device: int) -> Environment:
+    """Return a device's environment without Triton's settings, which a program may change.
+
+    Raises:
+        Exception: the device is not known.
+    """
+    import triton
+
+    if device == INTERPRETER_INDEX:
+        return Environment(
+            device=_interpreter(),
+            triton=triton.__version__,
+            codegen=f"Python {platform.python_version()}",
+        )
+    target = current_target()
+    return Environment(
+        device=_gpu(device, target),
+        triton=triton.__version__,
+        codegen=describe_codegen(backend_hash(target)),
+    )
+
+
+def _interpreter() -> Device:
+    return Device(
+        name=INTERPRETER, arch=platform.machine(), units=os.cpu_count() or 0, memory_gib=0
+    )
+
+
+def _gpu(device: int, target: GPUTarget) -> Device:
+    import torch
+
+    if target.backend not in ("cuda", "hip"):
+        raise UnknownDeviceError(
+            f"devices of Triton's backend {target.backend!r} have no place in records yet"
+        )
+    properties = torch.cuda.get_device_properties(device)
+    arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
+    return Device(
+        name=properties.name.strip(),
+        arch=arch,
+        units=properties.multi_processor_count,
+        memory_gib=nominal_memory(properties.total_memory),
+    )
+
+
+# Sizes that GPUs and their slices are sold in, as near to each other as two sizes of one model get;
+# 79, 140 and 178 are what drivers leave of 80, 141 and 180 GB.
+_SMALL_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 79, 96, 112, 128)
+_LARGE_SIZES = (140, 160, 178, 192, 224, 256, 288, 320, 384, 448, 512)
+
+
+def nominal_memory(total_bytes: int) -> int:
+    """Return the size in GiB that a GPU of this much memory is sold as.
+
+    Drivers reserve some memory, and not each release the same; models differ by far more.
+    """
+    # Some drivers report a little more than the size.
+    least = total_bytes / 2**30 * 0.98
+    sizes = (size for size in (*_SMALL_SIZES, *_LARGE_SIZES) if size >= least)
+    return next(sizes, 64 * math.ceil(least / 64))
+
+
+def describe_codegen(backend_hash: str) -> str:
+    """Return `ptxas 12.9.86` if a backend's hash holds the release, else the hash, shortened."""
+    release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
+    return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]
+
+
+def is_capturing_graph() -> bool:
+    """Return whether the current stream is being captured into a CUDA or HIP graph."""
+    torch = sys.modules.get("torch")
+    return bool(torch and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def triton_version() -> str | None:
+    """Return the version of the distribution that contains the package `triton`, or None.
+
+    PyTorch builds for ROCm and XPU have distributions of their own, such as `pytorch-triton-rocm`.
+    """
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        names = packages_distributions().get("triton")
+    return version(names[0]) if names else None
 
 
 _NEUTRAL_GROUPS = frozenset({"autotuning", "build", "proton", "redis"})
@@ -91,7 +247,7 @@ _COMPILER_PREFIXES = ("AMDGCN_", "MLIR_", "NVPTX_", "PTXAS_", "TRITON_")
 # NVIDIA's inference server is called Triton too.
 _OTHER_PREFIXES = ("TRITON_SERVER_", "TRITON_CORE_", "TRITON_BACKEND_", "TRITON_VERSION")
 
-_UNREADABLE = f"unreadable {uuid.uuid4().hex}"
+_UNREADABLE = f"unreadable {PROCESS}"
 """Value of a setting that no text stands for: equal to no other process's."""
 
 
@@ -202,18 +358,11 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, (str, int)) or hasattr(value, "path"):
         path = Path(text)
         if not (os.sep in text and path.exists()):
-            return _shorten(text) or _UNREADABLE
+            return as_text(text) or _UNREADABLE
         return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
     if isinstance(value, (float, tuple, list, type(None))):
-        return _shorten(repr(value))
+        return as_text(repr(value))
     return _UNREADABLE  # a hook: what it does is not in its name
-
-
-def _shorten(text: str) -> str:
-    """Return a text that tells long ones apart, too."""
-    if len(text) <= 500:
-        return text
-    return f"{text[:460]} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 @cache
@@ -232,22 +381,22 @@ def _compiler_variables() -> list[str]:
     ]
 
 
-def triton_version() -> str | None:
-    """Return the version of the distribution that contains the package `triton`, or None.
-
-    PyTorch builds for ROCm and XPU have distributions of their own, such as `pytorch-triton-rocm`.
-    """
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        names = packages_distributions().get("triton")
-    return version(names[0]) if names else None
-
+# The first compilation of a process needs Triton's digest of its own files, and so does the first
+# look into Triton's cache of binaries: hundreds of megabytes are read, which takes some 0.4 s.
+# Before that, a program imports its kernels and asks for its device, and Triton may have to build
+# the module that it does that with; a thread computes the digest meanwhile.
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Devices of NVIDIA's driver, of AMD's, and of both under Windows' subsystem for Linux."""
 
 _begun: list[Thread] = []
+
+
+def triton_key() -> str:
+    """Return Triton's version and digest of its own files, which every binary's key begins with."""
+    from triton.runtime.cache import triton_key as key
+
+    return str(key())
 
 
 def begin_digest() -> None:
@@ -284,152 +433,3 @@ def _compute_digest() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begun.clear)  # its threads are the parent's
-
-
-INTERPRETER = "Triton interpreter"
-"""The device's name where kernels are interpreted on the CPU."""
-
-INTERPRETER_INDEX = -1
-"""The interpreter's index among the devices."""
-
-
-def is_interpreting() -> bool:
-    """Return whether Triton runs kernels in its interpreter."""
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)
-
-
-def has_device() -> bool:
-    """Return whether kernels run here: on a GPU that Triton finds, or in its interpreter."""
-    if is_interpreting():
-        return True
-    try:
-        current_device()
-    except RuntimeError:
-        return False
-    return True
-
-
-def current_device() -> int:
-    """Return the index of the device that a compiled kernel would be launched on now."""
-    from triton.runtime import driver
-
-    index: int = driver.active.get_current_device()
-    return index
-
-
-def current_target() -> Any:
-    """Return the current device's `GPUTarget`: backend (`cuda` or `hip`) and architecture."""
-    from triton.runtime import driver
-
-    return driver.active.get_current_target()
-
-
-def backend_for(target: Any) -> Any:
-    """Return Triton's compiler backend for a `GPUTarget`."""
-    from triton.compiler.compiler import make_backend
-
-    return make_backend(target)
-
-
-def backend_hash(target: Any) -> str:
-    """Return the part of a binary's key that stands for the compiler's version.
-
-    Args:
-        target: Triton's `GPUTarget`.
-    """
-    return str(backend_for(target).hash())
-
-
-def supported_float8() -> tuple[str, ...]:
-    """Return Triton's names of the float8 types that kernels can use on the current device."""
-    return tuple(backend_for(current_target()).parse_options({}).supported_fp8_dtypes)
-
-
-def current_environment(device: int) -> Environment:
-    """Return the environment of one of this process's devices.
-
-    Args:
-        device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
-    """
-    environment = toolchain_on(device)
-    if device == INTERPRETER_INDEX:
-        return environment
-    # A program may set a knob at any time.
-    return environment.model_copy(update={"variables": compiler_settings()})
-
-
-@cache
-def toolchain_on(device: int) -> Environment:
-    """Return a device's environment without Triton's settings, which a program may change.
-
-    Raises:
-        Exception: the device is not known.
-    """
-    import triton
-
-    if device == INTERPRETER_INDEX:
-        return Environment(
-            device=_interpreter(),
-            triton=triton.__version__,
-            codegen=f"Python {platform.python_version()}",
-        )
-    target = current_target()
-    return Environment(
-        device=_gpu(device, target),
-        triton=triton.__version__,
-        codegen=describe_codegen(backend_hash(target)),
-    )
-
-
-def _interpreter() -> Device:
-    return Device(
-        name=INTERPRETER, arch=platform.machine(), units=os.cpu_count() or 0, memory_gib=0
-    )
-
-
-def _gpu(device: int, target: Any) -> Device:
-    import torch
-
-    if target.backend not in ("cuda", "hip"):
-        raise UnknownDeviceError(
-            f"devices of Triton's backend {target.backend!r} have no place in records yet"
-        )
-    properties = torch.cuda.get_device_properties(device)
-    arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
-    return Device(
-        name=properties.name.strip(),
-        arch=arch,
-        units=properties.multi_processor_count,
-        memory_gib=nominal_memory(properties.total_memory),
-    )
-
-
-# Sizes that GPUs and their slices are sold in, as near to each other as two sizes of one model get;
-# 79, 140 and 178 are what drivers leave of 80, 141 and 180 GB.
-_SMALL_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 79, 96, 112, 128)
-_LARGE_SIZES = (140, 160, 178, 192, 224, 256, 288, 320, 384, 448, 512)
-
-
-def nominal_memory(total_bytes: int) -> int:
-    """Return the size in GiB that a GPU of this much memory is sold as.
-
-    Drivers reserve some memory, and not each release the same; models differ by far more.
-    """
-    # Some drivers report a little more than the size.
-    least = total_bytes / 2**30 * 0.98
-    sizes = (size for size in (*_SMALL_SIZES, *_LARGE_SIZES) if size >= least)
-    return next(sizes, 64 * math.ceil(least / 64))
-
-
-def describe_codegen(backend_hash: str) -> str:
-    """Return `ptxas 12.9.86` if a backend's hash holds the release, else the hash, shortened."""
-    release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
-    return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]
-
-
-def is_capturing_graph() -> bool:
-    """Return whether the current stream is being captured into a CUDA or HIP graph."""
-    torch = sys.modules.get("torch")
-    return bool(torch and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

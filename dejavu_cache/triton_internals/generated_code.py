@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from ..model.record import RecordedLaunch
@@ -19,8 +19,13 @@ from ..system.notices import logger
 from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
 from .config_names import describe
 from .environment import backend_for, current_target, is_interpreting
-from .identity import jit_function
+from .identity import heuristics_of, jit_function
 from .versions import is_covered
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.compiler import CompiledKernel
+    from triton.runtime.autotuner import Autotuner
 
 __all__ = [
     "code_of_binary",
@@ -78,7 +83,7 @@ def code_of_text(text: str) -> str:
     return hashlib.sha256(without_spaces.encode()).hexdigest()[:32]
 
 
-def code_of_binary(kernel: Any) -> str | None:
+def code_of_binary(kernel: CompiledKernel) -> str | None:
     """Return the code that a compiled kernel was generated from; None if its IR was not kept.
 
     Args:
@@ -102,7 +107,7 @@ def code_of_compilation(compilation: Compilation) -> str | None:
 
 
 def tuned_launches(
-    autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    autotuner: Autotuner, config: TritonConfig, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[RecordedLaunch, ...]:
     """Record the launch of a config that was just measured, with the code that was generated.
 
@@ -117,7 +122,7 @@ def tuned_launches(
     """
     if is_interpreting():
         return ()
-    has_heuristics = hasattr(autotuner.fn, "values")
+    has_heuristics = bool(heuristics_of(autotuner.fn))
     try:
         compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(compiled.src, compiled.metadata, config, heuristics=has_heuristics)
@@ -128,7 +133,7 @@ def tuned_launches(
 
 
 def generates_equal_code(
-    kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: Any
+    kernel: Any, launches: Sequence[RecordedLaunch], name: Config, config: TritonConfig
 ) -> bool | None:
     """Return whether Triton generates today what it did for a recorded launch.
 
@@ -160,9 +165,9 @@ def generates_equal_code(
 
 
 def find_other_code(
-    autotuner: Any,
+    autotuner: Autotuner,
     launches: Sequence[RecordedLaunch],
-    config: Any,
+    config: TritonConfig,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
@@ -198,7 +203,7 @@ def find_other_code(
         return None
     if code is None:
         return None
-    computed = _computed_names(autotuner.fn)
+    computed = heuristics_of(autotuner.fn).keys()
     for launch in noted:
         if _specialization(launch) == _specialization(now):
             return None if launch.code == code else code
@@ -228,17 +233,8 @@ def _specialization(launch: RecordedLaunch) -> tuple[Any, ...]:
     return launch.signature, launch.attrs, launch.constants
 
 
-def _values(launch: RecordedLaunch, names: set[str]) -> dict[str, Any]:
+def _values(launch: RecordedLaunch, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in launch.constants.items() if name in names}
-
-
-def _computed_names(kernel: Any) -> set[str]:
-    """Return the parameters that heuristics compute."""
-    names: set[str] = set()
-    while hasattr(kernel, "values"):
-        names.update(kernel.values)
-        kernel = kernel.fn
-    return names
 
 
 def _generate(compilation: Compilation) -> str:

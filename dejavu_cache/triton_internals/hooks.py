@@ -1,12 +1,9 @@
 """The only writer of Triton's globals: knobs, driver, `triton.autotune` and `Autotuner`'s methods.
 
+It also has what stands in for a driver where there is no device, and builds the host modules by
+which Triton talks to a vendor's driver and launches kernels.
+
 The functions import Triton when they are called, so that their callers can be imported without it.
-
-A driver for a machine without a device, and a stand-in for the modules that call a real one.
-
-Build the host modules by which Triton talks to a vendor's driver and launches kernels.
-
-Triton's asynchronous compilation.
 """
 
 from __future__ import annotations
@@ -14,38 +11,39 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .environment import is_interpreting
+if TYPE_CHECKING:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
 
 __all__ = [
     "DevicelessDriver",
     "RefusedCompilations",
     "UnloadedModule",
     "add_compilation_listener",
-    "async_compile_mode",
-    "await_kernel",
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
-    "forget_failed",
+    "cache_manager",
+    "foreign_run",
+    "former_run",
     "hash_callees_first",
     "is_autotune_replaced_by",
-    "load_binary",
     "platform_key",
     "refusing_compilation",
     "replace_autotune",
+    "replace_bench",
     "retry_parsing",
     "set_cache_folder",
+    "set_cache_manager",
     "set_interpreter_memory",
     "set_platform_key",
     "set_target",
     "store_binaries_in",
-    "wrap_bench",
-    "wrap_cache_manager",
 ]
 
 
@@ -128,14 +126,14 @@ class RefusedCompilations:
         count: their number.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: JITFunction) -> None:
         """Begin without any."""
         self.function = function
         self.count = 0
 
 
 @contextmanager
-def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
+def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]:
     """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
@@ -167,16 +165,19 @@ def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
         _thread.refused = outer
 
 
-def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:
-    """Replace the class of Triton's cache managers.
-
-    Args:
-        wrap: takes the class that is in use, and returns the one to use from now on.
-    """
+def cache_manager() -> Any:
+    """Return the class of the cache managers that Triton uses now."""
     from triton import knobs
     from triton.runtime.cache import FileCacheManager
 
-    knobs.cache.manager_class = wrap(knobs.cache.manager_class or FileCacheManager)
+    return knobs.cache.manager_class or FileCacheManager
+
+
+def set_cache_manager(manager: Any) -> None:
+    """Replace the class of Triton's cache managers."""
+    from triton import knobs
+
+    knobs.cache.manager_class = manager
 
 
 def set_cache_folder(folder: str) -> None:
@@ -225,7 +226,7 @@ def build_host_modules_with(libcuda_folder: str) -> None:
     build._load_module_from_path = lambda name, path: UnloadedModule()
 
 
-def set_target(target: Any) -> None:
+def set_target(target: GPUTarget) -> None:
     """Make Triton believe that the current device is of a kind, on a machine without one.
 
     Args:
@@ -236,26 +237,56 @@ def set_target(target: Any) -> None:
     driver.set_active(DevicelessDriver(target))
 
 
-def wrap_bench(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace `Autotuner._bench`, which measures one config.
-
-    Args:
-        wrap: takes the method that is in use, and returns the one to use from now on.
-    """
+def replace_bench(bench: Callable[..., Any]) -> None:
+    """Replace `Autotuner._bench`, which measures one config."""
     from triton.runtime.autotuner import Autotuner
 
-    Autotuner._bench = wrap(Autotuner._bench)
+    Autotuner._bench = bench
 
 
-def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any]) -> None:
-    """Replace `triton.autotune`, under each of its names, and `Autotuner.run`."""
+_own_run: list[Any] = []
+"""What `replace_autotune` has put in the place of `Autotuner.run`, and what was there before."""
+
+
+def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any] | None) -> None:
+    """Replace `triton.autotune`, under each of its names, and `Autotuner.run`.
+
+    Args:
+        autotune: the decorator.
+        run: the method; None puts back what was there before, unless another package has replaced
+            it since.
+    """
     import triton
     from triton.runtime import autotuner
 
     triton.autotune = autotune
     triton.runtime.autotune = autotune
     autotuner.autotune = autotune
-    autotuner.Autotuner.run = run
+    if run is not None:
+        _own_run[:] = run, autotuner.Autotuner.run
+        autotuner.Autotuner.run = run
+    elif _own_run and autotuner.Autotuner.run is _own_run[0]:
+        autotuner.Autotuner.run = _own_run[1]
+
+
+def former_run() -> Any:
+    """Return `Autotuner.run` before it was replaced: Triton's, or what another package put there.
+
+    It is known once `replace_autotune` has put a method in its place.
+    """
+    return _own_run[1]
+
+
+def foreign_run() -> str | None:
+    """Return the module that has replaced `Autotuner.run`, or None if it is Triton's or ours."""
+    from triton.runtime.autotuner import Autotuner
+
+    run = Autotuner.run
+    if _own_run and run is _own_run[0]:
+        run = _own_run[1]
+    if getattr(run, "__globals__", None) is vars(sys.modules[Autotuner.__module__]):
+        return None
+    return str(getattr(run, "__module__", None) or type(run).__module__)
 
 
 def is_autotune_replaced_by(autotune: Callable[..., Any]) -> bool:
@@ -284,12 +315,12 @@ class DevicelessDriver:
         target: Triton's `GPUTarget`.
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: GPUTarget) -> None:
         """Set the target to compile for."""
         self.utils = UnloadedModule()
         self._target = target
 
-    def get_current_target(self) -> Any:
+    def get_current_target(self) -> GPUTarget:
         """Return the target to compile for."""
         return self._target
 
@@ -321,7 +352,7 @@ def build_driver_module(backend: str) -> None:
         HIPUtils()
 
 
-def build_launcher(backend: str, compiled: Any) -> None:
+def build_launcher(backend: str, compiled: CompiledKernel) -> None:
     """Build the module that launches a kernel.
 
     Args:
@@ -336,77 +367,3 @@ def build_launcher(backend: str, compiled: Any) -> None:
         from triton.backends.amd.driver import HIPLauncher
 
         HIPLauncher(compiled.src, compiled.metadata)
-
-
-def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
-    """Return a context manager in which `JITFunction.run` compiles in an executor.
-
-    Within it, `run` returns a future.
-
-    Returns:
-        None under the interpreter, and where such a context is active already.
-    """
-    if is_interpreting():
-        return None
-    from .versions import async_compile as module
-
-    if module.active_mode.get() is not None:
-        return None
-
-    @contextmanager
-    def mode(executor: Executor) -> Iterator[None]:
-        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
-        token = module.active_mode.set(module.AsyncCompileMode(executor))
-        try:
-            yield
-        finally:
-            module.active_mode.reset(token)
-
-    return mode
-
-
-def await_kernel(kernel: Any) -> Any:
-    """Wait for a kernel's compilation, and return the compiled kernel.
-
-    Args:
-        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
-
-    Raises:
-        Exception: what Triton raises where the kernel cannot be compiled.
-    """
-    return kernel.result() if hasattr(kernel, "result") else kernel
-
-
-def load_binary(kernel: Any) -> None:
-    """Wait for a kernel's compilation and load its binary onto the device.
-
-    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
-
-    Args:
-        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
-
-    Raises:
-        Exception: what Triton raises where the kernel cannot be compiled or loaded.
-    """
-    compiled = await_kernel(kernel)
-    if hasattr(compiled, "_init_handles"):
-        compiled._init_handles()
-
-
-def forget_failed(function: Any) -> None:
-    """Remove compilations that failed or were cancelled from a function's cache in memory.
-
-    Triton keeps them, and raises their error at every later launch.
-
-    Args:
-        function: a `JITFunction`, or None.
-    """
-    for kernels, *_ in getattr(function, "device_caches", {}).values():
-        for key, kernel in kernels.copy().items():  # in one step, beside other threads
-            future = getattr(kernel, "future", None)
-            if future is not None and future.done() and _has_failed(future):
-                kernels.pop(key, None)
-
-
-def _has_failed(future: Future[Any]) -> bool:
-    return future.cancelled() or future.exception() is not None

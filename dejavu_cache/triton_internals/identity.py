@@ -5,7 +5,7 @@ code is the same all the same, the IR that Triton generates says: see `generated
 
 Triton's interpreter generates nothing. There a kernel is known by the syntax of its functions.
 
-Recognise Triton's objects: jit functions, wrapped constants, dtypes, what is Triton's own.
+The functions at the end recognise Triton's objects: jit functions, wrapped constants, dtypes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 import sys
 import tempfile
 import textwrap
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import PathFinder
@@ -31,10 +32,12 @@ from ..model.scenario import GENERATED_MODULE, as_text
 from .hooks import retry_parsing
 
 __all__ = [
+    "PROCESS",
     "KernelIdentity",
     "dtype_name",
     "find_jit_function",
     "function_key",
+    "heuristics_of",
     "identify",
     "is_decorated_alike",
     "is_jit",
@@ -49,82 +52,8 @@ __all__ = [
 ]
 
 
-def python_function(kernel: Any) -> Callable[..., Any]:
-    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
-    while not inspect.isfunction(kernel):
-        kernel = kernel.fn
-    return kernel
-
-
-def jit_function(kernel: Any) -> Any:
-    """Return the `JITFunction` at the bottom of a stack of autotuners and heuristics."""
-    while hasattr(kernel.fn, "fn"):
-        kernel = kernel.fn
-    return kernel
-
-
-def find_jit_function(value: Any) -> Any | None:
-    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
-    from triton.runtime.jit import JITFunction
-
-    try:
-        function = jit_function(value)
-    except AttributeError:
-        return None
-    return function if isinstance(function, JITFunction) else None
-
-
-def qualified_name(definition: Any) -> str:
-    """Return the module and name of a function or class, as the definition itself has them."""
-    return f"{definition.__module__}.{definition.__qualname__}"
-
-
-def module_name(definition: Any) -> str:
-    """Return the module of a function or class.
-
-    That of a script which runs as `__main__`, or which a spawned process imports as `__mp_main__`,
-    is the one it would be imported as.
-    """
-    module: str = getattr(definition, "__module__", None) or ""
-    if module in ("__main__", "__mp_main__"):
-        main = sys.modules[module]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        return spec.name if spec else Path(file).stem if file else "__main__"
-    return module
-
-
-def is_jit(value: Any) -> bool:
-    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
-    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
-        return False
-    if not _has_class_of_triton(value):
-        return False  # it runs code of its own, and is read with all that it holds
-    try:
-        return inspect.isfunction(python_function(value))
-    except AttributeError:
-        return False
-
-
-def _has_class_of_triton(value: Any) -> bool:
-    """Return whether an object's class is one of Triton's, or made from one."""
-    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
-
-
-def is_triton_own(value: Any) -> bool:
-    """Return whether a value is what a name in Triton's package stands for: its version tells."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not (isinstance(module, str) and isinstance(name, str) and callable(value)):
-        return False
-    found: Any = sys.modules.get(module) if module.partition(".")[0] == "triton" else None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return a dtype's name, such as `float16` for `torch.float16`."""
-    return str(dtype).removeprefix("torch.")
-
+PROCESS = uuid.uuid4().hex
+"""Stands for this process where a value has no text that means the same in another."""
 
 _RANDOM = re.compile(r"tmp\w{5,}|(?=\w*\d)(?=\w*[a-z])[a-z0-9]{16,}|\w*\d{6,}", re.ASCII)
 """Parts of module names made from a temporary folder, a digest or a number."""
@@ -370,3 +299,89 @@ def syntax_of(function: Any) -> str:
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
+    while not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel
+
+
+def jit_function(kernel: Any) -> Any:
+    """Return the `JITFunction` at the bottom of a stack of autotuners and heuristics."""
+    while hasattr(kernel.fn, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
+def heuristics_of(kernel: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the heuristics around a jit function, in the order in which a launch asks them."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    while hasattr(kernel, "fn") and not inspect.isfunction(kernel.fn):
+        found.update(getattr(kernel, "values", {}))
+        kernel = kernel.fn
+    return found
+
+
+def find_jit_function(value: Any) -> Any | None:
+    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        function = jit_function(value)
+    except AttributeError:
+        return None
+    return function if isinstance(function, JITFunction) else None
+
+
+def qualified_name(definition: Any) -> str:
+    """Return the module and name of a function or class, as the definition itself has them."""
+    return f"{definition.__module__}.{definition.__qualname__}"
+
+
+def module_name(definition: Any) -> str:
+    """Return the module of a function or class.
+
+    That of a script which runs as `__main__`, or which a spawned process imports as `__mp_main__`,
+    is the one it would be imported as.
+    """
+    module: str = getattr(definition, "__module__", None) or ""
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules[module]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec else Path(file).stem if file else "__main__"
+    return module
+
+
+def is_jit(value: Any) -> bool:
+    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
+    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
+        return False
+    if not _has_class_of_triton(value):
+        return False  # it runs code of its own, and is read with all that it holds
+    try:
+        return inspect.isfunction(python_function(value))
+    except AttributeError:
+        return False
+
+
+def _has_class_of_triton(value: Any) -> bool:
+    """Return whether an object's class is one of Triton's, or made from one."""
+    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
+
+
+def is_triton_own(value: Any) -> bool:
+    """Return whether a value is what a name in Triton's package stands for: its version tells."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not (isinstance(module, str) and isinstance(name, str) and callable(value)):
+        return False
+    found: Any = sys.modules.get(module) if module.partition(".")[0] == "triton" else None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return a dtype's name, such as `float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")

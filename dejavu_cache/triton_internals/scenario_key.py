@@ -10,17 +10,29 @@ from __future__ import annotations
 import hashlib
 import inspect
 import reprlib
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
-from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
+from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, as_text, is_scalar
 from .argument_reads import Answers, Reads
+from .binder import typed_constant
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
-from .identity import dtype_name, is_jit, jit_function, python_function, value_text
+from .identity import (
+    PROCESS,
+    dtype_name,
+    heuristics_of,
+    is_jit,
+    jit_function,
+    python_function,
+    value_text,
+)
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
+    from triton.runtime.jit import JITFunction, KernelParam
 
 __all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
 
@@ -29,9 +41,6 @@ RawKey = tuple[Any, ...]
 _ABSENT: Any = object()
 
 _NOT_OPTIONS = frozenset({"grid", "warmup"})
-
-_PROCESS = uuid.uuid4().hex[:12]
-"""Stands for this process where a value has no text that means the same in another."""
 
 
 class LaunchScenario(NamedTuple):
@@ -61,33 +70,27 @@ class ScenarioKey:
         kernel: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        configs: Sequence[Any] = (),
+        configs: Sequence[TritonConfig] = (),
     ) -> None:
         """Plan how keys are computed; the arguments are described at the class."""
         self.keys = tuple(keys)
         self._configs = [config.all_kwargs() for config in configs]
         self._has_hooks = any(config.pre_hook is not None for config in configs)
-        self._heuristics = _heuristics_of(kernel)
-        tuned = {name for values in self._configs for name in values}
+        self._heuristics = heuristics_of(kernel)
+        left_out = set(self._heuristics).union(*self._configs)
         parameters = _parameters(jit_function(kernel))
-        self._names = frozenset(parameters)
-        self._defaults = {
-            name: parameter.default
-            for name, parameter in parameters.items()
-            if parameter.default is not inspect.Parameter.empty
-        }
-        left_out = {*tuned, *self._heuristics}
-        self._constants = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.is_constexpr and name not in left_out and name not in self.keys
-        ]
-        self._others = [
-            name
-            for name, parameter in parameters.items()
-            if not parameter.is_constexpr and name not in left_out
-        ]
-        self._order = tuple(parameters)
+        self._order, self._names = tuple(parameters), frozenset(parameters)
+        self._defaults: dict[str, Any] = {}
+        self._constants: list[str] = []
+        self._others: list[str] = []
+        for name, parameter in parameters.items():
+            if parameter.has_default:
+                self._defaults[name] = parameter.default
+            if name not in left_out:
+                if not parameter.is_constexpr:
+                    self._others.append(name)
+                elif name not in self.keys:
+                    self._constants.append(name)
         self._tables = Answers(self._order, self._tabulate)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
             name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
@@ -132,39 +135,36 @@ class ScenarioKey:
             KeyArgumentError: a key argument has a value that records have no form for.
         """
         named = {**dict(zip(self._order, args, strict=False)), **kwargs}
-        values = {
-            name: _scalar(name, self._representative(name, named[name]))
-            for name in self.keys
-            if name in named
-        }
+        values: dict[str, Scalar] = {}
+        for name, bucket in self._bucket_of.items():
+            if name in named:
+                value = named[name]
+                values[name] = _scalar(name, value if bucket is None else bucket(value))
         bound = {**self._defaults, **named}
         texts: dict[str, str | None] = {}
         for name in self._others:
             kind = self._kind(bound.get(name))
             if kind != _usual_kind(values, name):
                 texts[name] = kind
-        texts.update({name: value_text(bound.get(name)) for name in self._constants})
+        options = _options_of(named, self._names)
+        constants = {name: bound.get(name) for name in self._constants} | options
         if self._heuristics:
             known, tables = self._computed(device, args, kwargs)
-            texts |= tables | {name: value_text(value) for name, value in known.items()}
-        options = _options_of(named, self._names)
-        texts.update({name: value_text(value) for name, value in options.items()})
-        refused = sorted(options.keys() - LAUNCH_OPTIONS)
+            constants |= known
+            texts |= tables
+        texts |= {name: value_text(value) for name, value in constants.items()}
         unnamed = sorted(name for name, text in texts.items() if text is None)
         for name in unnamed:
-            texts[name] = f"{type(named.get(name)).__qualname__} {_PROCESS} {id(named.get(name))}"
+            texts[name] = f"{type(named.get(name)).__qualname__} {PROCESS} {id(named.get(name))}"
         scenario = Scenario(
-            args=values, dtypes={name: _shorten(text) for name, text in texts.items() if text}
+            args=values, dtypes={name: as_text(text) for name, text in texts.items() if text}
         )
+        refused = sorted(options.keys() - LAUNCH_OPTIONS)
         return LaunchScenario(scenario, _why_unstored(unnamed, refused, named))
 
     def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
         """Return the scenario of a launch, as `launch_scenario` does."""
         return self.launch_scenario(args, kwargs).scenario
-
-    def _representative(self, name: str, value: Any) -> Any:
-        bucket = self._bucket_of[name]
-        return value if bucket is None else bucket(value)
 
     def _computed(
         self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -236,15 +236,6 @@ class ScenarioKey:
         return _type_of(value)
 
 
-def _heuristics_of(kernel: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the heuristics around a jit function, in the order in which a launch asks them."""
-    found: dict[str, Callable[[Any], Any]] = {}
-    while hasattr(kernel, "fn") and not inspect.isfunction(kernel.fn):
-        found.update(getattr(kernel, "values", {}))
-        kernel = kernel.fn
-    return found
-
-
 def _ask_heuristics(
     heuristics: Mapping[str, Callable[[Any], Any]], named: dict[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -259,7 +250,7 @@ def _ask_heuristics(
     return computed
 
 
-def _parameters(function: Any) -> dict[str, Any]:
+def _parameters(function: JITFunction) -> dict[str, KernelParam]:
     """Return Triton's `KernelParam`s of a jit function, by name."""
     from triton.runtime.jit import KernelParam
 
@@ -290,16 +281,12 @@ def _usual_kind(values: Mapping[str, Any], name: str) -> str | None:
 
 
 def _raw_constant(value: Any) -> Any:
-    """Return a constant with its type, so that 1, 1.0 and True are three keys."""
+    """Return a constant with its type, as a launch's key on the hot path holds it."""
     try:
         hash(value)
     except TypeError:
         return value.__class__, repr(value)
-    if isinstance(value, float):
-        return value.__class__, repr(value)  # 0.0 and -0.0 are two constants, and nan is one
-    if isinstance(value, tuple):
-        return value.__class__, *map(_raw_constant, value)
-    return value.__class__, value
+    return typed_constant(value)
 
 
 def _options_of(named: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
@@ -328,14 +315,6 @@ def _why_unstored(
     if refused:
         return f"the launch sets {', '.join(refused)}, whose effect is not in the value"
     return None
-
-
-def _shorten(text: str) -> str:
-    """Return a text that fits into a record and tells long ones apart, too."""
-    printable = text if text.isprintable() else ascii(text)
-    if len(printable) <= MOST_CHARACTERS:
-        return printable
-    return f"{printable[:400]} {hashlib.sha256(printable.encode()).hexdigest()[:32]}"
 
 
 def _scalar(name: str, value: Any) -> Scalar:

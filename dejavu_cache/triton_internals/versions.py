@@ -2,6 +2,8 @@
 
 `JITFunction.run` of all these versions does the same steps in the same order. A launch by anything
 else (another version, a patched or interpreted function) is not covered, and is left to Triton.
+
+Triton's private objects that other packages use are imported from here alone.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 
@@ -22,9 +24,15 @@ if (_VERSION := tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))
     )
 from triton import knobs
 from triton.backends.compiler import BaseBackend
+from triton.compiler.errors import CompilationError
 from triton.runtime import _async_compile as async_compile
-from triton.runtime import jit
-from triton.runtime.cache import triton_key
+from triton.runtime import driver, jit
+from triton.runtime.autotuner import Autotuner, Heuristics, autotune
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 __all__ = [
     "COVERED",
@@ -33,10 +41,18 @@ __all__ = [
     "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
+    "Autotuner",
+    "CompilationError",
+    "Heuristics",
+    "JITFunction",
+    "OutOfResources",
+    "PTXASError",
     "active_hook",
     "async_compile",
+    "autotune",
     "autotuning_listener",
     "c_launcher",
+    "driver",
     "expand_descriptor",
     "expandable_descriptors",
     "is_covered",
@@ -48,7 +64,6 @@ __all__ = [
     "specialize_values",
     "specializer",
     "thread_barrier",
-    "triton_key",
     "watched_values",
 ]
 
@@ -80,18 +95,18 @@ watched_values = attrgetter(*(knob.removeprefix("__knobs.") for knob in WATCHED_
 """Function of `triton.knobs` that returns their values."""
 
 
-def specializer(fn: Any) -> dict[str, Any]:
+def specializer(fn: JITFunction) -> dict[str, Any]:
     """Return the names in `SPECIALIZE`: Triton's function, and the current device's backend.
 
     Args:
         fn: a `JITFunction` that was launched on the current device.
     """
-    *_, backend, binder = fn.device_caches[jit.driver.active.get_current_device()]
+    *_, backend, binder = fn.device_caches[driver.active.get_current_device()]
     return {"__specialize": binder.__globals__["specialize_impl"], "__backend": backend}
 
 
 def specialize_values(
-    fn: Any, backend: Any, arguments: Mapping[str, Any]
+    fn: JITFunction, backend: BaseBackend, arguments: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Return the types and attributes that `JITFunction.run` finds for some arguments.
 
@@ -112,7 +127,7 @@ def specialize_values(
     return {name: (signature[name], attrs.get((index,))) for name, index in indices.items()}
 
 
-def only_alignment_counts(fn: Any) -> bool:
+def only_alignment_counts(fn: JITFunction) -> bool:
     """Return whether a tensor's specialisation is its dtype and its alignment on 16 bytes."""
     backend = specializer(fn)["__backend"]
     kind: Any = type(backend)
@@ -128,10 +143,10 @@ def is_covered(fn: Any) -> bool:
     """Return whether a function is launched by the `JITFunction.run` that this module knows."""
     return (
         COVERED
-        and isinstance(fn, jit.JITFunction)
-        and type(fn).run is jit.JITFunction.run
+        and isinstance(fn, JITFunction)
+        and type(fn).run is JITFunction.run
         and "run" not in vars(fn)
-        and jit.JITFunction.run.__module__ == jit.__name__
+        and JITFunction.run.__module__ == jit.__name__
     )
 
 
@@ -146,7 +161,7 @@ def active_hook(hook: Any) -> Any:
     return None if hook.__class__ is HOOK_CHAIN and not hook.calls else hook
 
 
-def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
+def c_launcher(kernel: CompiledKernel, expanded: bool = False) -> Callable[..., None]:
     """Return the function that puts a compiled kernel on a stream.
 
     It takes `(x, y, z, stream, launch_metadata, enter_hook, exit_hook, arguments)`. It calls the
@@ -188,7 +203,7 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
     return call
 
 
-def expandable_descriptors(kernel: Any) -> dict[int, Any]:
+def expandable_descriptors(kernel: CompiledKernel) -> dict[int, Any]:
     """Return Triton's metadata of a kernel's TMA descriptors, by their place in the arguments.
 
     Triton makes a tensor map from each descriptor at each launch. Its C function takes one that was
@@ -257,7 +272,7 @@ def _allocates_nothing(run: Any) -> bool:
     )
 
 
-def _python_launcher(kernel: Any) -> Callable[..., None]:
+def _python_launcher(kernel: CompiledKernel) -> Callable[..., None]:
     def call(
         x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
     ) -> None:

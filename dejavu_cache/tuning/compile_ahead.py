@@ -22,12 +22,14 @@ from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import whoami
-from ..triton_internals.environment import await_digest
-from ..triton_internals.hooks import (
+from ..triton_internals.compilation import (
     async_compile_mode,
     await_kernel,
     forget_failed,
     load_binary,
+)
+from ..triton_internals.environment import await_digest
+from ..triton_internals.hooks import (
     retry_parsing,
 )
 from ..triton_internals.identity import find_jit_function
@@ -177,7 +179,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @cache
 def _failures() -> dict[str, tuple[type[BaseException], ...]]:
-    from ..triton_internals.upstream import CompilationError, OutOfResources, PTXASError
+    from ..triton_internals.versions import CompilationError, OutOfResources, PTXASError
 
     return {
         "out_of_resources": (OutOfResources,),

@@ -218,7 +218,7 @@ class Effort(NamedTuple):
 SCREENING = Effort(1.5, least=3, most=10)
 FULL = Effort(8.0, least=6, most=80)
 TURN = Effort(1.5, least=5, most=15)
-"""A turn on an unsteady device: short, so that one burst of load meets a whole round."""
+"""A turn of a race: short, so that one burst of load meets a whole round."""
 
 
 class Sample(NamedTuple):
@@ -387,7 +387,7 @@ class DeviceTimer:
 
     @cached_property
     def _driver(self) -> Any:
-        from ..triton_internals.upstream import driver
+        from ..triton_internals.versions import driver
 
         return driver.active
 

@@ -1,58 +1,54 @@
-"""Find what a launch writes, what is expected there, and what may stand there before.
+"""What a launch writes: its tensors before and after, and how far two results of one differ.
 
 An output that holds its result before a launch proves nothing: a config that does not write it
-would look right. So the default config is launched twice: on what the program passed, and with
-contents in its outputs that no launch computes. What it does not write keeps those.
+would look right. So each output can also be filled with contents that no launch computes: a NaN in
+floating-point outputs, and in others the original content with some bits flipped. What a launch
+does not write keeps those.
 
-*Which arguments may be outputs?* Those that the author declared, or else those that the default's
-code writes, or all where the code does not tell.
-
-*Which of them are filled?* Those that the default's code writes and never reads, whatever their
-dtype. Where the code does not tell, those that the first launch changed, unless they are integers:
-an integer may be an index, an address, or a lock for which a kernel waits. Then the launch tells
-whether results depend on what was filled. An author who declares outputs says that none does.
-
-Tell how far two tensors differ, beyond what may differ between configs of one kernel.
+Copies lie on the device, or on the host where that is full. Large tensors are looked at in pieces,
+which need little memory beside them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ..model.record import NO_MEMORY, NOT_COPYABLE
+from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.identity import dtype_name
-from .argument_snapshot import bits, pieces
-
-if TYPE_CHECKING:
-    from torch import Tensor
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
-
-from .argument_snapshot import (
-    LACKS_MEMORY,
-    ArgumentSnapshot,
-    Filler,
-    copy_of,
-    find_filler,
-    pieces_on_device,
-)
 from .compile_ahead import is_out_of_memory
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from ..triton_internals.argument_access import Accesses
-
 __all__ = [
+    "LACKS_MEMORY",
     "TOLERANCES",
+    "Filler",
     "Output",
     "compare_tensors",
+    "copyable_tensors",
     "describe_difference",
-    "find_outputs",
+    "find_filler",
     "scale_of",
+    "spans_of_arguments",
 ]
 
+PIECE = 2**20
+"""Number of elements that are looked at together."""
+
+MEMORY_SHARE = 0.5
+"""Share of a device's or the host's free memory that copies may take."""
+
+MOST_ON_HOST = 1 << 32
+"""Largest copy on the host in bytes: each launch that is compared moves it back and forth."""
+
+LACKS_MEMORY = f"{NO_MEMORY}: neither the device nor the host has any left for a copy"
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-2, "float16": 2e-2, "bfloat16": 4e-2}
 """Largest difference by dtype, as a share of an element plus the scale of its tensor.
@@ -71,7 +67,353 @@ FILL_RATIO = 4096.0
 """Least ratio to the other elements of a value that masks or pads, such as -1e4 in logits."""
 
 SAMPLE = 2**20
-"""Number of elements, evenly spaced, of which the median is taken."""
+"""Number of elements, evenly spaced, of which a tensor's scale is taken."""
+
+_NANS = {
+    "float64": 0x7FFA5A5A5A5A5A5A,
+    "float32": 0x7FDA5A5A,
+    "float16": 0x7EDA,
+    "bfloat16": 0x7FDA,
+    "float8_e4m3fn": -1,
+    "float8_e5m2": -2,
+    "float8_e4m3fnuz": -128,
+    "float8_e5m2fnuz": -128,
+}
+"""A NaN by dtype, as an integer: where the type allows it, one that no computation yields."""
+
+_FLIPS = (0x5A, 0x33, 0x6C)
+"""Bits to flip in an integer or boolean, of which one leads to no element's result."""
+
+
+def copyable_tensors(
+    arguments: Mapping[str, Any], ignore: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors that can be copied, and why others cannot be, both by name.
+
+    Parts of tuples have names such as `outs[0]`.
+
+    Args:
+        arguments: the launch's arguments by name.
+        ignore: arguments to leave alone.
+    """
+    tensors: dict[str, Tensor] = {}
+    reasons: dict[str, str] = {}
+    for name, tensor in _named_tensors(arguments):
+        if name.partition("[")[0] in ignore:
+            continue
+        try:
+            if _holds_elements(tensor):
+                _refuse_uncopyable(tensor)
+                tensors[name] = tensor
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            reason = (str(error).splitlines() or [""])[0][:300]
+            reasons[name] = f"{NOT_COPYABLE}: {type(error).__name__}: {reason}"
+    return tensors, reasons
+
+
+def spans_of_arguments(arguments: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return the addresses of each tensor's elements by name, from the first to behind the last."""
+    spans = {}
+    for name, tensor in _named_tensors(arguments):
+        with suppress(Exception):  # some refuse to say where they are
+            strides = zip(tensor.stride(), tensor.shape, strict=True)
+            length = 1 + sum(stride * (size - 1) for stride, size in strides)
+            start = tensor.data_ptr()
+            spans[name] = start, start + length * tensor.element_size()
+    return spans
+
+
+def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors among values by name, those behind tensor descriptors included."""
+    import torch
+
+    for name, value in values.items():
+        if isinstance(value, (tuple, list)):
+            parts = {f"{name}[{index}]": part for index, part in enumerate(value)}
+            yield from _named_tensors(parts)
+            continue
+        tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor):
+            yield name, tensor
+
+
+def _holds_elements(tensor: Tensor) -> bool:
+    """Return whether a tensor has elements of which none share memory.
+
+    Raises:
+        Exception: what a tensor raises that does not say.
+    """
+    import torch
+
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    return (
+        tensor.layout is torch.strided
+        and tensor.numel() > 0
+        and all(stride > 0 or size == 1 for stride, size in strides)
+    )
+
+
+def _refuse_uncopyable(tensor: Tensor) -> None:
+    """Check by one element that a tensor's content can be copied and compared.
+
+    Raises:
+        Exception: it cannot, as that of classes that refuse torch's functions, and lazy views.
+    """
+    import torch
+
+    element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
+    bool((_bits(element) == _bits(element.clone())).all())
+    if element.is_floating_point():
+        element.to(torch.float32)
+
+
+class Output:
+    """A tensor that a launch may write: what it holds before, and what is expected after it.
+
+    Attributes:
+        tensor: the tensor.
+        original: a copy of what the program passed.
+        start: what it holds before a launch; the original, unless zeros were replaced.
+        filler: what it may also hold before a launch; None if only what the program passed.
+        is_visible: whether some element shows that the default writes it.
+        needs_filling: whether only a launch on the filled output shows that.
+    """
+
+    def __init__(self, tensor: Tensor, original: Tensor) -> None:
+        """Expect no change yet."""
+        self.tensor = tensor
+        self.original = self.start = self._expected = original
+        self.filler: Filler | None = None
+        self.is_visible = self.needs_filling = False
+        self._scale: float | None = None
+
+    @classmethod
+    def copy(cls, tensor: Tensor, *, may_use_host: bool) -> Output | None:
+        """Keep a tensor's present content; return None if there is no memory for it."""
+        original = _copy_of(tensor, may_use_host=may_use_host)
+        return None if original is None else cls(tensor, original)
+
+    def restore(self) -> None:
+        """Give the tensor its original content again, unseen by autograd."""
+        self._write(self.original)
+
+    def begin(self) -> None:
+        """Give the tensor what it holds before a launch."""
+        self._write(self.start)
+
+    def fill(self, filler: Filler) -> None:
+        """Give the tensor content that no launch computes."""
+        filler.write(self.tensor, self.start)
+
+    def find_filler(self, *, with_integers: bool) -> Filler | None:
+        """Return what to fill the tensor with, whose result it holds now; see `find_filler`."""
+        return find_filler(self.tensor, self.start, with_integers=with_integers)
+
+    def expect_present(self) -> bool:
+        """Expect the present content after each launch; return whether there is memory for it."""
+        self.is_visible = not all(
+            bool((_bits(part) == _bits(before)).all())
+            for part, before in _pieces_on_device(self.tensor, self.start)
+        )
+        expected = _copy_of(self.tensor) if self.is_visible else self.start
+        if expected is None:
+            return False
+        self._expected = expected
+        return True
+
+    def start_elsewhere(self) -> bool:
+        """Have the tensor hold small numbers of both signs before a launch, if memory reaches."""
+        import torch
+
+        start = _copy_of(self.tensor)
+        if start is None:
+            return False
+        for (part,) in _pieces(start):
+            numbers = torch.arange(part.numel(), device=part.device) % 8
+            part.copy_(((numbers - 3.5) / 4).reshape(part.shape))
+        self.start = start
+        return True
+
+    def adopt(self, filler: Filler) -> None:
+        """Expect what a launch of the default has made of the filled tensor, unless untouched.
+
+        Without memory for that, the output is not filled.
+        """
+        parts = _pieces_on_device(self.tensor, self.start)
+        if all(bool(filler.holds(part, before).all()) for part, before in parts):
+            return
+        if self._expected is not self.start:
+            for present, expected in _pieces(self.tensor, self._expected):
+                expected.copy_(present)
+        elif (copied := _copy_of(self.tensor)) is not None:
+            self._expected = copied
+        else:
+            return
+        self.needs_filling = not self.is_visible
+        self.filler, self.is_visible = filler, True
+
+    def describe_difference(self, tolerance: float | None, filler: Filler | None) -> str:
+        """Describe how the present content differs from the expected one; empty if they agree.
+
+        Args:
+            tolerance: the largest relative difference; None for that of the dtype.
+            filler: what it held before the launch; None for what the program passed.
+        """
+        if self._scale is None:
+            self._scale = scale_of(lambda: (expected for _, expected in self._parts(None)))
+        return describe_difference(self._parts(filler), self._scale, tolerance)
+
+    def _parts(self, filler: Filler | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield parts of the present and of the expected content.
+
+        What the default does not write is expected to be as before: another config may write what
+        is there already, such as zeros in a padding.
+        """
+        for actual, expected, before in _pieces_on_device(self.tensor, self._expected, self.start):
+            left = None if filler is None else filler.holds(actual, before)
+            if self.filler is not None:
+                unwritten = self.filler.holds(expected, before)
+                expected = _choose(unwritten, before, expected)
+                left = None if left is None else left & unwritten
+            yield (actual if left is None else _choose(left, before, actual)), expected
+
+    def _write(self, content: Tensor) -> None:
+        with _open_for_writes(self.tensor) as tensor:
+            for part, source in _pieces(tensor, content):
+                part.copy_(source)
+
+
+class Filler:
+    """Content of one output that no launch computes.
+
+    Args:
+        nan: the bits of a NaN, or None.
+        flip: the bits to flip in the original content, where there is no NaN.
+
+    Attributes:
+        is_nan: whether there is a NaN.
+    """
+
+    def __init__(self, nan: int | None, flip: int) -> None:
+        """Keep what is described at the class."""
+        self.is_nan = nan is not None
+        self._nan = nan
+        self._flip = flip
+
+    def __str__(self) -> str:
+        """Return a text for people."""
+        return "NaN" if self.is_nan else "something else"
+
+    def write(self, tensor: Tensor, original: Tensor) -> None:
+        """Fill a tensor."""
+        with _open_for_writes(tensor) as opened:
+            for part, before in _pieces(opened, original):
+                if self._nan is None:
+                    _bits(part).copy_(_bits(before) ^ self._flip)
+                else:
+                    _bits(part).fill_(self._nan)
+
+    def holds(self, part: Tensor, original: Tensor) -> Tensor:
+        """Return which elements of a part have not been written since."""
+        return _bits(part) == (_bits(original) ^ self._flip if self._nan is None else self._nan)
+
+
+def find_filler(tensor: Tensor, original: Tensor, *, with_integers: bool) -> Filler | None:
+    """Return what to fill an output with whose result a tensor holds, or None.
+
+    Args:
+        tensor: an output, as a launch has left it.
+        original: its content before.
+        with_integers: whether others than floating-point outputs may be filled, too.
+    """
+    nan = _NANS.get(dtype_name(tensor.dtype))
+    if nan is not None:
+        return Filler(nan, 0)
+    for flip in _FLIPS if with_integers else ():
+        filler = Filler(None, flip)
+        parts = _pieces_on_device(tensor, original)
+        if not any(bool(filler.holds(part, before).any()) for part, before in parts):
+            return filler
+    return None
+
+
+def _choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return the elements of `left` where a mask is true, and of `right` elsewhere."""
+    import torch
+
+    return torch.where(mask, _bits(left), _bits(right)).view(left.dtype)
+
+
+def _copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
+    """Return a copy of a tensor, on the host where its device is full; None if that is, too."""
+    import torch
+
+    size = tensor.numel() * tensor.element_size()
+    on_host = [torch.device("cpu")] if may_use_host and size <= MOST_ON_HOST else []
+    for device in dict.fromkeys([tensor.device, *on_host]):
+        if 2 * size > free_memory(device) * MEMORY_SHARE:
+            continue
+        try:
+            copied = torch.empty_like(tensor.detach(), device=device, requires_grad=False)
+            for part, source in _pieces(copied, tensor):
+                part.copy_(source)
+        except Exception as error:
+            if not (is_out_of_memory(error) or "allocate memory" in str(error)):
+                raise
+        else:
+            return copied
+    return None
+
+
+def free_memory(device: torch.device) -> float:
+    """Return the memory of a device, or of the host, that is free for tensors, in bytes."""
+    import torch
+
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + unused)
+    with suppress(OSError, LookupError, ValueError):  # not Linux
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        (available,) = (line for line in lines if line.startswith("MemAvailable"))
+        return float(available.split()[1]) * 1024
+    return float("inf")
+
+
+@contextmanager
+def _open_for_writes(tensor: Tensor) -> Iterator[Tensor]:
+    """Open a tensor for writes that autograd does not see, as a kernel's own writes are."""
+    import torch
+
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        yield tensor.data
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield views of the same parts of tensors of one shape."""
+    first = tensors[0]
+    if not first.dim():
+        yield tuple(tensor.detach() for tensor in tensors)
+        return
+    longest = max(range(first.dim()), key=first.size)
+    length = max(1, PIECE * first.size(longest) // first.numel())
+    parts = (tensor.detach().split(length, longest) for tensor in tensors)
+    yield from zip(*parts, strict=True)
+
+
+def _pieces_on_device(tensor: Tensor, *copies: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the same parts of a tensor and of copies, all on the tensor's device."""
+    for part, *others in _pieces(tensor, *copies):
+        yield (part, *(other.to(part.device) for other in others))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's bits as integers, unseen by autograd."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(integers[tensor.element_size()])
 
 
 def compare_tensors(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> str:
@@ -86,8 +428,8 @@ def compare_tensors(actual: Tensor, expected: Tensor, tolerance: float | None = 
     """
     if not expected.numel():
         return ""
-    scale = scale_of(lambda: (part for (part,) in pieces(expected)))
-    return describe_difference(pieces(actual, expected), scale, tolerance)
+    scale = scale_of(lambda: (part for (part,) in _pieces(expected)))
+    return describe_difference(_pieces(actual, expected), scale, tolerance)
 
 
 def describe_difference(
@@ -127,7 +469,7 @@ def _compare(
     import torch
 
     if not expected.is_floating_point():
-        unequal = bits(actual) != bits(expected)
+        unequal = _bits(actual) != _bits(expected)
         return unequal, unequal, unequal.any()
     if tolerance is None:
         tolerance = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
@@ -166,37 +508,46 @@ def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
     Args:
         parts: iterates over the tensor's parts; called several times.
     """
-    import torch
-
-    first = next(parts())
-    if not first.is_floating_point():
+    if not next(parts()).is_floating_point():
         return 0.0
-    peaks = [
-        torch.stack([part.max().double(), torch.isfinite(_widen(tensor)).sum().double()])
-        for tensor in parts()
-        for part in [_magnitude(tensor)]
-    ]
-    largest = torch.stack(peaks)
-    peak, count = float(largest[:, 0].max()), float(largest[:, 1].sum())
-    if not peak:
+    sample = _sample(parts)
+    ordered = sample[sample > 0].sort().values
+    if not ordered.numel():
         return 0.0
     # Relative to about the largest, squares do not overflow. CUDA multiplies by the reciprocal,
     # which must be no subnormal number.
-    bound = 1e300 if first.dtype == torch.float64 else 1e30
-    unit = min(max(peak, 1 / bound), bound)
-    squares = [(_magnitude(part) / unit).square().sum(dtype=torch.float64) for part in parts()]
-    root_mean_square = unit * math.sqrt(float(torch.stack(squares).sum()) / count)
-    return min(root_mean_square, MEDIANS * _median(parts))
+    unit = min(max(float(ordered[-1]), 1e-300), 1e300)
+    squares = float((ordered / unit).square().sum())
+    root_mean_square = unit * math.sqrt(squares / sample.numel())
+    return min(root_mean_square, MEDIANS * _median(ordered))
 
 
-def _median(parts: Callable[[], Iterator[Tensor]]) -> float:
-    """Return the median of the elements that are neither 0 nor a fill value.
-
-    Elements that are 0 are skipped, since results may be sparse.
-    """
+def _sample(parts: Callable[[], Iterator[Tensor]]) -> Tensor:
+    """Return finite magnitudes, evenly spaced, or those of one part if the spaced ones are 0."""
     import torch
 
-    ordered = _sample(parts).sort().values
+    # By an odd step: an even one would meet few columns of rows whose length is a power of two.
+    step = -(-sum(part.numel() for part in parts()) // SAMPLE) | 1
+    start, spaced = 0, []
+    for part in parts():
+        spaced.append(_finite_magnitudes(part.flatten()[start::step]))
+        start = (start - part.numel()) % step
+    sample = torch.cat(spaced)
+    if bool((sample > 0).any()):
+        return sample
+    whole = map(_finite_magnitudes, (part.flatten() for part in parts()))
+    return next((part for part in whole if bool((part > 0).any())), sample)
+
+
+def _finite_magnitudes(tensor: Tensor) -> Tensor:
+    wide = tensor.double()
+    return wide[wide.isfinite()].abs()
+
+
+def _median(ordered: Tensor) -> float:
+    """Return the median of ordered elements that are not 0, without the fill values of a mask."""
+    import torch
+
     median = _middle(ordered)
     # A mask may cover most elements: then the median is its value, exactly and many times.
     smaller = ordered[: int(torch.searchsorted(ordered, median))]
@@ -207,257 +558,5 @@ def _median(parts: Callable[[], Iterator[Tensor]]) -> float:
     return float(median)
 
 
-def _sample(parts: Callable[[], Iterator[Tensor]]) -> Tensor:
-    """Return magnitudes that are not 0, evenly spaced, or the first ones where those are few."""
-    import torch
-
-    step = -(-sum(part.numel() for part in parts()) // SAMPLE)
-    start, spaced = 0, []
-    for part in parts():
-        magnitude = _magnitude(part).flatten()
-        spaced.append(magnitude[start::step].clone())  # a view would keep the whole part
-        start = (start - magnitude.numel()) % step
-    sample = torch.cat(spaced)
-    sample = sample[sample > 0]
-    if sample.numel():
-        return sample
-    first = (_magnitude(part) for part in parts())
-    return next(part[part > 0] for part in first if bool((part > 0).any()))[:SAMPLE]
-
-
 def _middle(ordered: Tensor) -> Tensor:
     return ordered[(ordered.numel() - 1) // 2]
-
-
-Run = Callable[[], AbstractContextManager[None]]
-"""Computes the expected results, which stand while the context is open."""
-
-
-class Output:
-    """An argument that a launch writes: its content before and after, and what to fill it with.
-
-    Attributes:
-        filler: what it may hold before a launch; None if only what the program passed.
-        is_visible: whether some element shows that the default writes it.
-        needs_filling: whether only a launch on the filled output shows that.
-    """
-
-    def __init__(self, tensor: Tensor, original: Tensor, expected: Tensor) -> None:
-        """Expect a content after each launch; the original itself if it is to stay."""
-        self.filler: Filler | None = None
-        self.is_visible = expected is not original
-        self.needs_filling = False
-        self._tensor = tensor
-        self._original = original
-        self._expected = expected
-        self._scale: float | None = None
-
-    def fill(self, filler: Filler) -> None:
-        """Replace the content before a launch."""
-        filler.write(self._tensor, self._original)
-
-    def adopt(self, filler: Filler) -> None:
-        """Expect what a launch of the default has made of a filled output, unless it is untouched.
-
-        Without memory for that, the output is not filled.
-        """
-        parts = pieces_on_device(self._tensor, self._original)
-        if all(bool(filler.holds(part, before).all()) for part, before in parts):
-            return
-        if self._expected is not self._original:
-            for present, expected in pieces(self._tensor, self._expected):
-                expected.copy_(present)
-        elif (copied := copy_of(self._tensor)) is not None:
-            self._expected = copied
-        else:
-            return
-        self.needs_filling = not self.is_visible
-        self.filler, self.is_visible = filler, True
-
-    def describe_difference(self, tolerance: float | None, filler: Filler | None) -> str:
-        """Describe how the present content differs from the expected one; empty if they agree.
-
-        Args:
-            tolerance: the largest relative difference; None for that of the dtype.
-            filler: what it held before the launch; None for what the program passed.
-        """
-        if self._scale is None:
-            self._scale = scale_of(lambda: (expected for _, expected in self._parts(None)))
-        return describe_difference(self._parts(filler), self._scale, tolerance)
-
-    def _parts(self, filler: Filler | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield parts of the present and of the expected content.
-
-        What the default does not write is expected to be as before: another config may write what
-        is there already, such as zeros in a padding.
-        """
-        for actual, expected, original in pieces_on_device(
-            self._tensor, self._expected, self._original
-        ):
-            left = None if filler is None else filler.holds(actual, original)
-            if self.filler is not None:
-                unwritten = self.filler.holds(expected, original)
-                expected = _choose(unwritten, original, expected)
-                left = None if left is None else left & unwritten
-            yield (actual if left is None else _choose(left, original, actual)), expected
-
-
-def find_outputs(
-    snapshot: ArgumentSnapshot,
-    run: Run,
-    accesses: Callable[[], Accesses | None],
-    tolerance_of: Callable[[str], float | None],
-    among: Collection[str] | None,
-) -> dict[str, Output]:
-    """Launch the default config as often as it takes to find its outputs.
-
-    The arguments are left as the last launch left them. Outputs that cannot be copied are missing;
-    `snapshot` says why.
-
-    Args:
-        snapshot: the launch's arguments before it; copies are made as far as memory reaches.
-        run: launches the default.
-        accesses: returns what the default's code does, as far as that is known by then.
-        tolerance_of: returns the largest relative difference in an output, or None for that of its
-            dtype.
-        among: the arguments that the author declared as outputs, or None.
-    """
-    # Where neither code nor author tells, most candidates are inputs, and may be large.
-    is_told = accesses() is not None or among is not None
-    copied = {
-        name
-        for name in _candidates(snapshot, accesses(), among)
-        if snapshot.copy(name, may_use_host=is_told)
-    }
-    with run():
-        outputs = _read_outputs(snapshot, _candidates(snapshot, accesses(), among))
-        for name in copied - outputs.keys():
-            snapshot.forget(name)
-        fillers = _find_fillers(snapshot, outputs, accesses(), among)
-    if (known := accesses()) is not None and _start_elsewhere(snapshot, outputs, known):
-        snapshot.begin()
-        with run():
-            outputs = _read_outputs(snapshot, outputs)
-            fillers = _find_fillers(snapshot, outputs, known, among)
-        for name in snapshot.starts.keys() & outputs.keys() if known.is_observed else ():
-            outputs[name].is_visible = True  # it was written, and is right as it was
-    if fillers:
-        try:
-            is_told = accesses() is not None or among is not None
-            _fill(snapshot, run, tolerance_of, outputs, fillers, are_never_read=is_told)
-        except Exception as error:  # what was computed is still compared
-            if not is_out_of_memory(error):
-                raise
-    return outputs
-
-
-def _candidates(
-    snapshot: ArgumentSnapshot, accesses: Accesses | None, among: Collection[str] | None
-) -> list[str]:
-    """Return the tensors that may be outputs, the smallest first."""
-    names = [
-        name
-        for name in snapshot.tensors
-        if (accesses is None or name in accesses.written)
-        and (among is None or name.partition("[")[0] in among)
-    ]
-    return sorted(names, key=lambda name: snapshot.tensors[name].numel())
-
-
-def _read_outputs(snapshot: ArgumentSnapshot, names: Iterable[str]) -> dict[str, Output]:
-    """Return outputs with the content that a launch of the default has left."""
-    outputs = {}
-    for name in names:
-        if name in snapshot.originals:
-            expected = _expected_content(snapshot, name)
-            if expected is not None:
-                outputs[name] = Output(snapshot.tensors[name], snapshot.before(name), expected)
-    return outputs
-
-
-def _start_elsewhere(
-    snapshot: ArgumentSnapshot, outputs: Mapping[str, Output], accesses: Accesses
-) -> bool:
-    """Have outputs start from other content if they are updated in place and have not changed.
-
-    They may hold zeros to which zeros are added. Integers are left as they are: a kernel that reads
-    them may take them for an address.
-    """
-    for name, output in outputs.items():
-        is_float = snapshot.tensors[name].is_floating_point()
-        if is_float and not output.is_visible and name in accesses.read:
-            snapshot.start_elsewhere(name)
-    return bool(snapshot.starts)
-
-
-def _expected_content(snapshot: ArgumentSnapshot, name: str) -> Tensor | None:
-    """Return a tensor's content, the copy of the one before if it is the same, or None."""
-    if not snapshot.has_changed(name):
-        return snapshot.before(name)
-    content = copy_of(snapshot.tensors[name])
-    if content is None:
-        snapshot.uncopied[name] = LACKS_MEMORY
-    return content
-
-
-def _find_fillers(
-    snapshot: ArgumentSnapshot,
-    outputs: Mapping[str, Output],
-    accesses: Accesses | None,
-    among: Collection[str] | None,
-) -> dict[str, Filler]:
-    """Return what to fill outputs with, whose results stand now."""
-    fillers = {}
-    for name, output in outputs.items():
-        if accesses is not None:
-            may_fill = name not in accesses.read and not snapshot.shares_memory(name)
-        else:
-            may_fill = output.is_visible or among is not None
-        if may_fill:
-            with_integers = accesses is not None or among is not None
-            filler = find_filler(
-                snapshot.tensors[name], snapshot.originals[name], with_integers=with_integers
-            )
-            if filler is not None:
-                fillers[name] = filler
-    return fillers
-
-
-def _fill(
-    snapshot: ArgumentSnapshot,
-    run: Run,
-    tolerance_of: Callable[[str], float | None],
-    outputs: Mapping[str, Output],
-    fillers: Mapping[str, Filler],
-    *,
-    are_never_read: bool,
-) -> None:
-    """Launch from filled outputs, and expect what becomes of those whose results are as before.
-
-    Args:
-        snapshot: the launch's arguments before it.
-        run: launches the default.
-        tolerance_of: returns the largest relative difference in an output.
-        outputs: all outputs.
-        fillers: the outputs to fill, and what with.
-        are_never_read: whether it is known that no results depend on what the filled ones held, so
-            that those of the others say nothing about them.
-    """
-    snapshot.begin()
-    for name, filler in fillers.items():  # last: another output may share its memory
-        outputs[name].fill(filler)
-    with run():
-        unlike = {
-            name
-            for name, output in outputs.items()
-            if output.describe_difference(tolerance_of(name), fillers.get(name))
-        }
-        for name in fillers.keys() - unlike if are_never_read or not unlike else ():
-            outputs[name].adopt(fillers[name])
-
-
-def _choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the elements of `left` where a mask is true, and of `right` elsewhere."""
-    import torch
-
-    return torch.where(mask, bits(left), bits(right)).view(left.dtype)

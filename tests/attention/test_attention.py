@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.attention_batches import REFUSED_MASK, Case, check, draw, kernels, runnable, vary
 from support.processes import fork_python
 
-from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
+from dejavu_cache.attention import IMPLEMENTATIONS, api, paged_attention
 from dejavu_cache.attention.batch import make_batch
-from dejavu_cache.attention.kernels import few_sequences, hopper, hopper_coverage, static_grid
+from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -85,7 +85,7 @@ def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_ser
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hopper, "suits", lambda batch: True)
-    monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", True)
+    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(few_sequences, "num_sms", lambda device: 132)
     for new, heads, count, expected in (
         (1, (32, 8), 1, "few_sequences"),
@@ -97,7 +97,7 @@ def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_ser
     ):
         case = Case(new=[new] * count, past=[9] * count, heads=heads, dtype=torch.float16)
         batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
-        assert dispatch.choose(batch) == expected
+        assert api.choose(batch) == expected
 
 
 @REFUSED_MASK
@@ -115,8 +115,8 @@ def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
     batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
     monkeypatch.setattr(hopper, "suits", lambda batch: True)
     for is_tested in (True, False):
-        monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", is_tested)
-        assert (dispatch.choose(batch) == "hopper") == is_tested
+        monkeypatch.setattr(api, "GLUON_IS_TESTED", is_tested)
+        assert (api.choose(batch) == "hopper") == is_tested
 
 
 @pytest.mark.skipif(not GLUON_IS_COVERED, reason="this Triton has no Hopper kernel")
@@ -137,7 +137,7 @@ def test_launches_overlap_where_caller_and_driver_allow_it(
 def test_words_need_even_sizes_and_offsets() -> None:
     memory = torch.empty(4096, dtype=torch.float16)
     even = {"size": (3, 4, 64), "stride": (300, 66, 1), "storage_offset": 2}
-    assert hopper_coverage.holds_words(memory.as_strided(**even))
+    assert hopper.holds_words(memory.as_strided(**even))
     odd: list[dict[str, Any]] = [
         {"size": (3, 4, 65)},
         {"stride": (301, 66, 1)},
@@ -145,7 +145,7 @@ def test_words_need_even_sizes_and_offsets() -> None:
         {"storage_offset": 1},
     ]
     for changes in odd:
-        assert not hopper_coverage.holds_words(memory.as_strided(**{**even, **changes})), changes
+        assert not hopper.holds_words(memory.as_strided(**{**even, **changes})), changes
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_gaps_between_heads_are_seen(
     heads: int, head: int, strides: tuple[int, ...], answer: bool
 ) -> None:
     cache = torch.empty(16384, dtype=torch.float16).as_strided((2, 16, heads, head), strides)
-    assert hopper_coverage.has_no_gaps(cache, 128) == answer
+    assert hopper.has_no_gaps(cache, 128) == answer
 
 
 @pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)

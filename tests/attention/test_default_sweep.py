@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention import dispatch, sweep_suite
+from dejavu_cache.attention import api, sweep_suite
 from dejavu_cache.attention.kernels import hopper as hopper_kernel
 from dejavu_cache.attention.search_space import BUCKETS
 from dejavu_cache.attention.sweep_suite import (
@@ -34,20 +34,20 @@ def implementations(**options: str) -> set[str]:
 
 def choose(composition: Lengths, model: Model = LLAMA[0]) -> str:
     """Return what `auto` takes for a batch."""
-    return dispatch.choose(sweep_suite.outline(composition, (model, *LLAMA[1:]), "cpu"))
+    return api.choose(sweep_suite.outline(composition, (model, *LLAMA[1:]), "cpu"))
 
 
 @pytest.fixture(params=[108, 132])
 def sms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the GPU a number of multiprocessors, and no Hopper kernel."""
-    monkeypatch.setattr(dispatch, "num_sms", lambda device: request.param)
+    monkeypatch.setattr(api, "num_sms", lambda device: request.param)
     monkeypatch.setattr(hopper_kernel, "suits", lambda batch: False)
 
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` give batches of bfloat16 queries and caches to the Hopper kernel."""
-    monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", True)
+    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(hopper_kernel, "suits", lambda batch: batch.k_cache.dtype == torch.bfloat16)
 
 

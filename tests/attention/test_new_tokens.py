@@ -18,8 +18,8 @@ from support.attention_batches import (
     vary,
 )
 
-from dejavu_cache.attention import NewTokens, Plan, dispatch, plan
-from dejavu_cache.attention.kernels import few_sequences
+from dejavu_cache.attention import NewTokens, Plan, api, plan
+from dejavu_cache.attention.kernels.few_sequences import FewSequencesLayers
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -48,7 +48,7 @@ def check_written(batch: Drawn, new: NewTokens) -> None:
 @pytest.fixture
 def for_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose, on the CPU too, what a Hopper GPU chooses for one or two sequences."""
-    monkeypatch.setattr(dispatch, "choose", lambda batch: "few_sequences")
+    monkeypatch.setattr(api, "choose", lambda batch: "few_sequences")
 
 
 @REFUSED_MASK
@@ -105,7 +105,7 @@ def test_tokens_that_are_not_computed_as_a_page_are_written_before() -> None:
     batch = draw(SMALL)
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
-    assert not few_sequences.writes(planned(batch.arguments).batch, tokens)
+    assert not FewSequencesLayers().writes(planned(batch.arguments).batch, tokens)
     check_written(batch, tokens)
 
 
@@ -130,11 +130,11 @@ def with_columns_apart(new: NewTokens) -> NewTokens:
 
 
 WRONG: dict[str, Callable[[NewTokens], NewTokens]] = {
-    r"^new\.keys: \[4, 2, 64\]": lambda new: new._replace(keys=new.keys[1:]),
-    r"^new\.values: .* torch\.float32": lambda new: new._replace(values=new.values.float()),
-    r"^new\.values: strides": with_columns_apart,
-    r"^new\.slots: .*; expected 5 numbers": lambda new: new._replace(slots=new.slots[1:]),
-    r"^new\.slots: \[5\], torch\.int32": lambda new: new._replace(slots=new.slots.int()),
+    r"^new\.keys: float16\[4, 2, 64\]": lambda new: new._replace(keys=new.keys[1:]),
+    r"^new\.values: float32": lambda new: new._replace(values=new.values.float()),
+    r"^new\.values: .* last dimension contiguous": with_columns_apart,
+    r"^new\.slots: .*; expected int64\[5\]": lambda new: new._replace(slots=new.slots[1:]),
+    r"^new\.slots: int32\[5\]": lambda new: new._replace(slots=new.slots.int()),
 }
 
 

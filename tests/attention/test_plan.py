@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from support.attention_batches import REFUSED_MASK, Case, draw, relative_error, vary
 
-from dejavu_cache.attention import dispatch, plan
-from dejavu_cache.attention.layer_tensors import LayerTensors
+from dejavu_cache.attention import api, plan
+from dejavu_cache.attention.batch import LayerTensors
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -61,10 +60,8 @@ def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPat
     """A graph that is captured later takes no counters of the stream before it."""
     queues = [(1, False), (1, False), (1, False), (1, True), (1, True), (2, True)]
     layers = CountedLayers()
-    monkeypatch.setattr(dispatch, "layers_of", lambda *arguments: layers)
-    monkeypatch.setattr(
-        import_module("dejavu_cache.attention.plan"), "queue", lambda: queues[layers.layer]
-    )
+    monkeypatch.setattr(api, "layers_of", lambda *arguments: layers)
+    monkeypatch.setattr(api, "queue", lambda: queues[layers.layer])
     batch = draw(SMALL)
     step = plan_of(batch.arguments)
     for layers.layer in range(len(queues)):

@@ -23,8 +23,7 @@ from dejavu_cache.attention.sweep_suite import kernel_of as kernel
 from dejavu_cache.heuristics import fit as fitting
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
-from dejavu_cache.prewarm.worker import PrewarmSpec
-from dejavu_cache.prewarm.worker_pool import CompileProcess
+from dejavu_cache.prewarm.compilers import Compiler, PrewarmSpec
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.triton_internals.identity import kernel_name
@@ -38,7 +37,7 @@ SHIPPED = ("qblock", "segmented", "static_grid")
 
 def problem(tuned: Any) -> Problem:
     """Return the problem that the decorator derives from its keys, buckets and method on a GPU."""
-    return Problem(keys=tuned._scenario_key.keys, buckets=tuned._buckets, method=METHOD)
+    return Problem(keys=tuned._declaration.scenario_key.keys, buckets=tuned.buckets, method=METHOD)
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
@@ -89,13 +88,15 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
         store=tmp_path.as_uri(),
         devices=("NVIDIA H200",),
         host_modules=False,
+        folder=str(tmp_path / "folder"),
     )
-    with closing(CompileProcess(spec)) as process:
+    with closing(Compiler(spec)) as process:
         plan = process.plan()
     assert plan.notes == ()
-    scenarios = {kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in plan.kernels}
+    planned = plan.manifest.kernels
+    scenarios = {kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in planned}
     assert min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid")) > 50
-    assert {job.kernel for job in plan.jobs} == {kernel.name for kernel in plan.kernels}
+    assert {job.kernel for job in plan.jobs} == {kernel.name for kernel in planned}
     assert "dejavu_cache.attention.kernels.segmented.merge_kernel" in {
         job.kernel for job in plan.jobs
     }

@@ -30,7 +30,7 @@ class TestDoctor:
 
     def test_damaged_and_newer_files_are_found(self, store: FileStore) -> None:
         path = store.path(context())
-        path.with_name("x.json").write_text(path.read_text().replace('"format": 1', '"format": 99'))
+        path.with_name("x.json").write_text(path.read_text().replace('"format": 2', '"format": 99'))
         path.with_name("y.json.damaged-1").write_text("?")
         out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 1

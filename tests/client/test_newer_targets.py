@@ -21,7 +21,7 @@ def test_a_copy_goes_on_behind_a_context_of_a_newer_format(command: str, tmp_pat
         source.put(each, [record(1)])
     target.put(CONTEXTS[0], [record(2)])
     newer = target.path(CONTEXTS[0])
-    newer.write_text(newer.read_text().replace('"format": 1', '"format": 99'))
+    newer.write_text(newer.read_text().replace('"format": 2', '"format": 99'))
     before = newer.read_bytes()
     option = "--into" if command == "merge" else "--store"
     out = run_cli(command, source.root, option, target.root)

@@ -29,8 +29,8 @@ def test_long_commands_say_how_far_they_are(
         on_event({"event": "lost", "case": "64x64", "reason": "it was killed"})
     with fit_lines("add on H200") as progress:
         progress(0.25)
-    with prewarm_lines() as begin:
-        begin(8)(None, None)
+    with prewarm_lines() as on_progress:
+        on_progress(1, 8, "add sm_90")
     written = without_seconds(capsys.readouterr().err)
     for line in (
         "sweep: 1 of 3 cases, 2 configs after N s",

@@ -15,8 +15,8 @@ import pytest
 import torch
 from support.addition import CONFIGS, add_one
 
-from dejavu_cache.engines.vllm import fused_moe
-from dejavu_cache.engines.vllm.fused_moe import (
+from dejavu_cache.engines.vllm import fused_moe_suite as fused_moe
+from dejavu_cache.engines.vllm.fused_moe_suite import (
     BATCHES,
     ExpertLayer,
     experts_kernel,
@@ -26,7 +26,8 @@ from dejavu_cache.engines.vllm.fused_moe import (
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode, current_settings
 from dejavu_cache.stores import FileStore, TieredStore
-from dejavu_cache.sweep.suite import Case, make_request
+from dejavu_cache.sweep.case_tuner import make_request
+from dejavu_cache.sweep.suite import Case
 
 LAYER = ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)
 

@@ -19,19 +19,17 @@ from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
-from dejavu_cache.attention.kernels.hopper_coverage import has_no_gaps
+from dejavu_cache.attention.kernels.hopper import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
-from dejavu_cache.engines.vllm.attention_suite import (
+from dejavu_cache.engines.vllm.attention_suite import launch_batch
+from dejavu_cache.engines.vllm.planned_attention import (
     ExpectedBatch,
+    LayerFeatures,
     LayerShape,
     ServingLimits,
+    StepInputs,
     batches_to_expect,
     made_up_step,
-)
-from dejavu_cache.engines.vllm.attention_warmup import launch_batch
-from dejavu_cache.engines.vllm.planned_attention import (
-    LayerFeatures,
-    StepInputs,
     plan_layer,
     run_layer,
     split_cache,

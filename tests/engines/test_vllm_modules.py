@@ -19,15 +19,17 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
-from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
-from dejavu_cache.engines.vllm.attention_suite import (  # noqa: E402
+from dejavu_cache.attention.kernels import hopper  # noqa: E402
+from dejavu_cache.attention.kernels.hopper import padded  # noqa: E402
+from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
     ExpectedBatch,
+    LayerFeatures,
     LayerShape,
     ServingLimits,
     made_up_step,
+    plan_layer,
+    run_layer,
 )
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer, run_layer  # noqa: E402
 
 HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 """Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""
@@ -136,7 +138,7 @@ def test_layers_whose_heads_would_have_gaps_ask_for_heads_before_tokens(
         shape = LayerShape(4, 2, head_size, 16, *dtypes, cache_order=layout.layer_view_order)
         batch, features = ExpectedBatch((1,), 40), LayerFeatures(0.1, (-1, -1), 0.0)
         *_, keys, _ = made_up_step(shape, features, batch, torch.device("cpu"))
-        return hopper_coverage.has_no_gaps(keys, padded(head_size))
+        return hopper.has_no_gaps(keys, padded(head_size))
 
     preferred = get_supported_kv_cache_layouts([backend])[0]
     assert preferred is KVCacheLayout.LBNHC, "no GPU here has the kernel"

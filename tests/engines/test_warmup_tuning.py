@@ -20,25 +20,26 @@ from support.forked_processes import worker_starter
 
 from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.sweep_suite import Lengths, Model, kernel_of, scenario_arguments
-from dejavu_cache.engines.vllm import attention_suite, attention_warmup
+from dejavu_cache.engines.vllm import attention_suite
 from dejavu_cache.engines.vllm.attention_suite import (
+    draw_lengths,
+    drawn_batches,
+    launch_batch,
+    suite,
+    suite_options,
+    tune_attention,
+    tuned_call,
+    untuned_batches,
+)
+from dejavu_cache.engines.vllm.planned_attention import (
     ExpectedBatch,
+    LayerFeatures,
     LayerShape,
     ServingLimits,
     batches_to_expect,
-    draw_lengths,
-    drawn_batches,
     made_up_step,
-    suite,
-    suite_options,
-    tuned_call,
+    plan_layer,
 )
-from dejavu_cache.engines.vllm.attention_warmup import (
-    launch_batch,
-    tune_attention,
-    untuned_batches,
-)
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer
 from dejavu_cache.runtime.request import Request
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore, open_store
@@ -83,12 +84,11 @@ def forget() -> None:
     """Begin as a new process: with unread settings, all time left and no choices."""
     current_settings.cache_clear()
     default_store.cache_clear()
-    attention_warmup._deadline.cache_clear()
+    attention_suite._deadline.cache_clear()
     for name in ("qblock", "segmented"):
         kernel = kernel_of(name)
-        kernel.__dict__.pop("_resolver", None)
-        kernel.__dict__.pop("mode", None)
-        kernel.forget_choices()
+        kernel._resolvers.clear()
+        kernel.configs = kernel.configs
 
 
 def request_of(shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch) -> Request:
@@ -163,7 +163,7 @@ def test_nothing_is_tuned_unless_somebody_has_asked_for_it(
 def test_where_the_hopper_kernel_serves_nothing_is_tuned(
     start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.attention.dispatch.choose", lambda batch: "hopper")
+    monkeypatch.setattr("dejavu_cache.attention.api.choose", lambda batch: "hopper")
     monkeypatch.setattr(hopper, "make_schedule", lambda batch, overlap: None)
     monkeypatch.setattr(worker_process, "start_process", lambda *_: pytest.fail("it tunes"))
     assert start(WARMUP_SECONDS="100") == 0
@@ -212,8 +212,8 @@ def test_a_worker_that_hangs_is_stopped(
         f"{wait if hanging == 'at import' else ''}\n"
         f"def suite(**options):\n    yield {case}\n"
     )
-    monkeypatch.setattr(attention_warmup, "SUITE", str(suite))
-    for module in (attention_warmup, hosts):
+    monkeypatch.setattr(attention_suite, "SUITE", str(suite))
+    for module in (attention_suite, hosts):
         monkeypatch.setattr(module, "GRACE", 0.5)
     assert start(WARMUP_SECONDS="2") == 0
 
@@ -239,7 +239,7 @@ def test_any_fault_is_one_line_and_the_engine_starts(
         raise OSError("no processes left")
 
     if "suite" in fault:
-        monkeypatch.setattr(attention_warmup, "SUITE", fault["suite"])
+        monkeypatch.setattr(attention_suite, "SUITE", fault["suite"])
     if "start" in fault:
         monkeypatch.setattr(worker_process, "start_process", fail)
     url = {"URL": fault["URL"]} if "URL" in fault else {}

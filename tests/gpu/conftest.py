@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dejavu_cache.attention import dispatch
+from dejavu_cache.attention import api
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 
@@ -14,4 +14,4 @@ def auto_takes_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Passing with it is what makes it tested.
     """
-    monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", GLUON_IS_COVERED)
+    monkeypatch.setattr(api, "GLUON_IS_TESTED", GLUON_IS_COVERED)

@@ -23,12 +23,12 @@ pytestmark = pytest.mark.gpu
 
 COUNT = """
     import gc
-    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
+    from dejavu_cache import CachedAutotuner
     from triton.runtime.autotuner import Autotuner
     launched = [each for each in gc.get_objects() if isinstance(each, Autotuner) and each.cache]
     # A library's own class hands its launches over to an autotuner of ours.
     tuners = {getattr(each, "_adopted", None) or each for each in launched}
-    assert all(type(each) is AdoptedAutotuner for each in tuners), tuners
+    assert all(type(each) is CachedAutotuner and each.is_adopted for each in tuners), tuners
     print("benchmarked", sum(each.benchmarked for each in tuners), "by", len(tuners))
 """
 

@@ -49,7 +49,7 @@ def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     lost: list[str] = []
     report = Sweep(
         [host],
-        host.cases(),
+        host.start(),
         on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None,
     ).run()
     assert report.complete

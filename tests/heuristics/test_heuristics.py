@@ -23,8 +23,7 @@ from dejavu_cache.errors import (
     NewerFormatError,
     TooFewRecordsError,
 )
-from dejavu_cache.heuristics.features import SlowdownTable
-from dejavu_cache.heuristics.fit import fit, smallest_subset
+from dejavu_cache.heuristics.fit import SlowdownTable, fit, smallest_subset
 from dejavu_cache.model.decision_tree import MOST_QUESTIONS, Tree, leaves
 from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario

@@ -17,15 +17,12 @@ from support.processes import fork_program
 from triton.runtime.errors import OutOfResources
 
 from dejavu_cache.errors import ScenarioNotTuned, SnapshotError
-from dejavu_cache.installation.autotune_replacement import (
-    _TRITON_AUTOTUNE,
-    AdoptedAutotuner,
-    install,
-    uninstall,
-)
-from dejavu_cache.runtime import choosing_autotuner, events
+from dejavu_cache.installation.autotune_replacement import _TRITON_AUTOTUNE, install, uninstall
+from dejavu_cache.runtime import autotuner, events, launch
+from dejavu_cache.runtime.declaration import Declaration
+from dejavu_cache.runtime.launch import Launch
 from dejavu_cache.system import notices
-from dejavu_cache.triton_internals.upstream import Autotuner
+from dejavu_cache.triton_internals.versions import Autotuner
 
 X = torch.ones(64)
 BENCHMARKED: list[int] = []
@@ -179,16 +176,18 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [
-    (AdoptedAutotuner, "_key_of"),
-    (AdoptedAutotuner, "_request"),
-    (AdoptedAutotuner, "_context"),
-    (AdoptedAutotuner, "_resolve"),
-    (AdoptedAutotuner, "_choose_for_scenario"),
+    (Launch, "_request"),
+    (Declaration, "of"),
+    (Declaration, "request"),
+    (Declaration, "context"),
+    (Launch, "_resolve"),
+    (Launch, "_choose_for_scenario"),
+    (autotuner, "toolchain_on"),
+    (autotuner, "current_settings"),
+    (launch, "current_settings"),
+    (autotuner, "Resolver"),
     (events, "tell_triton"),
     (events, "report_choice"),
-    (choosing_autotuner, "toolchain_on"),
-    (choosing_autotuner, "current_settings"),
-    (choosing_autotuner, "Resolver"),
     (events, "launch_key"),
 ]
 
@@ -241,14 +240,14 @@ def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
     BENCHMARKED.clear()
     tuned = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert tuned.best_config.kwargs["B"] == 32
-    launch = AdoptedAutotuner._launch_chosen
+    launch_chosen = Launch._launch_chosen
 
-    def launch_what_fits(self: Any, chosen: Any, args: Any, kwargs: Any) -> Any:
+    def launch_what_fits(self: Any, chosen: Any) -> Any:
         if chosen.config.kwargs["B"] == 32:
             raise OutOfResources(300_000, 232_448, "shared memory")
-        return launch(self, chosen, args, kwargs)
+        return launch_chosen(self, chosen)
 
-    monkeypatch.setattr(AdoptedAutotuner, "_launch_chosen", launch_what_fits)
+    monkeypatch.setattr(Launch, "_launch_chosen", launch_what_fits)
     again = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert again.best_config.kwargs["B"] == 16
 

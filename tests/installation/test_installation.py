@@ -15,11 +15,8 @@ import triton.language as tl
 from support.kernels import AUTOTUNED_ADD, load
 
 from dejavu_cache.engines.vllm.plugin import register
-from dejavu_cache.installation.autotune_replacement import (
-    AdoptedAutotuner,
-    install,
-    uninstall,
-)
+from dejavu_cache.installation.autotune_replacement import install, uninstall
+from dejavu_cache.runtime.autotuner import CachedAutotuner
 
 OWN_KIND = """
     import triton
@@ -73,7 +70,8 @@ def test_a_library_imported_afterwards_is_cached(with_installation: None, tmp_pa
     for benchmarked in (2, 0):
         library = load(tmp_path / "library.py", AUTOTUNED_ADD, "library")
         run_kernel(library.add)
-        assert type(library.add) is AdoptedAutotuner
+        assert type(library.add) is CachedAutotuner
+        assert library.add.is_adopted
         assert library.add.benchmarked == benchmarked
 
 
@@ -157,8 +155,8 @@ def test_torchs_own_autotuners_stay_tritons(with_installation: None) -> None:
         "triton": triton,
     }
     exec("decorator = triton.autotune(configs=[], key=[])", made)
-    assert not isinstance(made["decorator"](triton.jit(ignores)), AdoptedAutotuner)
-    assert isinstance(triton.autotune(configs=[], key=[])(triton.jit(ignores)), AdoptedAutotuner)
+    assert not isinstance(made["decorator"](triton.jit(ignores)), CachedAutotuner)
+    assert isinstance(triton.autotune(configs=[], key=[])(triton.jit(ignores)), CachedAutotuner)
 
 
 def ignores(x, odd, BLOCK: tl.constexpr):

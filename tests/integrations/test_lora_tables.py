@@ -1,4 +1,4 @@
-"""Tables of LoRA come out as they went in, are made from records, and serve any slices."""
+"""Tables of LoRA come out as they went in, and serve any slices."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run_cli
-from support.records import MOMENT, context
-from support.tuned_tables import contents, exported, write_content
+from support.tuned_tables import contents, write_content
 
-from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.integrations.tuned_tables import TABLE_FILES, TunedTable, fill_slices
-from dejavu_cache.model.record import Measurement, Record, Winner
-from dejavu_cache.model.scenario import Config, Scenario
-from dejavu_cache.stores import FileStore, MemoryStore
 
 
 def lora_config(block: int, registers: int | None = None) -> dict[str, Any]:
@@ -59,25 +54,6 @@ def test_tables_of_lora_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert "5 levels" in run_cli("import", "--vllm", tmp_path / "odd").stderr
 
 
-def test_records_of_lora_become_lines_with_all_that_vllm_reads() -> None:
-    config = Config(
-        params={"block_m": 16, "block_n": 64, "block_k": 16},
-        options={"num_warps": 4, "num_stages": 2, "num_ctas": 1},
-    )
-    args = {"operation": "expand_true", "max_loras": 2, "num_slices": 3, "m": 8, "k": 16, "n": 64}
-    record = Record(
-        scenario=Scenario(args=args),
-        winner=Winner(config=config, at=MOMENT),
-        measurements=(Measurement(config=config, median=1.0, at=MOMENT),),
-    )
-    store = MemoryStore()
-    store.put(context(kernel="vllm.lora._lora_expand_kernel", triton="3.6.0"), [record])
-    line = {"8": {"16": {"64": {**config.params, **config.options}}}}
-    assert exported(store) == {
-        "NVIDIA_H200_EXPAND_TRUE.json": {"2": {str(number): line for number in range(1, 9)}}
-    }
-
-
 def test_a_table_of_lora_without_the_last_level_does_not_mix_with_one_that_has_it() -> None:
     labels = {"lora": "fused_moe_lora_w2_shrink"}
     labels |= dict.fromkeys(("max_loras", "num_slices", "k", "n"), "1")
@@ -99,26 +75,3 @@ def test_slices_that_were_not_tuned_take_the_nearest_ones_and_others_stay(
     for number, block in blocks.items():
         assert block in tuned
         assert abs(block - number) == min(abs(other - number) for other in tuned)
-
-
-def test_a_tuned_config_of_lora_counts_more_than_an_imported_one(tmp_path: Path) -> None:
-    """Names of imported tables have underscores for the hyphens of the GPU's own."""
-    name = "NVIDIA_A100_SXM4_80GB_SHRINK.json"
-    config = {"block_m": 16, "block_n": 16, "block_k": 64, "split_k": 8, "num_warps": 4}
-    write_content(tmp_path / "in" / name, {"4": {"1": {"64": {"16": {"4096": config}}}}})
-    store = FileStore(tmp_path / "store")
-    store.put_imported(read_foreign_files("vllm", tmp_path / "in"))
-    tuned = Config(params={**config, "block_m": 32})
-    record = Record(
-        scenario=Scenario(
-            args={"operation": "shrink", "max_loras": 4, "num_slices": 1, "m": 64}
-            | {"k": 16, "n": 4096}
-        ),
-        winner=Winner(config=tuned, at=MOMENT),
-        measurements=(Measurement(config=tuned, median=1.0, at=MOMENT),),
-    )
-    measured = context(kernel="vllm.lora._lora_shrink_kernel")
-    device = measured.environment.device.model_copy(update={"name": "NVIDIA A100-SXM4-80GB"})
-    environment = measured.environment.model_copy(update={"device": device})
-    store.put(measured.model_copy(update={"environment": environment}), [record])
-    assert exported(store)[name]["4"]["1"]["64"]["16"]["4096"] == {**config, "block_m": 32}

@@ -14,7 +14,7 @@ from support.tuned_tables import (
     exported,
 )
 
-from dejavu_cache.integrations.tuned_tables import TableEntry, collect_tables
+from dejavu_cache.integrations.tuned_tables import collect_tables, launches_of
 from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario
@@ -70,27 +70,6 @@ def test_winners_become_a_table_of_their_version_of_triton() -> None:
     }
 
 
-def test_records_of_states_become_lines_with_the_fields_of_vllm_s_own_tables() -> None:
-    config = Config(
-        params={"BLOCK_SIZE_M": 8}, options={"num_warps": 2, "num_stages": 3, "num_ctas": 1}
-    )
-    args = {"effective_batch": 512, "dim": 64, "dstate": 128, "cache_dtype": "float16"}
-    records = [
-        Record(
-            scenario=Scenario(args=scenario),
-            winner=Winner(config=config, at=MOMENT),
-            measurements=(Measurement(config=config, median=1.0, at=MOMENT),),
-        )
-        for scenario in (args, {**args, "dstate": 64, "gated": True})
-    ]
-    store = MemoryStore()
-    store.put(context(kernel="vllm.mamba_ssm._selective_scan_update_kernel"), records)
-    name = "headdim=64,dstate=128,device_name=NVIDIA_H200,cache_dtype=float16.json"
-    line = {"BLOCK_SIZE_M": 8, "num_warps": 2}
-    assert exported(store) == {name: {"triton_version": "3.6.0", "512": line}}, "one, ungated"
-    assert exported(store, "sglang") == {}, "SGLang reads no such tables"
-
-
 def test_the_latest_version_of_a_kernel_and_a_pin_decide_and_imports_fill_in() -> None:
     store = MemoryStore()
     store.put(engine_context("a" * 32), [engine_record(16)])
@@ -106,14 +85,15 @@ def test_the_latest_version_of_a_kernel_and_a_pin_decide_and_imports_fill_in() -
 def test_imported_lines_fill_in_what_no_record_says(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put(engine_context(), [engine_record(16)])
-    entry = TableEntry.of_labels({"E": "128", "N": "768"})
-    assert entry is not None
+    launches = launches_of({"E": "128", "N": "768"})
+    assert launches is not None
+    function, named = launches
     config = Config(params=lines(1, block=256)["1"])
     store.put_imported(
         ForeignResult(
             origin="vllm",
-            function=entry.function,
-            named={**entry.named, "M": size},
+            function=function,
+            named={**named, "M": size},
             device="NVIDIA_H200",
             triton="3.6.0",
             timings=(ForeignTiming(config=config),),

@@ -23,10 +23,11 @@ from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.integrations.tuned_tables import (
     TABLE_FILES,
-    TableEntry,
     TunedTable,
     collect_tables,
     format_labels,
+    labels_of,
+    launches_of,
     parse_labels,
     write_tables,
 )
@@ -69,9 +70,10 @@ STATES = st.fixed_dictionaries(
 def test_a_table_s_name_says_for_which_launches_it_is(labels: dict[str, str], space: bool) -> None:
     name = format_labels(labels)
     assert parse_labels(name.replace(",", ", ") if space and "[" in name else name) == labels
-    entry = TableEntry.of_labels(labels)
-    assert entry is not None
-    again = entry.labels()
+    launches = launches_of({label: labels[label] for label in labels if label != "device_name"})
+    assert launches is not None
+    again = labels_of(*launches)
+    assert again is not None
     assert again == {label: labels[label] for label in labels if label != "device_name"}
     assert format_labels({**again, "device_name": labels["device_name"]}) == name
 

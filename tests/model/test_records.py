@@ -26,8 +26,8 @@ from dejavu_cache.model.record import (
     RecordSet,
     Winner,
     join_results,
-    required_format,
 )
+from dejavu_cache.model.resolution import gather_evidence
 from dejavu_cache.model.scenario import (
     Config,
     Device,
@@ -37,7 +37,6 @@ from dejavu_cache.model.scenario import (
     is_from_future,
     now,
 )
-from dejavu_cache.model.selection import gather_evidence
 
 
 @given(SCENARIOS)
@@ -204,15 +203,6 @@ def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
             assert merge_records(record(32, left), record(32, right), on_conflict).measurements == (
                 timed,
             )
-
-
-def test_only_a_record_with_a_confidence_needs_the_second_format() -> None:
-    raced = measurement(16).model_copy(update={"confidence": Confidence(error=0.004, rounds=8)})
-    for measured, version in ((measurement(16), 1), (raced, 2)):
-        text = canonical_json(RecordSet(context=context(), records=(record(1, measured),)))
-        assert f'"format": {version}' in text
-        assert required_format([text]) == version
-        assert RecordSet.model_validate_json(text).records == (record(1, measured),)
 
 
 def test_the_evidence_says_how_certain_a_race_was() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.model.scenario_index import MergedIndexes, ScenarioIndex
+from dejavu_cache.model.scenario_index import ScenarioIndex
 from dejavu_cache.model.selection import distance
 
 VALUES = st.one_of(
@@ -44,14 +44,15 @@ def test_the_nearest_is_the_one_that_comparing_all_finds(
     right=st.lists(SCENARIOS, max_size=12, unique_by=lambda scenario: scenario.text),
     wanted=SCENARIOS,
 )
-def test_packed_and_merged_indexes_answer_as_one_of_all_scenarios(
+def test_packed_and_joined_indexes_answer_as_one_of_all_scenarios(
     left: list[Scenario], right: list[Scenario], wanted: Scenario
 ) -> None:
     union = {scenario.text for scenario in (*left, *right)}
     parts = [ScenarioIndex(scenario.text for scenario in part) for part in (left, right)]
     packed = [ScenarioIndex.unpack(part.pack()) for part in parts]
-    assert list(MergedIndexes(packed).near(wanted)) == list(ScenarioIndex(union).near(wanted))
-    assert (wanted in packed[0]) == (wanted in left)
+    joined = ScenarioIndex.joined(packed)
+    for index in (joined, ScenarioIndex.unpack(joined.pack())):
+        assert list(index.near(wanted)) == list(ScenarioIndex(union).near(wanted))
 
 
 def test_an_index_that_was_cut_off_is_refused() -> None:
@@ -59,3 +60,10 @@ def test_an_index_that_was_cut_off_is_refused() -> None:
     for length in range(len(packed)):
         with pytest.raises(ValueError, match=r"truncated|no index|not found|JSON|Expecting|cast"):
             ScenarioIndex.unpack(packed[:length])
+
+
+def test_a_damaged_scenario_costs_no_other() -> None:
+    whole = [Scenario(args={"n": n}).text for n in (3, 5)]
+    for damaged in ('{"args": {"n" 4}}', "7", '{"args": {"n": [4]}, "dtypes": {}}', "{}, {}"):
+        near = ScenarioIndex([whole[0], damaged, whole[1]]).near(Scenario(args={"n": 4}))
+        assert [text for _, text in near] == [whole[1], whole[0]]

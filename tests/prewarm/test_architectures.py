@@ -11,8 +11,7 @@ from support.prewarming import HERE
 
 from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
-from dejavu_cache.prewarm.worker import CompileJob, PrewarmSpec
-from dejavu_cache.prewarm.worker_pool import CompileProcess, compile_all
+from dejavu_cache.prewarm.compilers import CompileJob, Compiler, PrewarmSpec, compile_all
 from dejavu_cache.triton_internals.compilation import wheel
 
 ARCHITECTURES = ("sm_90", "sm_80")
@@ -24,7 +23,7 @@ def spec_of(folder: Path) -> PrewarmSpec:
         store=folder.as_uri(),
         devices=(),
         host_modules=False,
-        binaries=str(folder / "binaries"),
+        folder=str(folder),
     )
 
 
@@ -42,8 +41,8 @@ def jobs_for(*architectures: str) -> list[CompileJob]:
 def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
     spec, jobs = spec_of(folder), jobs_for(*architectures)
-    with closing(CompileProcess(spec)) as process:
-        built = compile_all(spec, process, jobs, 1, lambda job, built: None)
+    with closing(Compiler(spec)) as process:
+        built = compile_all(spec, process, jobs, 1, lambda done, total, last: None)
     assert [result.error for result in built.values()] == [""] * len(jobs)
     return {path.parent.name: path.read_bytes() for path in folder.rglob("*.cubin")}
 
@@ -64,7 +63,7 @@ def test_a_process_that_cannot_be_started_is_an_error(
     """Not a folder without the binaries that it should have made."""
     monkeypatch.syspath_prepend(str(HERE))
     spec = spec_of(tmp_path)
-    with closing(CompileProcess(spec)) as process:
+    with closing(Compiler(spec)) as process:
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
         with pytest.raises(PrewarmError, match="no process can be started"):
-            compile_all(spec, process, jobs_for(*ARCHITECTURES), 1, lambda job, built: None)
+            compile_all(spec, process, jobs_for(*ARCHITECTURES), 1, lambda done, total, last: None)

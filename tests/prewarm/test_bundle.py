@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -21,6 +20,7 @@ from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle import archive
 from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
+from dejavu_cache.prewarm.new_folder import new_folder
 from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, Manifest, verify_folder
 
 
@@ -289,17 +289,17 @@ def test_what_a_killed_packing_left_is_removed_by_the_next(folder: Path, tmp_pat
 
 
 def test_what_a_killed_extraction_left_is_removed_by_the_next(bundle: Path, tmp_path: Path) -> None:
-    """The folder of an extraction that is under way stays."""
-    abandoned, other, working = (
-        tmp_path / name for name in (".out.0123abcd", ".outer.0123abcd", ".out.4567abcd")
-    )
-    for folder in (abandoned, other, working):
+    abandoned, other = (tmp_path / name for name in (".out.making", ".outer.making"))
+    for folder in (abandoned, other):
         (folder / "binaries").mkdir(parents=True)
-        os.utime(folder, (0, 0))
-    handle = os.open(working, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    archive.extract(bundle, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name}
+
+
+def test_two_extractions_at_once_do_not_meet(bundle: Path, tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path / "out"),
+        pytest.raises(BundleError, match="another process is making"),
+    ):
         archive.extract(bundle, tmp_path / "out")
-    finally:
-        os.close(handle)
-    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name, working.name}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

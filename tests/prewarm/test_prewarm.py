@@ -315,7 +315,7 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
 
 def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
     """As after Ctrl-C, or the kill of a command that has just started one."""
-    worker = [sys.executable, "-m", "dejavu_cache.prewarm.worker"]
+    worker = [sys.executable, "-c", "from dejavu_cache.prewarm.worker import main; main()"]
     ended = subprocess.run(
         worker, stdin=subprocess.DEVNULL, env=environment(), capture_output=True, check=True
     )

@@ -158,9 +158,9 @@ def die(*args):
 
 
 if "DIES_BEFORE_THE_WINNER" in os.environ:
-    from dejavu_cache.runtime import scenario_measurement
+    from dejavu_cache.runtime import tune
 
-    scenario_measurement.tuned_launches = die  # type: ignore[attr-defined]
+    tune.tuned_launches = die  # type: ignore[attr-defined]
 
 empty = Suite(list, why_empty="these sizes need no tuning")
 met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))

@@ -15,9 +15,8 @@ import time
 import torch
 import triton
 
-from dejavu_cache.engines.vllm.attention_suite import LayerShape, ServingLimits
-from dejavu_cache.engines.vllm.attention_warmup import warm_up_attention
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures
+from dejavu_cache.engines.vllm.attention_suite import warm_up_attention
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, LayerShape, ServingLimits
 
 threads: list[str] = []
 seconds: list[float] = []

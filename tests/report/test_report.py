@@ -12,8 +12,7 @@ from support import synthetic_matmul
 from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
-from dejavu_cache.heuristics.features import SlowdownTable
-from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.heuristics.fit import SlowdownTable, fit
 from dejavu_cache.model.record import (
     Failure,
     Measurement,

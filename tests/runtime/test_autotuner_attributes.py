@@ -13,9 +13,7 @@ import triton.language as tl
 from support.processes import fork_program, fork_python
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
 from dejavu_cache.runtime import choices
-from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
 from dejavu_cache.runtime.choices import ConfigCache
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
@@ -363,13 +361,13 @@ def test_configs_that_change_in_place_are_the_ones_to_choose_from() -> None:
     assert kernel.best_config is CONFIGS[1]
 
 
-@pytest.mark.parametrize("kind", [CachedAutotuner, AdoptedAutotuner])
+@pytest.mark.parametrize("is_adopted", [False, True])
 def test_a_config_added_in_place_that_no_record_may_hold_leaves_its_kernel_to_triton(
-    kind: type,
+    is_adopted: bool,
 ) -> None:
     store = MemoryStore()
     kernel, bench = make(store=store)
-    kernel.__class__ = kind
+    kernel.is_adopted = is_adopted
     launch(kernel)
     kernel.configs.append(triton.Config({"BLOCK": 512}, ir_override="other.ttir"))
     launch(kernel, M=100)

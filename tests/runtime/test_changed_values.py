@@ -162,7 +162,7 @@ def test_a_fallback_is_kept_without_reading_the_code_again(
         read.append(arguments)
         return identify(*arguments)
 
-    monkeypatch.setattr("dejavu_cache.runtime.declared_autotuner.identify", count)
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.identify", count)
     decorate = cached_autotune(configs=CONFIGS, key=["n"], mode="reuse", store=MemoryStore())
     kernel = decorate(triton.heuristics({"SIZE": by_global})(fill))
     kernel[(1,)](torch.zeros(16), 3)

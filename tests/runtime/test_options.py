@@ -23,6 +23,7 @@ from dejavu_cache import (
 )
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.request import Request, TuningBudget
+from dejavu_cache.runtime.rules import budgeted_count
 from dejavu_cache.triton_internals import config_names
 
 
@@ -279,4 +280,4 @@ def test_a_spent_budget_allows_no_config(limit: int | None, due: int, allowed: i
     request = decorate(tune_configs=limit).request(None, None, 100)
     assert isinstance(request, Request)
     assert request.budget == TuningBudget(configs=limit)
-    assert request.budgeted_count(due) == allowed
+    assert budgeted_count(request, due) == allowed

@@ -26,8 +26,8 @@ from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotun
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
 from dejavu_cache.policy import current_policy
-from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
-from dejavu_cache.runtime.pruning import Pruning
+from dejavu_cache.runtime.autotuner import CachedAutotuner
+from dejavu_cache.runtime.declaration import Pruning
 from dejavu_cache.triton_internals.config_names import describe
 
 BLOCKS = (16, 32, 64, 128)

@@ -24,9 +24,9 @@ from dejavu_cache.model.record import (
     Winner,
 )
 from dejavu_cache.model.scenario import now
-from dejavu_cache.runtime.scenario_measurement import ScenarioMeasurement
-from dejavu_cache.runtime.winner_check import WinnerCheck
+from dejavu_cache.runtime.tune import Tune
 from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.tuning.result_check import ResultCheck
 
 DEFAULT, RIGHT, WRONG = (
     triton.Config({"STEP": 1, "LIMIT": 1024}),
@@ -95,16 +95,16 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     Its second argument is what else is said of outputs.
     """
-    compare = WinnerCheck.check
+    compare = ResultCheck.check
 
     def set_reason(reason: str, others: Results | None = None) -> None:
-        def check(self: WinnerCheck, config: Any) -> Results:
-            if not reason or config is self._request.default:
+        def check(self: ResultCheck, config: Any) -> Results:
+            if not reason or config is self._launches.default:
                 return compare(self, config)
             lacking = OutputVerdict(outcome="not_compared", reason=reason)
             return {"out_ptr": lacking, **(others or {})}
 
-        monkeypatch.setattr(WinnerCheck, "check", check)
+        monkeypatch.setattr(ResultCheck, "check", check)
 
     return set_reason
 
@@ -118,13 +118,13 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     timed: list[Any] = []
-    measure = ScenarioMeasurement.measure_due
+    measure = Tune._measure
 
-    def count(self: ScenarioMeasurement, due: list[Any]) -> None:
-        timed.append(due)
-        measure(self, due)
+    def count(self: Tune, *search: Any) -> None:
+        timed.append(search)
+        measure(self, *search)
 
-    monkeypatch.setattr(ScenarioMeasurement, "measure_due", count)
+    monkeypatch.setattr(Tune, "_measure", count)
     comparing(reason)
     for benchmarked in (2, 0):
         kernel = start_process(tmp_path)

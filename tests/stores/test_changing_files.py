@@ -21,9 +21,9 @@ from support.records import MOMENT, context, record
 from dejavu_cache.errors import DamagedRecordsError, StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.stores import FileStore, file_locks
+from dejavu_cache.stores import FileStore, folder
 from dejavu_cache.stores.file_layout import FileBlocks
-from dejavu_cache.stores.page_cache import read_text
+from dejavu_cache.stores.folder import Folder
 
 LOOK_UP = """
 import sys, time, warnings
@@ -70,7 +70,6 @@ def test_a_search_finds_what_a_search_of_the_bytes_finds(
         file.flush()
         blocks = FileBlocks(file.fileno())
         assert blocks.find(text, start, stop) == content.find(text, start, stop)
-        assert blocks.rfind(text, start, stop) == content.rfind(text, start, stop)
 
 
 def test_a_file_that_becomes_shorter_ends_its_search() -> None:
@@ -80,16 +79,15 @@ def test_a_file_that_becomes_shorter_ends_its_search() -> None:
         blocks = FileBlocks(file.fileno())
         file.truncate(10)
         with pytest.raises(ValueError, match="shorter"):
-            blocks.find(b"\n{", 0, len(blocks))
+            blocks.find(b"\n{", 0, blocks.length)
 
 
 def test_a_search_reads_no_more_than_its_bound() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(1 << 40)
         blocks = FileBlocks(file.fileno())
-        for search in (blocks.find, blocks.rfind):
-            with pytest.raises(ValueError, match="too much"):
-                search(b"\n{", 0, len(blocks))
+        with pytest.raises(ValueError, match="too much"):
+            blocks.find(b"\n{", 0, blocks.length)
 
 
 def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) -> None:
@@ -164,14 +162,14 @@ def test_a_writer_that_is_stuck_is_waited_for_once(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    acquire = file_locks.acquire_lock
+    hold = folder.hold_lock
 
-    def watched(path: Path, wait: float) -> object:
+    def watched(path: Path, wait: float) -> AbstractContextManager[None]:
         waits.append(wait)
-        return acquire(path, wait)
+        return hold(path, wait)
 
-    monkeypatch.setattr(file_locks, "acquire_lock", watched)
-    monkeypatch.setattr(file_locks, "_WAIT", 0.3)
+    monkeypatch.setattr(folder, "hold_lock", watched)
+    monkeypatch.setattr(folder, "_WAIT", 0.3)
     with lock_of(store):
         for m in (64, 128):
             with pytest.raises(StoreError, match="locked by another writer"):
@@ -189,10 +187,11 @@ def test_a_file_that_was_mended_meanwhile_stays(
     reader = FileStore(store.root)
 
     def late(*_: object) -> None:
+        monkeypatch.undo()
         raise DamagedRecordsError("it was damaged")
 
-    monkeypatch.setattr(reader._pages, "find", late)
-    assert reader.get(context(), record(16).scenario) is None
+    monkeypatch.setattr(reader, "_load", late)
+    assert list(reader.records(context())) == []
     assert reader.damaged_files() == []
     assert FileStore(store.root).get(context(), record(16).scenario) is not None
 
@@ -221,13 +220,13 @@ def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
 def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, parse = store.path(context()), read_text
+    path, read = store.path(context()), Folder.read
 
-    def late(read: Path, root: Path) -> str:
+    def late(folder: Folder, of: Path) -> str:
         path.unlink(missing_ok=True)
-        return parse(read, root)
+        return read(folder, of)
 
-    monkeypatch.setattr("dejavu_cache.stores.page_cache.read_text", late)
+    monkeypatch.setattr(Folder, "read", late)
     assert list(FileStore(store.root).records(context())) == []
     store.put(context(), [record(64)])
     monkeypatch.undo()

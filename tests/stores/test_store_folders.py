@@ -17,7 +17,6 @@ from support.records import context, record
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.stores import FileStore, make_absolute, open_store
-from dejavu_cache.stores.page_cache import PageCache
 from dejavu_cache.stores.urls import as_tiers
 from dejavu_cache.system import safe_files
 
@@ -90,18 +89,18 @@ def test_a_file_never_grows_to_a_size_that_is_not_read_again(
 def test_a_file_that_cannot_be_looked_at_after_a_write_was_written(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_put = PageCache.put
+    real_remember = FileStore._remember
 
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    def put_blindly(pages: PageCache, path: Path, page: Any) -> None:
+    def remember_blindly(*arguments: Any) -> None:
         with monkeypatch.context() as blind:
-            blind.setattr("dejavu_cache.stores.page_cache.signature_of", fail)
-            real_put(pages, path, page)
+            blind.setattr("dejavu_cache.stores.file.signature_of", fail)
+            real_remember(*arguments)
 
     with monkeypatch.context() as broken:
-        broken.setattr(PageCache, "put", put_blindly)
+        broken.setattr(FileStore, "_remember", remember_blindly)
         store.put(context(), [record(1)])
     assert store.get(context(), record(1).scenario) is not None
 
@@ -161,7 +160,7 @@ def test_a_lock_that_the_file_system_fails_to_release_keeps_nobody_waiting(
 
     monkeypatch.setattr("fcntl.flock", fail_to_unlock)
     descriptors = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("dejavu_cache.stores.file_locks._WAIT", 0.1)
+    monkeypatch.setattr("dejavu_cache.stores.folder._WAIT", 0.1)
     scenario = record(64).scenario
     for m in (1, 2):
         with store.lease(context(), scenario, wait=0.0) as granted:

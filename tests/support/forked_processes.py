@@ -84,7 +84,8 @@ class ForkedWorker(ForkedProcess):
         reads_events, writes_events = os.pipe()
         super().__init__(
             address, (reads_requests, writes_events, 2),
-            module=module, env=dict(environment), new_session=True,
+            code=f"import sys; sys.path.insert(0, ''); import {module} as worker; worker.main()",
+            env=dict(environment), new_session=True,
         )  # fmt: skip
         os.close(reads_requests)
         os.close(writes_events)

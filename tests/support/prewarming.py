@@ -36,7 +36,7 @@ def committed_records() -> list[RecordSet]:
 
 def restamp(record_set: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
     """Return records as the installed build of Triton, or another one, would have made them."""
-    from dejavu_cache.prewarm.toolchain import builder_toolchain
+    from dejavu_cache.prewarm.plan import builder_toolchain
     from dejavu_cache.triton_internals import compilation as launches
 
     device = record_set.context.environment.device

@@ -10,7 +10,7 @@ import torch
 
 from dejavu_cache.model.record import OutputVerdict, sum_up
 from dejavu_cache.triton_internals.argument_access import Accesses
-from dejavu_cache.tuning.result_check import CheckOptions, ResultChecker
+from dejavu_cache.tuning.result_check import CheckOptions, ResultCheck
 
 __all__ = [
     "Write",
@@ -25,12 +25,43 @@ __all__ = [
 Write = Callable[[dict[str, Any]], None]
 
 
-class Checker(ResultChecker):
+class Checker(ResultCheck):
     """A checker that sums up what it says of a config's outputs."""
 
     def judge(self, config: Any) -> OutputVerdict:
         """Return the verdict on a config."""
-        return sum_up(self.check(config))
+        return sum_up(self.verdicts(config))
+
+
+class FunctionCalls:
+    """Launches that are functions of the arguments.
+
+    Args:
+        arguments: the arguments.
+        default: computes the expected results.
+        known: returns what the code of a function says.
+    """
+
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        default: Write,
+        known: Callable[[Write], Accesses | None],
+    ) -> None:
+        """Call nothing yet."""
+        self.arguments = arguments
+        self.default = default
+        self._known = known
+
+    @contextmanager
+    def launch(self, write: Write) -> Iterator[None]:
+        """Call a function."""
+        write(self.arguments)
+        yield
+
+    def accesses(self, write: Write) -> Accesses | None:
+        """Return what the code of a function says."""
+        return self._known(write)
 
 
 def checker(
@@ -48,14 +79,8 @@ def checker(
         accesses: what the code says of all functions, or of each; by default nothing.
         **options: declarations.
     """
-
-    @contextmanager
-    def launch(write: Write) -> Iterator[None]:
-        write(arguments)
-        yield
-
     known = accesses if callable(accesses) else lambda write: accesses
-    made = Checker(arguments, launch, default, CheckOptions(**options), known)
+    made = Checker(FunctionCalls(arguments, default, known), CheckOptions(**options))
     made.prepare()
     return made
 

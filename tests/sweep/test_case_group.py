@@ -17,17 +17,18 @@ from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
+from dejavu_cache.model.resolution import gather_evidence
 from dejavu_cache.model.scenario import Config, Scenario, now
-from dejavu_cache.model.selection import CaseScores, gather_evidence
-from dejavu_cache.runtime.winner_check import WinnerCheck
+from dejavu_cache.model.selection import CaseScores
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
-from dejavu_cache.sweep.case_store import CaseTuner, GroupRecord
+from dejavu_cache.sweep.case_group import CaseGroup, GroupRecord
+from dejavu_cache.sweep.case_tuner import CaseTuner
 from dejavu_cache.sweep.hosts import CaseJob, ConfigCrash, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import Suite, load_suite
-from dejavu_cache.sweep.worker import CaseGroup
 from dejavu_cache.system.worker_process import ParentConnection
+from dejavu_cache.tuning.result_check import ResultCheck
 
 SUITE = load_suite(f"{PROGRAMS / 'logged_suite.py'}:drawn")
 DRAWS = [case for case in SUITE.load_cases({}) if case.name.startswith("draw")]
@@ -133,7 +134,7 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
     lacking = OutputVerdict(outcome="not_compared", reason=NO_MEMORY)
     partly = {"count": OutputVerdict(outcome="equal"), "out_ptr": lacking}
     with monkeypatch.context() as patch:
-        patch.setattr(WinnerCheck, "check", lambda *_: partly)
+        patch.setattr(ResultCheck, "check", lambda *_: partly)
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None
@@ -167,7 +168,7 @@ def test_two_workers_measure_a_group_once(sweeps: Sweeps, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     spec = SweepSpec(suite=f"{sweeps.suite}:drawn", store=sweeps.store.as_uri())
     hosts = [LocalHost(spec), LocalHost(spec)]
-    report = Sweep(hosts, hosts[0].cases()).run()
+    report = Sweep(hosts, hosts[0].start()).run()
     assert report.complete, report
     assert {name: outcome.cases for name, outcome in report.outcomes.items()} == {
         "draw 100": 3,

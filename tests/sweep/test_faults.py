@@ -149,7 +149,7 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = local_host(sweeps, monkeypatch, cases=3)
-    cases = host.cases()
+    cases = host.start()
 
     def listen(event: Mapping[str, Any]) -> None:
         if event["event"] == "case" and event["case"] == "n=101":
@@ -176,7 +176,7 @@ time.sleep(3600)
 
     def start() -> None:
         with pytest.raises(HostLostError) as error:
-            host.cases()
+            host.start()
         lost.append(error.value)
 
     thread = threading.Thread(target=start)
@@ -192,7 +192,7 @@ def test_a_case_that_no_host_can_take_is_left(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = local_host(sweeps, monkeypatch, cases=1)
-    report = Sweep([host], [*host.cases(), 5]).run()  # type: ignore[list-item]
+    report = Sweep([host], [*host.start(), 5]).run()  # type: ignore[list-item]
     assert report.left == [5]  # type: ignore[comparison-overlap]
     assert "case" in report.stopped
     assert not report.complete
@@ -205,7 +205,7 @@ def test_a_worker_that_somebody_kills_costs_no_config(
     for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
         monkeypatch.setenv(name, value)
     host = LocalHost(SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
-    cases = host.cases()
+    cases = host.start()
     killed = []
 
     def kill_one() -> None:
@@ -230,7 +230,7 @@ def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.Mon
         SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}),
         patience=10,
     )
-    cases = host.cases()
+    cases = host.start()
     os.kill(host.pid, signal.SIGSTOP)
     lost: list[str] = []
     report = Sweep(
@@ -353,7 +353,7 @@ class LostMachine:
     def __init__(self) -> None:
         self.runs = 0
 
-    def cases(self) -> list[str]:
+    def start(self) -> list[str]:
         return ["a"]
 
     def run(self, *_: object) -> Any:

@@ -46,7 +46,7 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
 
     hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
-    cases, _ = (host.cases() for host in hosts)  # both are ready to work
+    cases, _ = (host.start() for host in hosts)  # both are ready to work
     lost: list[str] = []
     killed: list[int] = []
 
@@ -83,7 +83,7 @@ def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
         "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
     )  # its workers are elsewhere
     hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
-    cases, _ = (host.cases() for host in hosts)
+    cases, _ = (host.start() for host in hosts)
     cluster.store.write_text("a file stands where the folder should be")
     report = Sweep(hosts, cases[:2]).run()
     left = {

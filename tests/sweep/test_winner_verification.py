@@ -20,7 +20,8 @@ from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.stores import FileStore
-from dejavu_cache.sweep.suite import Case, load_suite, make_request
+from dejavu_cache.sweep.case_tuner import make_request
+from dejavu_cache.sweep.suite import Case, load_suite
 from dejavu_cache.sweep.winner_verification import VerifiedWinner, verify_winners
 
 SUITE = ROOT / "tests" / "programs" / "wrong_suite.py"

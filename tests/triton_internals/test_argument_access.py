@@ -12,7 +12,7 @@ import triton.language as tl
 from support.processes import fork_program
 
 from dejavu_cache.triton_internals.argument_access import watch_interpreter
-from dejavu_cache.tuning.argument_snapshot import ArgumentSnapshot
+from dejavu_cache.tuning.expected_results import spans_of_arguments
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_compiled_code_tells(
 
 
 def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:
-    with watch_interpreter(ArgumentSnapshot(arguments, ()).spans) as seen:
+    with watch_interpreter(spans_of_arguments(arguments)) as seen:
         kernel[(2,)](**arguments)
     ((read, written, elsewhere, is_observed),) = seen
     assert is_observed

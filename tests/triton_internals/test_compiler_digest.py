@@ -10,9 +10,8 @@ import pytest
 from support.processes import fork_python, run_python
 
 COUNT = """
-    from dejavu_cache.triton_internals import compiler_digest
-    from dejavu_cache.triton_internals.environment import await_digest, begin_digest
-    from dejavu_cache.triton_internals.versions import triton_key
+    from dejavu_cache.triton_internals import environment
+    from dejavu_cache.triton_internals.environment import await_digest, begin_digest, triton_key
     from triton.compiler import compiler
     from triton.runtime import cache
 
@@ -54,7 +53,7 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     target = driver.get_current_target()
 
     def get_target():
-        began.append(len(compiler_digest._begun))
+        began.append(len(environment._begun))
         return target
 
     driver.get_current_target = get_target
@@ -70,7 +69,7 @@ INSTALL = f"""{COUNT}
     import os
     import dejavu_cache
 
-    compiler_digest.GPU_FILES = (os.devnull,)
+    environment.GPU_FILES = (os.devnull,)
 """
 
 
@@ -78,7 +77,7 @@ def test_install_computes_it_beside_the_imports_that_follow() -> None:
     run_python(
         f"""{INSTALL}
     dejavu_cache.install()
-    assert len(compiler_digest._begun) == 1
+    assert len(environment._begun) == 1
     await_digest()
     assert computed().misses == 1
     """,
@@ -101,9 +100,9 @@ def test_install_computes_nothing_where_no_kernel_of_ours_is_compiled(
 ) -> None:
     run_python(
         f"""{INSTALL}
-    compiler_digest.GPU_FILES = ({file!r},)
+    environment.GPU_FILES = ({file!r},)
     dejavu_cache.install()
-    assert not compiler_digest._begun
+    assert not environment._begun
     """,
         DEJAVU_CACHE_MODE=mode,
         TRITON_INTERPRET=interpreted,
@@ -134,7 +133,7 @@ def test_a_launch_survives_a_process_without_another_thread() -> None:
         def start(self):
             raise RuntimeError("can't start new thread")
 
-    compiler_digest.Thread = Refused
+    environment.Thread = Refused
     make(mode="reuse")[(1,)](x, x, 64)
     assert len(pretended_gpu.LAUNCHED) == 1
     """,
@@ -146,9 +145,9 @@ def test_a_program_ends_although_it_is_computed_still() -> None:
     start = time.monotonic()
     done = run_python(f"""{COUNT}
     import time
-    compiler_digest.triton_key = lambda: time.sleep(600)
+    environment.triton_key = lambda: time.sleep(600)
     begin_digest()
-    assert compiler_digest._begun[0].is_alive()
+    assert environment._begun[0].is_alive()
     """)
     assert time.monotonic() - start < 300
     assert done.stderr == ""
@@ -158,13 +157,13 @@ def test_a_program_ends_although_it_is_computed_still() -> None:
 def test_a_child_that_is_forked_meanwhile_does_not_wait_and_computes_its_own() -> None:
     run_python(f"""{COUNT}
     import os, signal, time
-    compiler_digest.triton_key = lambda: time.sleep(600)
+    environment.triton_key = lambda: time.sleep(600)
     begin_digest()
     child = os.fork()
     if child == 0:
         signal.alarm(60)
         await_digest()
-        compiler_digest.triton_key = triton_key
+        environment.triton_key = triton_key
         begin_digest()
         await_digest()
         os._exit(computed().misses - 1)
@@ -177,7 +176,7 @@ def test_a_child_that_is_forked_meanwhile_does_not_wait_and_computes_its_own() -
     "begin",
     [
         "begin_digest()",
-        "background_threads.start_thread(compiler_digest.triton_key, 'any')",
+        "background_threads.start_thread(environment.triton_key, 'any')",
     ],
 )
 def test_a_signal_that_the_program_waits_for_does_not_end_it(begin: str) -> None:
@@ -185,7 +184,7 @@ def test_a_signal_that_the_program_waits_for_does_not_end_it(begin: str) -> None
     import os, signal, time
     from dejavu_cache.system import background_threads
 
-    compiler_digest.triton_key = lambda: time.sleep(2)
+    environment.triton_key = lambda: time.sleep(2)
     {begin}
     assert signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}}) == set()
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -208,7 +207,7 @@ def test_what_ends_with_the_interpreter_does_not_wait_for_it() -> None:
             wait()
             write(1, b"ended")
 
-    compiler_digest.triton_key = lambda: time.sleep(600)
+    environment.triton_key = lambda: time.sleep(600)
     begin_digest()
     builtins.late = Late()
     """)
@@ -221,7 +220,7 @@ def test_an_error_is_left_to_triton() -> None:
     def fail():
         raise OSError("no such file")
 
-    compiler_digest.triton_key = fail
+    environment.triton_key = fail
     begin_digest()
     await_digest()
     """)

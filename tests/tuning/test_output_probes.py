@@ -270,7 +270,7 @@ def test_integers_that_held_the_results_must_be_written(
     else:
         made = checker(arguments, find_largest, accesses=code("x", "values indices"))
     for write, elements in ((point_elsewhere, 5), (leave_some, 1)):
-        verdicts = made.check(write)
+        verdicts = made.verdicts(write)
         assert verdicts["indices"].outcome == "wrong"
         assert verdicts["indices"].reason.startswith(f"differs in {elements} of 5 elements")
         assert ("values" in verdicts) == with_values or verdicts["values"].outcome != "equal"
@@ -308,7 +308,7 @@ def test_an_output_that_is_updated_by_zeros_starts_from_other_numbers(dtype: tor
         scale(arguments, 3.0)
 
     made = checker(arguments, scale, accesses=code("out", "out seen"))
-    wrong, right = made.check(scale_too_much), made.check(scale)
+    wrong, right = made.verdicts(scale_too_much), made.verdicts(scale)
     outcome = right["out"].outcome, wrong["out"].outcome
     assert outcome == (("equal", "wrong") if dtype.is_floating_point else ("not_compared",) * 2)
     assert right["seen"].outcome == wrong["seen"].outcome == "equal"
@@ -320,7 +320,7 @@ def test_what_is_written_and_stays_as_it_is_may_stay() -> None:
     watched = Accesses(frozenset({"out"}), frozenset({"out"}), is_observed=True)
     made = checker({"out": torch.ones(64)}, write_nothing, accesses=watched)
     assert made.judge(write_nothing).outcome == "equal"
-    wrong = made.check(lambda arguments: arguments["out"].mul_(2))
+    wrong = made.verdicts(lambda arguments: arguments["out"].mul_(2))
     assert wrong["out"].outcome == "wrong"
 
 
@@ -334,7 +334,7 @@ def test_what_is_written_and_stays_as_it_is_may_stay() -> None:
 )
 def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason: str) -> None:
     made = checker(launch_arguments(), write_nothing, accesses=accesses)
-    assert has_reason(made.trust_default(), reason)
+    assert has_reason(made.verdicts_on_default(), reason)
     assert made.judge(double).outcome == "not_compared"
 
 
@@ -344,7 +344,7 @@ def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.Filler.write", run_out)
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.Filler.write", run_out)
     made = checker(launch_arguments(), double)
     assert made.judge(one_element_off).outcome == "wrong"
     assert made.judge(double).outcome == "equal"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dejavu_cache.tuning.argument_snapshot import find_filler
+from dejavu_cache.tuning.expected_results import find_filler
 
 FLOATS = [
     torch.float64,

@@ -1,49 +1,81 @@
-"""Comparisons of configs in turns, with timings of known resolution."""
+"""Races of configs, with timings of known resolution."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import cycle
 
 import pytest
 
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.tuning.device_timer import Effort
-from dejavu_cache.tuning.race import race, race_unsteadily, survey
+from dejavu_cache.tuning.race import MOST_ROUNDS, Race
 
-LEFT, RIGHT = Config(params={"BLOCK": 16}), Config(params={"BLOCK": 32})
+CONFIGS = [Config(params={"BLOCK": size}) for size in (16, 32, 64)]
+LEFT, RIGHT, FAR = CONFIGS
 
 
-def times_of(*times: float) -> Iterator[float]:
-    while True:
-        yield from times
+def timing(config: Config, median: float) -> Measurement:
+    return Measurement(config=config, median=median, at=now())
+
+
+def screened(*medians: float) -> dict[Config, Measurement]:
+    return {
+        config: timing(config, median) for config, median in zip(CONFIGS, medians, strict=False)
+    }
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "is_steady"),
+    ("before", "now", "enters"),
     [
-        ((0.005, 0.006), (0.005, 0.005), True),  # one step of the timer, at five microseconds
-        ((0.005, 0.006), (0.006, 0.005), True),
-        ((0.050, 0.060), (0.050, 0.050), False),
-        ((0.005, 0.009), (0.005, 0.005), False),
-        ((5.0, 5.3), (5.0, 5.3), True),  # the clock falls for both
+        ((0.005, 0.006, 0.008), (0.006, 0.005, 0.008), False),  # one step of the timer
+        ((0.050, 0.050, 0.075), (0.060, 0.050, 0.075), True),
+        ((5.0, 5.3, 7.5), (5.5, 5.8, 8.2), False),  # the clock falls for all
+        ((5.0, 5.0, 7.5), (5.9, 5.0, 7.5), True),
     ],
 )
-def test_the_resolution_of_the_timer_is_no_unsteadiness(
-    left: tuple[float, ...], right: tuple[float, ...], is_steady: bool
+def test_more_configs_enter_where_the_device_does_not_repeat_its_timings(
+    before: tuple[float, ...], now: tuple[float, ...], enters: bool
 ) -> None:
-    times = {LEFT: times_of(*left), RIGHT: times_of(*right)}
+    """The third config is not close to the others, but might be on such a device."""
+    times, seen = dict(zip(CONFIGS, now, strict=True)), []
 
     def turn(config: Config, effort: Effort) -> Measurement:
-        return Measurement(config=config, median=next(times[config]), at=now())
+        seen.append(config)
+        return timing(config, times[config])
 
-    results = race([LEFT, RIGHT], turn)
-    assert (results.spread == 1.0 or results.spread < 1.01) == is_steady
-    if is_steady and left[0] < 0.01:
-        assert results.level_spread == 1.0
+    Race(screened(*before), LEFT, turn).run()
+    assert (seen.count(FAR) > 1) == enters
+    assert seen.count(LEFT) <= MOST_ROUNDS
 
 
 def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
-    """On a device that runs out of memory in the finals."""
-    assert race_unsteadily([LEFT, RIGHT], lambda *_: None).measurements == {}
-    assert survey([LEFT, RIGHT], lambda *_: None) == {}
+    """On a device that runs out of memory meanwhile."""
+    assert Race(screened(1.0, 1.01), LEFT, lambda *_: None).run() == []
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_config_that_runs_alone_in_the_end_has_won(runs: int) -> None:
+    left = iter(range(runs))
+
+    def turn(config: Config, effort: Effort) -> Measurement | None:
+        if config == LEFT and next(left, None) is None:
+            return None
+        return timing(config, 1.0 if config == LEFT else 1.005 + 0.05 * (next(jitter)))
+
+    jitter = cycle([0, 1, -1])
+    results = Race(screened(1.0, 1.0), LEFT, turn).run()
+    assert min(results, key=lambda result: result.median or 0.0).config == RIGHT
+
+
+def test_time_that_is_over_after_one_round_is_enough_for_a_verdict() -> None:
+    times = {LEFT: 1.0, RIGHT: 0.9}
+    race = Race(
+        screened(0.95, 1.0),
+        LEFT,
+        lambda config, _: timing(config, times[config]),
+        is_over=lambda: True,
+    )
+    results = {result.config: result for result in race.run()}
+    assert {config: result.median for config, result in results.items()} == times
+    assert all(result.confidence is None for result in results.values())

@@ -203,7 +203,7 @@ def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> No
 
     made = checker(arguments, with_noise(double))
     for write, outcome in ((half_of_it, "wrong"), (double, "equal")):
-        verdicts = made.check(with_noise(write))
+        verdicts = made.verdicts(with_noise(write))
         assert verdicts["out"].outcome == outcome
         assert verdicts["order"].outcome == "not_compared"
         assert verdicts["order"].reason.startswith(NOT_REPEATABLE)
@@ -213,7 +213,7 @@ def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> No
 def test_large_tensors_are_compared_in_pieces(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.PIECE", 50)
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.PIECE", 50)
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype).t()
     arguments = {"x": x, "out": torch.zeros_like(x)}
 
@@ -223,13 +223,13 @@ def test_large_tensors_are_compared_in_pieces(
 
     made = checker(arguments, double)
     assert made.judge(double).outcome == "equal"
-    verdict = made.check(last_element_off)["out"]
+    verdict = made.verdicts(last_element_off)["out"]
     assert verdict.outcome == "wrong"
     assert verdict.reason.startswith("differs in 1 of 1200 elements")
 
 
 def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejavu_cache.tuning.argument_snapshot.free_memory", lambda device: 5000.0)
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.free_memory", lambda device: 5000.0)
     arguments = {**launch_arguments(), "total": torch.zeros(1)}
 
     def double_and_add_up(arguments: dict[str, Any]) -> None:
@@ -237,7 +237,7 @@ def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPat
         arguments["total"].copy_(arguments["out"].sum()[None])
 
     made = checker(arguments, double_and_add_up, outputs=["out", "total"])
-    verdicts = made.check(double_and_add_up)
+    verdicts = made.verdicts(double_and_add_up)
     assert verdicts["total"].outcome == "equal"
     assert verdicts["out"].outcome == "not_compared"
     assert verdicts["out"].reason.startswith(NO_MEMORY)
@@ -255,7 +255,7 @@ def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
 
         return write_more
 
-    verdicts = checker(arguments, with_more(double)).check(with_more(half_of_it))
+    verdicts = checker(arguments, with_more(double)).verdicts(with_more(half_of_it))
     outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
     assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
     assert verdicts["x2"].reason.startswith(NOT_COPYABLE)
@@ -276,7 +276,7 @@ def test_tensors_of_any_type_are_compared_or_say_why_not(dtype: torch.dtype) -> 
         double(arguments)
         memory.fill_(0x35)
 
-    verdicts = checker(arguments, write, outputs=["out", "other"]).check(double)
+    verdicts = checker(arguments, write, outputs=["out", "other"]).verdicts(double)
     assert verdicts["out"].outcome == "equal"
     other = verdicts["other"]
     assert other.outcome == "wrong" or other.reason.startswith(REASONS)

@@ -96,7 +96,7 @@ def test_timings_with_and_without_restoring_are_never_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Records of a kernel whose arguments are restored have a key of their own."""
-    monkeypatch.setattr("dejavu_cache.runtime.declared_autotuner.is_interpreting", lambda: False)
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.is_interpreting", lambda: False)
     config = triton.Config({"BLOCK": 16})
 
     def method(**options: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.stores.file import delete_unfinished
+from dejavu_cache.stores.folder import delete_unfinished
 from dejavu_cache.system.safe_files import open_replacement, open_to_write
 
 __all__ = ["open_output"]

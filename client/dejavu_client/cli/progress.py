@@ -60,27 +60,17 @@ def fit_bar(title: str) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def prewarm_bar() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
-    """Show a prewarm's progress over its binaries.
-
-    Yields:
-        A function to call with the number of binaries once it is known; it returns the callback
-        for each job that is built.
-    """
+def prewarm_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """Show a prewarm's progress over its binaries; yield the callback for each of them."""
     columns = (
         TextColumn("binaries"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[job]}"),
+        TextColumn("{task.fields[last]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None, job="looking at the records")
-
-        def begin(total: int) -> Callable[[Any, Any], None]:
-            progress.update(task, total=total, job="")
-            return lambda job, built: progress.update(
-                task, advance=1, job=f"{job.kernel.rpartition('.')[2]} {job.arch}"
-            )
-
-        yield begin
+        task = progress.add_task("", total=None, last="looking at the records")
+        yield lambda done, total, last: progress.update(
+            task, completed=done, total=total, last=last
+        )

@@ -63,18 +63,9 @@ def fit_lines(title: str) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def prewarm_lines() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
-    """Yield a function that takes the number of binaries and returns the callback for each."""
+def prewarm_lines() -> Iterator[Callable[[int, int, str], None]]:
+    """Yield the callback for the binaries of a prewarm."""
     lines = ProgressLines("prewarm")
-
-    def begin(total: int) -> Callable[[Any, Any], None]:
-        built = 0
-
-        def count(job: Any, result: Any) -> None:
-            nonlocal built
-            built += 1
-            lines.update(f"{built} of {counted(total, 'binary', 'binaries')}")
-
-        return count
-
-    yield begin
+    yield lambda done, total, last: lines.update(
+        f"{done} of {counted(total, 'binary', 'binaries')}"
+    )

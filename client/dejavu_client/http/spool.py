@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from filelock import Timeout
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.stores.file_locks import acquire_lock, release_lock
+from dejavu_cache.stores.folder import hold_lock
 from dejavu_cache.system.notices import counted, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
@@ -155,22 +155,20 @@ class Spool:
         Raises:
             OSError: the folder cannot be written, so that what is sent could not be deleted.
         """
-        try:
-            lock = acquire_lock(self.folder / ".lock", wait)
-        except Timeout:
-            yield False
-            return
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"records that are sent cannot be deleted here: {error.strerror}: "
-                "let this user write to the folder",
-                str(self.folder),
-            ) from None
-        try:
-            yield True
-        finally:
-            release_lock(lock)
+        is_ours = True
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(self.folder / ".lock", wait))
+            except Timeout:
+                is_ours = False
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"records that are sent cannot be deleted here: {error.strerror}: "
+                    "let this user write to the folder",
+                    str(self.folder),
+                ) from None
+            yield is_ours
 
     def sweep(self, undelivered: Container[Path]) -> None:
         """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses.

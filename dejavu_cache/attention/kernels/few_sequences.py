@@ -12,17 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ..batch import Batch
-from ..layer_tensors import LayerTensors
-from ..layers import Repeat
-from ..new_tokens import NewTokens
+from ..batch import Batch, LayerTensors, NewTokens, Repeat
 from ..search_space import why_not_here
 from . import segmented
 from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, init_softmax, load_block
 from .write_cache import write_rows
 
-__all__ = ["FewSequencesLayers", "few_sequences_kernel", "run", "suits", "writes"]
+__all__ = ["FewSequencesLayers", "few_sequences_kernel", "run", "suits"]
 
 TILES = {"TILE": 32, "per_sm": 4}
 OPTIONS = {"num_warps": 4, "num_stages": 5}
@@ -142,21 +139,6 @@ def suits(batch: Batch) -> bool:
     )
 
 
-def writes(batch: Batch, new: NewTokens) -> bool:
-    """Check that the kernel can write new keys and values too, if `write_cache` can.
-
-    One program computes those of a sequence as one page, whose slots are equally far apart in keys
-    and values.
-    """
-    most = batch.max_seqlen_q
-    return (
-        most * batch.group <= ROWS
-        and most <= batch.k_cache.shape[1]
-        and (most == 1 or new.keys.stride(0) == new.values.stride(0))
-        and slots_of(batch) > 1
-    )
-
-
 def slots_of(batch: Batch) -> int:
     """Return the most segments of a sequence: a power of two, equal for all batches of a model.
 
@@ -224,11 +206,29 @@ class FewSequencesLayers:
     """Launches in the layers of a step, which share the memory for segments."""
 
     def writes(self, batch: Batch, new: NewTokens) -> bool:
-        """Return whether the launches write new tokens, as `Layers` says."""
-        return writes(batch, new)
+        """Return whether the launches write new keys and values too, if `write_cache` can.
+
+        One program computes those of a sequence as one page, whose slots are equally far apart in
+        keys and values.
+        """
+        most = batch.max_seqlen_q
+        return (
+            most * batch.group <= ROWS
+            and most <= batch.k_cache.shape[1]
+            and (most == 1 or new.keys.stride(0) == new.values.stride(0))
+            and slots_of(batch) > 1
+        )
 
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
-        """Compute a layer; None in Triton's interpreter, which compiles nothing to repeat."""
+        """Compute a layer, and return how to compute others of the same form.
+
+        Args:
+            batch: the call of the layer.
+            new: its new tokens, if the launches are to write them.
+
+        Returns:
+            None in Triton's interpreter, which compiles nothing to repeat.
+        """
         computing, merging = prepare(batch, new)
         is_writing = new is not None
         new_names = ("new_keys", "new_values", "new_slots") if is_writing else ()

@@ -1,28 +1,198 @@
 """Host side of the Hopper kernel: pages loaded by TMA, multiplied by wgmma, units from a schedule.
 
 The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` chooses
-them itself. It covers the features that most models need; `hopper_coverage` checks a batch for
-them.
+them itself. It covers the features that most models need; `suits` checks a batch for them.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
-from ..batch import Batch
-from ..layer_tensors import LayerTensors
-from ..layers import Repeat
-from ..new_tokens import NewTokens
+from ...triton_internals.binder import RepeatedLaunch
+from ...triton_internals.environment import is_interpreting
+from ...triton_internals.versions import GLUON_IS_COVERED
+from ..batch import Batch, LayerTensors, NewTokens, Repeat
 from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import hopper_tile
-from .hopper_coverage import holds_words, suits
-from .hopper_descriptors import box_rows, describe, descriptor_of, descriptors_like, padded
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["HopperLayers", "launch", "run", "suits"]
+__all__ = ["HopperLayers", "available", "launch", "needs_heads_first", "run", "suits"]
+
+
+CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
+"""Dtypes of caches whose tiles the kernel converts; `hopper_pages` says how."""
+
+
+def suits(batch: Batch) -> bool:
+    """Check a batch for a Hopper GPU, dtypes that it covers, TMA's alignment and plain features."""
+    cache = batch.k_cache
+    aligned = 16 // cache.element_size()
+    return (
+        batch.alibi_slopes is None
+        and batch.q.element_size() == 2
+        and (cache.dtype == batch.q.dtype or cache.dtype in CONVERTED_DTYPES)
+        and batch.group <= 64
+        and holds_words(batch.q)
+        and holds_words(batch.out)
+        and cache.shape[1] % 8 == 0
+        and cache.stride(1) > 0
+        and cache.stride(1) % aligned == 0
+        and cache.stride(0) % cache.stride(1) == 0
+        and (cache.stride(2) % cache.stride(1) == 0 or cache.stride(2) % aligned == 0)
+        and has_no_gaps(cache, padded(cache.shape[3]))
+        and cache.data_ptr() % 16 == 0
+        and batch.v_cache.data_ptr() % 16 == 0
+        and available(batch.q.device)
+    )
+
+
+def holds_words(tensor: torch.Tensor) -> bool:
+    """Check that the rows of a tensor, [token, head], consist of words of two 2-byte elements."""
+    return (
+        tensor.data_ptr() % 4 == 0
+        and tensor.shape[2] % 2 == 0
+        and tensor.stride(0) % 2 == 0
+        and tensor.stride(1) % 2 == 0
+    )
+
+
+def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
+    """Check that what is loaded beyond a head's end is another head of the cache, or zeros.
+
+    Zeros of the queries multiply it, and zero times NaN is not zero.
+
+    Args:
+        cache: keys.
+        head_padded: elements of a head that are loaded.
+    """
+    _, _, heads, head = cache.shape
+    heads_are_rows = cache.stride(2) % cache.stride(1) == 0
+    return heads == 1 or heads_are_rows or cache.stride(2) == head or head_padded == head
+
+
+def needs_heads_first(head: int, heads: int) -> bool:
+    """Check whether a cache of keys beside values has gaps where a token's heads follow each other.
+
+    Args:
+        head: elements of a head.
+        heads: number of KV heads.
+    """
+    return heads > 1 and padded(head) != head
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Return whether the kernel runs on a device at all."""
+    if (
+        not GLUON_IS_COVERED
+        or device.type != "cuda"
+        or not torch.cuda.is_available()
+        or is_interpreting()
+    ):
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
+
+
+SWIZZLED_ROW = 128
+"""Bytes of a row of swizzled shared memory, which a box of TMA is as wide as, at most."""
+
+
+def padded(head: int) -> int:
+    """Return the head size of the kernel's tiles: a power of two, at least 64."""
+    return max(64, 1 << (head - 1).bit_length())
+
+
+def box_rows(page: int, tile: int) -> int:
+    """Return the rows of a box of TMA, a power of two: at most 64, and none crosses page or tile."""
+    return min(page & -page, tile, 64)
+
+
+class Address(NamedTuple):
+    """Memory of a tensor, without keeping it alive."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return self.address
+
+
+MOST_DESCRIPTORS = 4096
+"""Limit of descriptors that are kept per shape."""
+
+
+@lru_cache(maxsize=64)
+def descriptors_like(*form: Any) -> dict[int, Any]:
+    """Return the descriptors, by address, of the caches that have a form.
+
+    Args:
+        *form: shape, strides and dtype, `box_rows`, and whether descriptors are tensor maps, as a
+            repeated launch takes them.
+    """
+    return {}
+
+
+def descriptor_of(
+    cache: torch.Tensor, box: int, like: dict[int, Any], launch: RepeatedLaunch, name: str
+) -> Any:
+    """Return the descriptor of a cache, made once for the same memory and shape.
+
+    Args:
+        cache: keys or values.
+        box: of `box_rows`.
+        like: `descriptors_like` it.
+        launch: what takes the descriptor.
+        name: its argument's name.
+    """
+    address = cache.data_ptr()
+    descriptor = like.get(address)
+    if descriptor is None:
+        if len(like) >= MOST_DESCRIPTORS:
+            like.clear()
+        described = describe(cache, box)
+        described.base = Address(cache.dtype, address)
+        descriptor = like[address] = launch.expand(name, described)
+    return descriptor
+
+
+def describe(cache: torch.Tensor, box: int) -> Any:
+    """Make TMA's descriptor of a cache: a matrix whose rows are one token's heads, or one of them.
+
+    Its rows are `cache.stride(1)` elements apart. Rows that belong to no token of this cache, as in
+    memory that layers or keys and values share, are never read.
+
+    Args:
+        cache: keys or values.
+        box: of `box_rows`.
+    """
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    blocks, page, heads, head = cache.shape
+    of_blocks, of_slots, of_heads, _ = cache.stride()
+    rows = (blocks - 1) * (of_blocks // of_slots) + page
+    columns = head
+    if of_heads % of_slots == 0:
+        rows += (heads - 1) * (of_heads // of_slots)
+    else:
+        columns += (heads - 1) * of_heads
+    size = cache.element_size()
+    width = min(SWIZZLED_ROW, size * padded(head))
+    layout = swizzled_layout(width, 8 * size)
+    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, width // size], layout)
+
+
+@cache
+def swizzled_layout(width: int, bits: int) -> Any:
+    """Return the layout of shared memory whose rows have `width` bytes, with elements of `bits`."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=2)
+
 
 CAPTURES_OVERLAP = 12030
 """Version of the driver from which a graph may contain launches that overlap: CUDA 12.3."""
@@ -132,20 +302,6 @@ def run(batch: Batch) -> torch.Tensor:
     return batch.out
 
 
-def writes(schedule: Schedule, new: NewTokens) -> bool:
-    """Check that the kernel can write new keys and values too, if `write_cache` can.
-
-    In decoding, one unit computes all new tokens of a sequence's keys. A prompt's Q blocks would
-    have to wait for each other.
-    """
-    return (
-        schedule.pairs == 0
-        and holds_words(new.keys)
-        and holds_words(new.values)
-        and new.keys.stride() == new.values.stride()
-    )
-
-
 class HopperLayers:
     """Launches in the layers of a step, which share a schedule and the form of their caches.
 
@@ -159,11 +315,28 @@ class HopperLayers:
         self._schedule, self._overlap = make_schedule(batch, overlap), overlap
 
     def writes(self, batch: Batch, new: NewTokens) -> bool:
-        """Return whether the kernel writes new tokens, as `Layers` says."""
-        return writes(self._schedule, new)
+        """Return whether the kernel writes new keys and values too, if `write_cache` can.
+
+        In decoding, one unit computes all new tokens of a sequence's keys. A prompt's Q blocks
+        would have to wait for each other.
+        """
+        return (
+            self._schedule.pairs == 0
+            and holds_words(new.keys)
+            and holds_words(new.values)
+            and new.keys.stride() == new.values.stride()
+        )
 
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
-        """Compute a layer; None for an `out` that the kernel cannot write, which is copied."""
+        """Compute a layer, and return how to compute others of the same form.
+
+        Args:
+            batch: the call of the layer.
+            new: its new tokens, if the launch is to write them.
+
+        Returns:
+            None for an `out` that the kernel cannot write, which is copied.
+        """
         out = batch.out
         if not holds_words(out):
             # A copy and not an empty tensor: rows past the last sequence must keep their content.
@@ -182,7 +355,7 @@ class HopperLayers:
         if repeated is None:
             return None
         descriptors = [
-            descriptors_like(cache, box, repeated.expands)
+            descriptors_like(cache.shape, cache.stride(), cache.dtype, box, repeated.expands)
             for cache in (batch.k_cache, batch.v_cache)
         ]
 

@@ -7,8 +7,8 @@ compute two KV heads. If the number of heads is odd, they compute every other ti
 columns each (`parts_each` says when). In most decoding, a program has one such group only, and two
 programs share a multiprocessor (`halves_of` says when). One more warp only takes units and loads
 pages, so the next unit's pages are on their way while the results of the previous one are written.
-`hopper_half` is one group's work, `hopper_pages` the producer's, and `hopper_cast` that of four more
-warps for a float8 cache; `hopper_merge` says who merges partial results, and when.
+`hopper_half` is one group's work, and says who merges partial results, and when. `hopper_pages` is
+the producer's work, and that of four more warps for a float8 cache.
 
 With OVERLAP, the kernel may be launched while the one before it ends, and lets the next one do so.
 """
@@ -22,12 +22,20 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..search_space import CAST_STAGES, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
-from .hopper_cast import cast_tiles, make_raw_tiles
 from .hopper_half import SHARED, Factors, Tiles, consume
-from .hopper_kind import ROWS, kind_of
-from .hopper_new_tokens import NewRows
-from .hopper_pages import COLUMNS, RING, Pages, Ring, make_barriers, make_stages, produce
-from .hopper_rows import TokenHeads
+from .hopper_pages import (
+    COLUMNS,
+    RING,
+    NewRows,
+    Pages,
+    Ring,
+    cast_tiles,
+    make_barriers,
+    make_raw_tiles,
+    make_stages,
+    produce,
+)
+from .hopper_rows import ROWS, TokenHeads, kind_of
 
 __all__ = ["hopper_kernel"]
 
@@ -59,21 +67,9 @@ def hopper_kernel(
     OVERLAP: gl.constexpr, HALVES: gl.constexpr, CAST: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = kind_of(
-        PAIRS,
-        HALVES,
-        KV_HEADS,
-        GROUP,
-        HEAD,
-        HEAD_PADDED,
-        PAGE,
-        BOX,
-        WINDOW,
-        SOFTCAP,
-        TILE,
-        READY if CAST else STAGES,
-        STAGES if CAST else 0,
-        OVERLAP,
-    )
+        PAIRS, HALVES, KV_HEADS, GROUP, HEAD, HEAD_PADDED, PAGE, BOX, WINDOW, SOFTCAP,
+        TILE, READY if CAST else STAGES, STAGES if CAST else 0, OVERLAP,
+    )  # fmt: skip
     gl.static_assert(TILE % BOX == 0, "a tile has fewer rows than a box, and would never be full")
     BOXES: gl.constexpr = KIND.stages * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty

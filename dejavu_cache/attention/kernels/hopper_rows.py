@@ -1,4 +1,9 @@
-"""Device functions of the Hopper kernel for the rows of a Q block: queries, softmax and results."""
+"""Device functions of the Hopper kernel for the rows of half a Q block.
+
+Queries and keys are multiplied, the softmax weighs the scores, weights and values are multiplied,
+and results are stored. A half computes some columns of its rows' outputs, as one or two products of
+wgmma; `Kind` has their widths, and all else that a binary is compiled for.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,298 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from ...triton_internals.versions import reinterpret_shared
+from .. import schedule
 from ..schedule import PART_COLUMNS
-from .hopper_kind import ROWS
-from .hopper_products import first_column, product_layout, take_columns
 
 __all__ = [
-    "EXTRA", "LANES", "LOG2E", "WORDS", "TokenHeads", "as_words", "load_queries", "softmax", "store_part",
-    "store_rows",
+    "EXTRA", "LANES", "LOG2E", "ROWS", "WORDS", "TokenHeads", "as_words", "await_products", "hold", "kind_of",
+    "load_queries", "multiply_keys", "multiply_values", "no_output", "product_layout", "round_pairs", "softmax",
+    "store_part", "store_rows", "weights_layout",
 ]  # fmt: skip
+
+
+ROWS = gl.constexpr(schedule.HALF)
+"""Rows of half a Q block: those of one wgmma instruction."""
+
+HALF = schedule.HALF
+heads_at_once = gluon.constexpr_function(schedule.heads_at_once)
+parts_each = gluon.constexpr_function(schedule.parts_each)
+
+
+class Kind(NamedTuple):
+    """Constants of a binary; device functions take them as one argument.
+
+    Attributes:
+        pairs: as in `Schedule`.
+        kv_heads: number of KV heads.
+        halves: halves of a program, of `halves_of`.
+        heads: KV heads of a unit whose Q block fits one half; of `heads_at_once`.
+        group: query heads per KV head.
+        block_q: tokens of half a Q block.
+        head: head size.
+        head_padded: head size of the tiles.
+        page: tokens in a block of the cache.
+        box: rows of a box that TMA loads.
+        window: keys before its own position that a query sees; -1 for all.
+        softcap: whether scores are capped.
+        tile: keys in a tile.
+        stages: tiles in shared memory that can be multiplied, of keys and of values each.
+        raw_stages: tiles in shared memory of a float8 cache, likewise; 0 for other caches, whose
+            tiles are multiplied as they are loaded.
+        overlap: whether launches overlap, as in `plan`.
+        sharers: halves of a program that compute columns of the same partial result: 2 if each
+            computes half of the columns, else 1.
+        parts: partial results of a piece of a block of one half; as `parts_each`.
+        key_widths: columns of the products of queries and keys, each a power of two.
+        held: how many of these products take their queries from registers.
+        value_widths: columns of a half's products of weights and values, likewise.
+    """
+
+    pairs: int
+    kv_heads: int
+    halves: int
+    heads: int
+    group: int
+    block_q: int
+    head: int
+    head_padded: int
+    page: int
+    box: int
+    window: int
+    softcap: bool
+    tile: int
+    stages: int
+    raw_stages: int
+    overlap: bool
+    sharers: int
+    parts: int
+    key_widths: tuple[int, ...]
+    held: int
+    value_widths: tuple[int, ...]
+
+
+@gluon.constexpr_function
+def kind_of(
+    pairs, halves, kv_heads, group, head, head_padded, page, box, window, softcap, tile, stages, raw_stages, overlap
+):  # fmt: skip
+    """Return the constants of a binary.
+
+    Triton's tensors have powers of two columns: a head of 96 is multiplied as 64 and 32, and not
+    padded to 128. Where two programs share a multiprocessor, ptxas finds no registers for a product
+    with 256 columns, and so it is two.
+
+    Products of prompts with heads of 256 take about as long to read shared memory as to multiply.
+    So some queries are held in registers: half of them, or a quarter where larger tiles leave less
+    room.
+    """
+    widths = (head_padded,)
+    if head_padded >= 128 and 4 * head <= 3 * head_padded:
+        widths = (head_padded // 2, head_padded // 4)
+    elif raw_stages and head_padded >= (128 if halves == 1 else 256):
+        widths = (head_padded // 2, head_padded // 2)
+    elif head_padded == 256 and halves == 1:
+        widths = (128, 128)
+    heads = heads_at_once(kv_heads, halves)
+    parts = parts_each(pairs, halves, kv_heads, head_padded)
+    sharers = halves // (heads * parts)
+    keys, held = widths, 0
+    if widths == (256,) and pairs > 0:
+        keys, held = ((128, 128), 1) if tile <= 32 else ((64, 64, 128), 1)
+    values = (
+        pairs, kv_heads, halves, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
+        tile, stages, raw_stages, overlap, sharers, parts, keys, held,
+        (head_padded // 2,) if sharers == 2 else widths,
+    )  # fmt: skip
+    return Kind(*[gl.constexpr(value) for value in values])
+
+
+@gluon.constexpr_function
+def product_layout(width):
+    """Return the layout of a product of wgmma with so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def weights_layout(width):
+    """Return the layout of the softmax weights that so many columns of values are multiplied with."""
+    return gl.DotOperandLayout(0, product_layout(width), 2)
+
+
+@gluon.jit
+def no_output(KIND: gl.constexpr):
+    """Return zeros, a tensor per product."""
+    WIDTHS: gl.constexpr = KIND.value_widths
+    acc = ()
+    for index in gl.static_range(len(WIDTHS)):
+        acc = acc + (no_product(WIDTHS[index]),)  # type: ignore[assignment]
+    return acc
+
+
+@gluon.jit
+def no_product(WIDTH: gl.constexpr):
+    return gl.zeros([ROWS, WIDTH], gl.float32, product_layout(WIDTH))
+
+
+@gluon.jit
+def hold(queries, KIND: gl.constexpr):
+    """Return the queries of each product with keys, in registers or in shared memory."""
+    WIDTHS: gl.constexpr = KIND.key_widths
+    parts = ()
+    for index in gl.static_range(len(WIDTHS)):
+        part = take_columns(queries, index, WIDTHS)
+        if index < KIND.held:
+            part = part.load(weights_layout(KIND.tile))
+        parts = parts + (part,)  # type: ignore[assignment]
+    return parts
+
+
+@gluon.jit
+def multiply_keys(queries, keys, KIND: gl.constexpr):
+    """Begin to multiply queries, as `hold` returns them, with the keys of a tile; returns the scores."""
+    WIDTHS: gl.constexpr = KIND.key_widths
+    scores = gl.zeros([ROWS, KIND.tile], gl.float32, product_layout(KIND.tile))
+    for index in gl.static_range(len(WIDTHS)):
+        scores = warpgroup_mma(
+            queries[index], take_columns(keys, index, WIDTHS).permute((1, 0)), scores,
+            use_acc=index > 0, is_async=True,
+        )  # fmt: skip
+    return scores
+
+
+@gluon.jit
+def multiply_values(weights, values, acc, fade, KIND: gl.constexpr):
+    """Scale the outputs so far by `fade`, and begin to add weights times the values of a tile."""
+    WIDTHS: gl.constexpr = KIND.value_widths
+    result = ()
+    for index in gl.static_range(len(WIDTHS)):
+        columns = take_columns(values, index, WIDTHS)
+        product = add_product(weights, columns, scale_rows(acc[index], fade, KIND))
+        result = result + (product,)  # type: ignore[assignment]
+    return result
+
+
+@gluon.jit
+def add_product(weights, values, acc):
+    WIDTH: gl.constexpr = values.shape[1]
+    rounded = gl.convert_layout(take_pairs(weights, values.dtype), weights_layout(WIDTH))
+    return warpgroup_mma(rounded, values, acc, is_async=True)
+
+
+@gluon.jit
+def scale_rows(acc, factors, KIND: gl.constexpr):
+    """Multiply the rows of a product of wgmma by factors; of prompts, most of which are 1.
+
+    A warp whose rows all have the factor 1 jumps over the multiplications. Of the instructions for
+    a prompt's tile, they are a seventh with heads of 128, and a fourth or more with heads of 256.
+    """
+    LAYOUT: gl.constexpr = product_layout(acc.shape[1])
+    factors = gl.convert_layout(factors, gl.SliceLayout(1, LAYOUT))[:, None]
+    if KIND.pairs > 0:
+        EACH: gl.constexpr = acc.shape[1] // 2
+        PROGRAM: gl.constexpr = multiply_program(EACH)
+        CONSTRAINTS: gl.constexpr = multiply_constraints(EACH)
+        scaled = gl.inline_asm_elementwise(
+            PROGRAM,
+            CONSTRAINTS,
+            gl.broadcast(acc, factors),
+            dtype=gl.float32,
+            is_pure=True,
+            pack=EACH,
+        )
+    else:
+        scaled = acc * factors
+    return scaled
+
+
+@gluon.constexpr_function
+def multiply_program(count):
+    """Return the PTX that multiplies a thread's numbers in place, unless its warp's factors are 1.
+
+    The numbers are of two rows, two of each in turns: numbers 0 and 2 have the factors of both.
+
+    Args:
+        count: numbers of a thread.
+    """
+    factors = [f"${2 * count + place}" for place in range(count)]
+    products = " ".join(f"mul.f32 ${place}, ${place}, {f};" for place, f in enumerate(factors))
+    return (
+        "{ .reg .pred any; "
+        f"setp.neu.f32 any, {factors[0]}, 0f3F800000; "
+        f"setp.neu.or.f32 any, {factors[2]}, 0f3F800000, any; "
+        f"vote.sync.any.pred any, any, 0xFFFFFFFF; @!any bra ONES; {products} ONES: }}"
+    )
+
+
+@gluon.constexpr_function
+def multiply_constraints(count):
+    """Return the operands of `multiply_program`: results, in the registers of numbers, and factors."""
+    places = [str(place) for place in range(count)]
+    return ",".join(["=f"] * count + places + ["f"] * count)
+
+
+@gluon.jit
+def await_products(acc, total):
+    """Wait until the outputs are there, and a sum, so that nothing moves it behind the wait."""
+    if len(acc) == 1:
+        wide, total = warpgroup_mma_wait(0, [acc[0], total])
+        products = (wide,)
+    else:
+        wide, narrow, total = warpgroup_mma_wait(0, [acc[0], acc[1], total])
+        products = (wide, narrow)
+    return products, total
+
+
+@gluon.constexpr_function
+def first_column(index, widths):
+    """Return the first column of a product."""
+    return sum(widths[:index])
+
+
+@gluon.jit
+def take_columns(tile, index: gl.constexpr, WIDTHS: gl.constexpr):
+    """Return the columns of a tile for a product."""
+    columns = tile
+    if tile.shape[1] != WIDTHS[index]:
+        columns = tile.slice(first_column(index, WIDTHS), WIDTHS[index], dim=1)
+    return columns
+
+
+@gluon.jit
+def round_pairs(weights, DTYPE: gl.constexpr):
+    """Round float32 to a 2-byte type, two numbers to one int32; the other of each two is zero.
+
+    Triton carries 2-byte numbers through a loop in a register each, and repacking them takes as
+    long as the exponentials.
+    """
+    if gl.bfloat16 == DTYPE:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return packed
+
+
+@gluon.jit
+def take_pairs(packed, DTYPE: gl.constexpr):
+    """Return the numbers that `round_pairs` packed."""
+    if gl.bfloat16 == DTYPE:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return weights
+
 
 reinterpret = reinterpret_shared(gl)
 

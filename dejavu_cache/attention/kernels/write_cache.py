@@ -10,13 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..batch import Batch
-from ..layer_tensors import LayerTensors
-from ..layers import Layers, Repeat
-from ..new_tokens import NewTokens
+from ...triton_internals.binder import RepeatedLaunch
+from ..batch import Batch, NewTokens
 from .kernel_call import KernelCall
 
-__all__ = ["WritingLayers", "prepare", "suits", "write_cache_kernel", "write_rows"]
+__all__ = ["suits", "write", "write_cache_kernel", "write_rows"]
 
 ROWS = 16
 """Tokens of a program, each with one KV head."""
@@ -76,11 +74,15 @@ def suits(batch: Batch, new: NewTokens) -> bool:
     )
 
 
-def prepare(batch: Batch, new: NewTokens) -> KernelCall:
-    """Prepare the launch that writes a batch's new keys and values into its caches."""
+def write(batch: Batch, new: NewTokens) -> RepeatedLaunch | None:
+    """Write a batch's new keys and values into its caches, and return how to write others.
+
+    Returns:
+        A launch of caches, keys, values and slots; None if nothing can be repeated.
+    """
     cache = batch.k_cache
     blocks = -(-batch.num_tokens // ROWS)
-    return KernelCall(
+    call = KernelCall(
         write_cache_kernel,
         (blocks * batch.kv_heads, 2),
         (
@@ -92,35 +94,4 @@ def prepare(batch: Batch, new: NewTokens) -> KernelCall:
             "PAGE": cache.shape[1], "ROWS": ROWS,
         },
     )  # fmt: skip
-
-
-class WritingLayers:
-    """Layers of a step whose new tokens are written before attention reads the cache.
-
-    Args:
-        layers: compute attention; what they write themselves is left to them.
-    """
-
-    def __init__(self, layers: Layers) -> None:
-        """Keep the layers."""
-        self._layers = layers
-
-    def writes(self, batch: Batch, new: NewTokens) -> bool:
-        """Return whether a layer's new tokens can be written."""
-        return suits(batch, new)
-
-    def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
-        """Compute a layer, and write its new tokens; the arguments are those of `Layers`."""
-        if new is None or self._layers.writes(batch, new):
-            return self._layers.launch(batch, new)
-        names = ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
-        write = prepare(batch, new).launch(names)
-        attend = self._layers.launch(batch)
-        if write is None or attend is None:
-            return None
-
-        def repeat(layer: LayerTensors) -> bool:
-            new = layer.new or ()
-            return write(layer.k_cache, layer.v_cache, *new) and attend(layer)
-
-        return repeat
+    return call.launch(("k_cache", "v_cache", "new_keys", "new_values", "new_slots"))

@@ -1,28 +1,25 @@
-"""Sweep suite of the batches that an engine may meet, with drawn lengths.
+"""Tune and compile attention for the batches that an engine will meet, at its start or before.
 
     dejavu-cache sweep dejavu_cache.engines.vllm.attention_suite --option heads=32 ...
 
-tunes ahead of time what an engine with these limits tunes when it starts.
-
-Batches that an engine may meet: one for each region in which kernels choose a config.
-
-They are described by few numbers, and launched with tensors that are tiny in memory: all requests
-read the same block of an empty cache.
+tunes ahead of time, over batches of drawn lengths, what an engine with these limits tunes when it
+starts.
 """
 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from ...attention.dispatch import UNTUNED
+from ...attention import NewTokens
+from ...attention.api import UNTUNED, Plan
 from ...attention.kernels.kernel_call import KernelCall
-from ...attention.plan import Plan
-from ...attention.schedule import FEW_SEQS
 from ...attention.sweep_suite import (
     LAUNCHES,
     MOST_TOKENS,
@@ -33,203 +30,30 @@ from ...attention.sweep_suite import (
     for_scenario,
     scenario_arguments,
 )
+from ...errors import SettingsError
+from ...settings import Mode, current_settings
+from ...stores import MemoryStore, TieredStore
+from ...stores.urls import default_store
+from ...sweep.hosts import GRACE, LocalHost, SweepSpec, single_gpu
+from ...sweep.runner import Sweep
 from ...sweep.suite import Case, Suite
+from ...system.notices import logger
 from ...triton_internals.identity import dtype_name
-from .planned_attention import LayerFeatures, StepInputs, plan_layer, split_cache
+from ...tuning.compile_ahead import compile_together
+from ...tuning.tuner import progress
+from .planned_attention import (
+    SHORTEST_CONTEXT,
+    ExpectedBatch,
+    LayerFeatures,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
+    made_up_step,
+    plan_layer,
+    run_layer,
+)
 
-__all__ = [
-    "SHORTEST_CONTEXT",
-    "ExpectedBatch",
-    "LayerShape",
-    "ServingLimits",
-    "batches_to_expect",
-    "draw_lengths",
-    "drawn_batches",
-    "made_up_step",
-    "suite",
-    "suite_options",
-    "tuned_call",
-]
-
-
-SHORTEST_CONTEXT = 128
-"""Context from which on batches are told apart by it, in tokens."""
-
-
-SHORT_PROMPT = 96
-"""Tokens of a prompt of more than half a Q block that is not long, with one query head per KV head.
-
-With one request at a time, 64 tokens are half a block and 128 are long: no power of two is between.
-"""
-
-REST_OF_PROMPT = 4
-"""Tokens of one request that `few_sequences` leaves to `hopper`, in a block of one half.
-
-For 5 to 16 query heads per KV head. An engine that serves one request decodes by the former.
-"""
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """Shape of a layer and its cache.
-
-    Attributes:
-        num_heads: query heads.
-        num_kv_heads: KV heads.
-        head_size: elements of a head.
-        page: tokens of a block.
-        dtype: of the queries.
-        cache_dtype: of the cache.
-        cache_order: order in memory of the dimensions of [blocks, kv_heads, page, 2 * head_size],
-            where the cache has keys and values side by side; empty where they are apart. Kernels
-            are chosen by it.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    page: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    cache_order: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class ServingLimits:
-    """Largest batches of an engine.
-
-    Attributes:
-        max_requests: requests at a time.
-        max_tokens: new tokens of a step.
-        max_context: tokens of a request.
-        decoded_at_once: new tokens of a decoding request, with those that were drafted.
-    """
-
-    max_requests: int
-    max_tokens: int
-    max_context: int
-    decoded_at_once: int = 1
-
-
-@dataclass(frozen=True)
-class ExpectedBatch:
-    """Batch by its composition: new tokens of each request, and the longest context."""
-
-    new: tuple[int, ...]
-    context: int
-
-
-def batches_to_expect(limits: ServingLimits) -> list[ExpectedBatch]:
-    """Return one batch for each region in which the kernels choose a config of its own.
-
-    The most frequent kinds come first: decoding, prompts, prompts among decoding requests, and
-    chunks of long prompts.
-    """
-    expected = [
-        *_decode_batches(limits),
-        *_prompt_batches(limits),
-        *_mixed_batches(limits),
-        *_chunk_batches(limits),
-    ]
-    return list(dict.fromkeys(expected))
-
-
-def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield decoding requests, with all drafted tokens and with none."""
-    for new in (limits.decoded_at_once, 1):
-        # Captured graphs decode with the longest context.
-        for context in reversed([*_powers(SHORTEST_CONTEXT, limits.max_context)]):
-            for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
-                yield ExpectedBatch((new,) * count, context)
-
-
-def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    longest = min(limits.max_context, limits.max_tokens)
-    for length in _powers(16, longest):
-        for count in _powers(1, min(limits.max_requests, limits.max_tokens // length)):
-            yield ExpectedBatch(
-                (length,) * count, max(length, min(SHORTEST_CONTEXT, limits.max_context))
-            )
-    if longest > SHORT_PROMPT:
-        yield ExpectedBatch((SHORT_PROMPT,), SHORT_PROMPT)
-    rest = min(REST_OF_PROMPT, longest)
-    yield ExpectedBatch((rest,), rest)
-
-
-def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter.
-
-    Last, a few requests share all tokens of a step evenly.
-    """
-    for new in (limits.decoded_at_once, 1):
-        for count in _powers(1, limits.max_requests - 1):
-            for tokens in (limits.max_tokens, limits.max_tokens // 4):
-                prompt = min(tokens - count * new, limits.max_context)
-                if prompt > new:
-                    for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
-                        yield ExpectedBatch(((new,) * count) + (prompt,), context)
-    count = min(FEW_SEQS, limits.max_requests, limits.max_tokens)
-    length, rest = divmod(min(limits.max_tokens, count * limits.max_context), count)
-    yield ExpectedBatch((length + 1,) * rest + (length,) * (count - rest), length + (rest > 0))
-
-
-def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield a chunk of a prompt that fills a step, after ever more of the prompt, and last ones."""
-    longest = min(limits.max_tokens, limits.max_context)
-    for context in _powers(longest, limits.max_context):
-        yield ExpectedBatch((longest,), context)
-    for chunk in _powers(SHORTEST_CONTEXT, longest):
-        yield ExpectedBatch((chunk,), limits.max_context)
-
-
-def _powers(first: int, last: int) -> Iterator[int]:
-    """Yield `first`, its doubles up to `last`, and `last`."""
-    value = first
-    while value < last:
-        yield value
-        value *= 2
-    if last >= 1:
-        yield last
-
-
-def made_up_step(
-    shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
-) -> tuple[StepInputs, LayerFeatures, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the arguments of `run_layer` for a batch, whose requests all read one empty block."""
-
-    def empty(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-
-    tokens, page = sum(batch.new), shape.page
-    begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
-    begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
-    keys, values = split_cache(_empty_block(shape, device), shape.head_size)
-    if shape.cache_dtype != shape.dtype:
-        scale = torch.ones((), dtype=torch.float32, device=device)
-        features = features._replace(k_scale=scale, v_scale=scale)
-    if features.sinks is not None:
-        features = features._replace(sinks=features.sinks.to(device))
-    step = StepInputs(
-        tokens,
-        max(batch.new),
-        batch.context,
-        begins.to(device),
-        torch.full((len(batch.new),), max(batch.new), dtype=torch.int32, device=device),
-        empty(len(batch.new), -(-batch.context // page), dtype=torch.int32),
-    )
-    query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
-    return step, features, query, keys, values
-
-
-def _empty_block(shape: LayerShape, device: torch.device) -> torch.Tensor:
-    """Return a cache of one block that lies in memory as the engine's does."""
-    order = shape.cache_order
-    sizes: tuple[int, ...] = (1, 2, shape.page, shape.num_kv_heads, shape.head_size)
-    if order:
-        side_by_side = (1, shape.num_kv_heads, shape.page, 2 * shape.head_size)
-        sizes = tuple(side_by_side[axis] for axis in order)
-    cache = torch.zeros(sizes, dtype=shape.dtype, device=device).to(shape.cache_dtype)
-    return cache.permute([order.index(axis) for axis in range(4)]) if order else cache
+__all__ = ["suite", "tune_attention", "untuned_batches", "warm_up_attention"]
 
 
 def tuned_call(plan: Plan) -> KernelCall | None:
@@ -453,3 +277,186 @@ suite = Suite(
     why_empty="hopper and few_sequences, which have one config for each kind of work, take these "
     "batches here, or the free memory holds none of them",
 )
+
+
+SUITE = __name__
+"""Where the worker of a sweep finds `suite`."""
+
+_done: set[Any] = set()
+
+
+@cache
+def _deadline() -> float:
+    """Return when this process's layers are to be tuned, on the monotonic clock."""
+    return time.monotonic() + current_settings().warmup_seconds
+
+
+def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> int:
+    """Launch attention for the batches to expect, once per process for layers alike.
+
+    Configs come from records and decision trees; `tune_attention` may make records first. The
+    launches benchmark nothing, and put what has no record on the worklist.
+
+    Args:
+        shape: the layer's.
+        features: the layer's.
+        limits: the engine's.
+
+    Returns:
+        The number of batches.
+    """
+    key = shape, features.kind, limits
+    if key in _done or not torch.cuda.is_available():
+        return 0
+    _done.add(key)
+    device = torch.device("cuda", torch.cuda.current_device())
+    tune_attention(shape, features, limits, device)
+    start = time.perf_counter()
+    expected = batches_to_expect(limits)
+    launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
+    compile_together(launches)
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
+    logger.info(
+        "attention is ready for %d kinds of batches in %.1f s",
+        len(expected),
+        time.perf_counter() - start,
+    )
+    return len(expected)
+
+
+def launch_batch(
+    shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
+) -> torch.Tensor:
+    """Launch attention for a made-up batch, and return its output.
+
+    It is launched with new tokens to write, though nowhere, and without: some layers share the
+    cache of another one, and write nothing. New keys lie beside the queries, as an engine's do, or
+    apart, as after a norm of the heads.
+    """
+    arguments = made_up_step(shape, features, batch, device)
+    _, _, query, keys, _ = arguments
+    out = torch.empty_like(query)
+    heads = shape.num_heads, shape.num_kv_heads, shape.num_kv_heads
+    beside = torch.zeros(len(query), sum(heads), *keys.shape[3:], dtype=query.dtype, device=device)
+    _, new_keys, new_values = beside.split(heads, dim=1)
+    slots = torch.full((len(query),), -1, dtype=torch.int64, device=device)
+    apart = NewTokens(new_keys.contiguous(), new_values.contiguous(), slots)
+    for new in (NewTokens(new_keys, new_values, slots), apart, None):
+        run_layer(*arguments, out, new)
+    return out
+
+
+def tune_attention(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> int:
+    """Tune the batches to expect that have no record of this GPU, in a process of its own.
+
+    `DEJAVU_CACHE_WARMUP_SECONDS` limits the time. A scenario that another process tunes, such as
+    another rank, is left to it. Whatever goes wrong is a line in the log, and the engine starts.
+
+    Args:
+        shape: the layer's.
+        features: the layer's.
+        limits: the engine's.
+        device: the layer's.
+
+    Returns:
+        The number of batches that have a record now and had none before.
+    """
+    try:
+        return _tune(shape, features, limits, device)
+    except Exception as error:
+        logger.warning("attention was not tuned at this start: %s: %s", type(error).__name__, error)
+        return 0
+
+
+def _tune(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> int:
+    if not current_settings().warmup_seconds:
+        return 0
+    deadline, start = _deadline(), time.monotonic()
+    due = untuned_batches(shape, features, limits, device) if start < deadline else []
+    if not due:
+        return 0
+    spec = SweepSpec(
+        suite=SUITE, options=suite_options(shape, features, limits, due), store=_lasting_store()
+    )
+    seconds = deadline - start
+    logger.info("attention is tuned for %d kinds of batches, for %.0f s at most", len(due), seconds)
+    torch.cuda.empty_cache()  # the other process shares the device's memory
+    stopped = _sweep(spec, device, deadline)
+    tuned = len(due) - len(untuned_batches(shape, features, limits, device))
+    logger.info(
+        "attention was tuned for %d of %d kinds of batches in %.0f s%s",
+        tuned,
+        len(due),
+        time.monotonic() - start,
+        f" ({stopped})" if stopped else "",
+    )
+    return tuned
+
+
+def untuned_batches(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> list[int]:
+    """Return the numbers of the batches to expect whose launches would tune, if they might."""
+    numbers = []
+    for number, batch in enumerate(batches_to_expect(limits)):
+        call = tuned_call(plan_layer(*made_up_step(shape, features, batch, device)))
+        if call is not None and call.kernel.mode is Mode.TUNE:
+            resolution = call.kernel.explain(
+                *call.args, grid=call.grid, warmup=False, **call.kwargs
+            )
+            if not resolution.final:
+                numbers.append(number)
+    return numbers
+
+
+def _lasting_store() -> str:
+    """Return the URL of the store in which other processes can read what one has tuned.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    store = default_store()
+    tiers = store.tiers if isinstance(store, TieredStore) else (store,)
+    if all(tier.read_only or isinstance(tier, MemoryStore) for tier in tiers):
+        raise SettingsError(f"{store.url} keeps no records: name a folder or a server")
+    return store.url
+
+
+def _sweep(spec: SweepSpec, device: torch.device, deadline: float) -> str:
+    """Run a sweep on a device until a time at most; return why it ended early, if it did.
+
+    Raises:
+        DejavuError: no worker can be started, or the store cannot be used.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    seconds = max(deadline - time.monotonic(), 0.0)
+    gpu = {} if device.index is None else single_gpu(device.index)
+    host = LocalHost(spec, gpu, patience=seconds + 3 * GRACE)
+    # A worker ends its last config by itself; one that does not is stopped.
+    watch = threading.Timer(seconds + GRACE, host.close)
+    watch.daemon = True
+    watch.start()
+    try:
+        cases = host.start()
+        shown = current_settings().progress
+        with progress("attention", len(cases), unit="batches", wanted=shown) as advance:
+
+            def on_event(event: Mapping[str, Any]) -> None:
+                if event["event"] == "outcome":
+                    advance()
+
+            budget = max(deadline - time.monotonic(), 0.0)
+            stopped = Sweep([host], cases, budget=budget, on_event=on_event).run().stopped
+    finally:
+        watch.cancel()
+        host.close()
+    if stopped == "interrupted":
+        raise KeyboardInterrupt
+    return stopped

@@ -27,11 +27,17 @@ from vllm.v1.attention.backend import (
 )
 
 from ...attention import NewTokens
-from ...attention.kernels.hopper_coverage import available, needs_heads_first
+from ...attention.kernels.hopper import available, needs_heads_first
 from ...triton_internals.versions import GLUON_IS_TESTED
-from .attention_suite import LayerShape, ServingLimits
-from .attention_warmup import warm_up_attention
-from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
+from .attention_suite import warm_up_attention
+from .planned_attention import (
+    LayerFeatures,
+    LayerShape,
+    ServingLimits,
+    StepInputs,
+    run_layer,
+    split_cache,
+)
 from .plugin import run_when_loaded
 
 __all__ = [

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import BundleError
-from ...stores.file import delete_unfinished
+from ...stores.folder import delete_unfinished
 from ...stores.manifest import (
     BINARIES,
     MANIFEST,
@@ -28,7 +28,7 @@ from ...stores.manifest import (
     verify_folder,
 )
 from ...system.safe_files import open_replacement
-from .new_folder import new_folder
+from ..new_folder import new_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,9 +106,10 @@ def write(folder: Path, manifest: Manifest, raw: IO[bytes]) -> Digests:
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             add_file(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
             for inside in sorted(manifest.files):
+                size = manifest.files[inside].size
                 with (folder / inside).open("rb") as file:
-                    reader: Any = _HashingReader(file)
-                    add_file(tar, inside, reader, manifest.files[inside].size)
+                    reader: Any = _HashingReader(folder / inside, file, size)
+                    add_file(tar, inside, reader, size)
                 if reader.hash.hexdigest() != manifest.files[inside].sha256:
                     raise BundleError(f"{folder / inside} was changed while it was packed")
     seal = _SEAL.pack(_SKIPPED, 32, sealed.hash.digest())
@@ -154,10 +155,8 @@ def read_bundle(file: Path, blob: str | None = None) -> Manifest:
     Raises:
         BundleError: it is cut, altered, newer than this version, or no bundle.
     """
-    manifests: list[Manifest] = []
-    for _ in _members(file, blob, manifests):
-        pass
-    return manifests[0]
+    manifest, *_ = [member.manifest for member in _members(file, blob)]
+    return manifest
 
 
 def extract(file: Path, out: Path, blob: str | None = None) -> Manifest:
@@ -166,24 +165,28 @@ def extract(file: Path, out: Path, blob: str | None = None) -> Manifest:
     Raises:
         BundleError: as for `read_bundle`, or the folder is there already or cannot be written.
     """
-    manifests: list[Manifest] = []
     with new_folder(out) as work:
-        for name, data in _members(file, blob, manifests):
-            path = work / name
+        for member in _members(file, blob):
+            path = work / member.name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as target:
-                shutil.copyfileobj(data, target, _BLOCK)
-        (work / MANIFEST).write_text(manifests[0].text, encoding="utf-8")
-    return manifests[0]
+                shutil.copyfileobj(member.data, target, _BLOCK)
+    return member.manifest
 
 
-def _members(
-    file: Path, blob: str | None, manifests: list[Manifest]
-) -> Iterator[tuple[str, IO[bytes]]]:
-    """Check a bundle's seal, then yield its files in order, each verified once it was read.
+class _Member(NamedTuple):
+    """A file of a bundle, which is verified once it was read; the first one is the manifest."""
 
-    The manifest is appended to `manifests` before the first file. The file is opened once, and what
-    was yielded is what the seal was checked of: somebody may exchange or change it meanwhile.
+    manifest: Manifest
+    name: str
+    data: IO[bytes]
+
+
+def _members(file: Path, blob: str | None) -> Iterator[_Member]:
+    """Check a bundle's seal, then yield its files in order, one at least.
+
+    The file is opened once, and what was yielded is what the seal was checked of: somebody may
+    exchange or change it meanwhile.
     """
     import zstandard
 
@@ -191,24 +194,23 @@ def _members(
         size = os.fstat(raw.fileno()).st_size
         sealed = _check_seal(file, raw, size, blob)
         raw.seek(0)
-        body: Any = _BodyReader(file, raw, size - _SEAL.size)
+        body: Any = _HashingReader(file, raw, size - _SEAL.size)
         try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
             with (
                 decompressor.stream_reader(body) as plain,
                 _BundleTar.open(fileobj=plain, mode="r|", tarinfo=_BundleEntry) as tar,
             ):
-                yield from _checked_members(file, tar, size, manifests)
+                yield from _checked_members(file, tar, size)
         except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as error:
             raise BundleError(f"{file} is no bundle: {error}") from None
         if body.digest_of_all() != sealed:
             raise BundleError(f"{file} was changed while it was read; nothing was unpacked")
 
 
-def _checked_members(
-    file: Path, tar: tarfile.TarFile, size: int, manifests: list[Manifest]
-) -> Iterator[tuple[str, IO[bytes]]]:
+def _checked_members(file: Path, tar: tarfile.TarFile, size: int) -> Iterator[_Member]:
     """Yield the files of a bundle's tar, and compare each with the manifest once it was read."""
+    manifest: Manifest | None = None
     names: set[str] = set()
     for entry in tar:
         name = entry.name
@@ -219,25 +221,24 @@ def _checked_members(
         names.add(name)
         data = tar.extractfile(entry)
         assert data is not None
-        if not manifests:
-            manifests.append(_read_manifest(file, entry, data))
-            _check_expansion(file, size, manifests[0])
+        if manifest is None:
+            manifest = _read_manifest(file, entry, data)
+            _check_expansion(file, size, manifest)
+            yield _Member(manifest, name, io.BytesIO(manifest.text.encode()))
             continue
-        entry_digest = manifests[0].files.get(name)
-        if entry_digest is None or entry_digest.size != entry.size:
+        described = manifest.files.get(name)
+        if described is None or described.size != entry.size:
             raise BundleError(f"{file}: {name} is not what the manifest says; nothing was unpacked")
-        reader = _HashingReader(data)
-        yield name, reader  # type: ignore[misc]
-        while reader.read(_BLOCK):
-            pass
-        if reader.hash.hexdigest() != entry_digest.sha256:
+        reader: Any = _HashingReader(file, data, entry.size)
+        yield _Member(manifest, name, reader)
+        if reader.digest_of_all().hex() != described.sha256:
             raise BundleError(
                 f"{file}: {name} was altered: its digest is not the manifest's; "
                 "nothing was unpacked"
             )
-    if not manifests:
+    if manifest is None:
         raise BundleError(f"{file} is no bundle: it is empty")
-    missing = sorted(set(manifests[0].files) - (names - {MANIFEST}))
+    missing = sorted(set(manifest.files) - (names - {MANIFEST}))
     if missing:
         raise BundleError(f"{file} is cut: {missing[0]} is missing; get it again")
 
@@ -332,7 +333,7 @@ def _check_seal(file: Path, raw: IO[bytes], size: int, blob: str | None) -> byte
     Returns:
         The digest of all bytes before the seal.
     """
-    body = _BodyReader(file, raw, max(size - _SEAL.size, 0))
+    body = _HashingReader(file, raw, max(size - _SEAL.size, 0))
     digest = body.digest_of_all()
     seal = raw.read(_SEAL.size)
     if blob is not None:
@@ -346,11 +347,11 @@ def _check_seal(file: Path, raw: IO[bytes], size: int, blob: str | None) -> byte
     return digest
 
 
-class _BodyReader(io.RawIOBase):
-    """Reads a bundle up to its seal, and computes the digest of what was read."""
+class _HashingReader(io.RawIOBase):
+    """Reads a part of a file, and computes the digest of what was read."""
 
     def __init__(self, file: Path, raw: IO[bytes], size: int) -> None:
-        """Wrap the open file `raw`, of which `size` bytes may be read."""
+        """Wrap the open file `raw`, of which `size` bytes may be read; errors name `file`."""
         self._file, self._raw, self._remaining = file, raw, size
         self.hash = hashlib.sha256()
 
@@ -359,7 +360,7 @@ class _BodyReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, and return the number of bytes; 0 at the seal."""
+        """Read into a buffer, and return the number of bytes; 0 at the end."""
         try:
             data = self._raw.read(min(len(buffer), self._remaining))
         except OSError as error:
@@ -374,18 +375,3 @@ class _BodyReader(io.RawIOBase):
         while self.read(_BLOCK):
             pass
         return self.hash.digest()
-
-
-class _HashingReader:
-    """Reads bytes from a stream and computes their digest."""
-
-    def __init__(self, data: IO[bytes]) -> None:
-        """Wrap the stream to read from."""
-        self._data = data
-        self.hash = hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        """Read bytes and add them to the digest."""
-        block = self._data.read(size)
-        self.hash.update(block)
-        return block

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...errors import BundleError
+from ...model.scenario import Device
 from ...stores.manifest import Manifest, is_prewarmed, verify_folder
-from ...triton_internals.environment import triton_version
+from ...triton_internals.environment import nominal_memory, triton_version
 from .archive import read_bundle
 from .oci_image import bundle_in
 
@@ -80,13 +81,6 @@ def _equality(name: str, wanted: str, here: str) -> CompatibilityCheck:
     return CompatibilityCheck(name, "ok" if wanted == here else "wrong", wanted, here)
 
 
-class _Gpu(NamedTuple):
-    name: str
-    arch: str
-    units: int
-    memory_gib: int
-
-
 def _devices(manifest: Manifest) -> list[CompatibilityCheck]:
     """Compare every GPU of this machine with the manifest's devices, then the driver."""
     gpus, driver = _gpus()
@@ -128,7 +122,7 @@ _BY_CUDA = {"11": 450, "12": 525, "13": 580}
 """First branch of NVIDIA's driver for an architecture, and for the binaries of a CUDA release."""
 
 
-def _least_driver(device: Any, manifest: Manifest) -> int:
+def _least_driver(device: Device, manifest: Manifest) -> int:
     """Return the first branch of NVIDIA's driver that runs a device's binaries; 0 if unknown."""
     codegen = manifest.codegen.get(device.name, "")
     if not codegen.startswith("ptxas "):
@@ -136,7 +130,7 @@ def _least_driver(device: Any, manifest: Manifest) -> int:
     return max(_BY_ARCH.get(device.arch, 0), _BY_CUDA.get(codegen[6:].partition(".")[0], 0))
 
 
-def _gpus() -> tuple[list[_Gpu], str]:
+def _gpus() -> tuple[list[Device], str]:
     """Return this machine's GPUs and its driver's version, or nothing if they are unknown."""
     try:
         import torch
@@ -148,14 +142,14 @@ def _gpus() -> tuple[list[_Gpu], str]:
     return gpus, _driver()
 
 
-def _gpu(torch: Any, index: int) -> _Gpu:
+def _gpu(torch: Any, index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     arch = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-    return _Gpu(
-        properties.name.strip(),
-        arch if torch.version.hip else f"sm_{properties.major * 10 + properties.minor}",
-        properties.multi_processor_count,
-        round(properties.total_memory / 2**30),
+    return Device(
+        name=properties.name.strip(),
+        arch=arch if torch.version.hip else f"sm_{properties.major * 10 + properties.minor}",
+        units=properties.multi_processor_count,
+        memory_gib=nominal_memory(properties.total_memory),
     )
 
 

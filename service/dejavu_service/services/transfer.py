@@ -7,7 +7,7 @@ from typing import IO
 
 from pydantic import BaseModel
 
-from dejavu_cache.model.record import RecordSet, required_format
+from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
@@ -36,8 +36,7 @@ class Imported(BaseModel):
 
 def render(context: str, texts: Sequence[str]) -> str:
     """Render a record set as one line of JSON by joining the stored texts of its records."""
-    version = required_format(texts)
-    return f'{{"context": {context}, "format": {version}, "records": [{", ".join(texts)}]}}'
+    return f'{{"context": {context}, "format": {FORMAT}, "records": [{", ".join(texts)}]}}'
 
 
 def export_lines(

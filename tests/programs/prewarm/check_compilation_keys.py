@@ -12,7 +12,7 @@ from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.runtime.launch_recorder import _launch_without_config
+from dejavu_cache.runtime.launch_recorder import CompiledLaunch
 from dejavu_cache.triton_internals.compilation import launch_of, recreate_compilation
 from dejavu_cache.triton_internals.hooks import DevicelessDriver
 from dejavu_cache.triton_internals.identity import jit_function
@@ -70,6 +70,11 @@ def main(backend: str, arch: str) -> None:
         gluon(target)
 
 
+def as_recorded(source: Any, metadata: Any, tuner: Any) -> Any:
+    store: Any = None
+    return CompiledLaunch(source, vars(metadata), tuner, store, store).as_recorded()
+
+
 def check_recorded_launch(target: Any) -> None:
     """Check that a recorded launch of a tuned kernel is stored without its config."""
     tuner = products.add_one
@@ -77,14 +82,14 @@ def check_recorded_launch(target: Any) -> None:
     source, metadata = bind_launch(
         fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
     )
-    launch = _launch_without_config(source, metadata, tuner)
+    launch = as_recorded(source, metadata, tuner)
     assert launch == launch_of(source, metadata, config)
     assert launch is not None
     assert "BLOCK" not in launch.signature
     source, metadata = bind_launch(
         products.halve, target, (Pointer("float16"), 128), {"num_warps": 1}
     )
-    launch = _launch_without_config(source, metadata, None)
+    launch = as_recorded(source, metadata, None)
     assert launch is not None
     assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 

@@ -35,7 +35,7 @@ from dejavu_cache.model.scenario import (
     Scenario,
     canonical_json,
 )
-from dejavu_cache.prewarm.toolchain import builder_toolchain
+from dejavu_cache.prewarm.plan import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
@@ -112,7 +112,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     method = {"method": "events-cold"}
     return [
         RecordSet(
-            context=context(add, device, keys=("n",), buckets={"n": add._buckets["n"]}, **method),
+            context=context(add, device, keys=("n",), buckets={"n": add.buckets["n"]}, **method),
             records=tuple(adds),
         ),
         RecordSet(
@@ -120,7 +120,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
                 product,
                 device,
                 keys=("M", "N", "K"),
-                buckets={"M": product._buckets["M"]},
+                buckets={"M": product.buckets["M"]},
                 **method,
             ),
             records=tuple(products_),

@@ -101,22 +101,20 @@ def prewarm(
         next(records.contexts(), None)  # raises if a store does not answer
 
     from dejavu_cache.prewarm.build import prewarm as build
-    from dejavu_cache.prewarm.worker import AllowedDifferences
+    from dejavu_cache.prewarm.compilers import AllowedDifferences, PrewarmSpec
 
     from ..progress import prewarm_bar
 
-    with prewarm_bar() if sys.stderr.isatty() else prewarm_lines() as progress:
-        result = build(
-            modules,
-            source or settings.url or settings.default_url,
-            device,
-            out,
-            processes=jobs or None,
-            progress=progress,
-            fallbacks=fallbacks,
-            host_modules=host_modules,
-            allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
-        )
+    spec = PrewarmSpec(
+        modules=tuple(modules),
+        store=source or settings.url or settings.default_url,
+        devices=tuple(dict.fromkeys(device)),
+        allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
+        fallbacks=fallbacks,
+        host_modules=host_modules,
+    )
+    with prewarm_bar() if sys.stderr.isatty() else prewarm_lines() as on_progress:
+        result = build(spec, out, processes=jobs or None, on_progress=on_progress)
     for text in result.notes:
         note(text)
     if as_json:

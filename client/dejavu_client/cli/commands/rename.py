@@ -8,17 +8,12 @@ import typer
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.stores import Store, tiers_of
-from dejavu_cache.stores.kernel_rename import (
-    KernelRename,
-    RenameCounts,
-    apply_rename,
-    preview_rename,
-)
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError
 from ..kernel_names import matching_kernels
+from ..kernel_rename import KernelRename, RenameCounts, apply_rename, preview_rename
 from ..options import StoreOption
 from ..output import say
 

@@ -171,7 +171,7 @@ def _run(
 
     hosts = new_hosts()
     try:
-        cases = hosts[0].cases()
+        cases = hosts[0].start()
         if sample and cases:
             report = Sweep(hosts, cases, do="plan", shard=shard).run()
             if report.stopped:

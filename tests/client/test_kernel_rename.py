@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dejavu_client.cli.kernel_rename import KernelRename, apply_rename, preview_rename
 from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
@@ -14,7 +15,6 @@ from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Pin, Winner
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import FileStore, MemoryStore
-from dejavu_cache.stores.kernel_rename import KernelRename, apply_rename, preview_rename
 
 OLD, NEW = context(kernel="pkg.old.add"), context(kernel="pkg.new.add")
 

@@ -1,42 +1,43 @@
-"""vLLM's fused mixture of experts as an operation to tune, with the engine's own code.
-
-One config of the kernel serves both products of the experts and decides how tokens are aligned
-between them, so that it is measured by the duration of the whole. What may win is what any of the
-engine's own tables of the same quantization and GPU family has for a batch of that size, and a
-grid around the number of tokens that an expert gets.
-
-Sweep suite of vLLM's fused experts: the batch sizes of its tables, for several models.
+"""Sweep suite of vLLM's fused mixture of experts, for several models and the engine's batch sizes.
 
 Run it on the GPU that serves, with the vLLM that serves, and write the tables:
 
-    dejavu-cache sweep dejavu_cache.engines.vllm.fused_moe --preset qwen3-30b-a3b
+    dejavu-cache sweep dejavu_cache.engines.vllm.fused_moe_suite --preset qwen3-30b-a3b
     dejavu-cache export --vllm FOLDER
+
+The engine's own code is the operation to tune. One config of the kernel serves both products of the
+experts and decides how tokens are aligned between them, so that it is measured by the duration of
+the whole. What may win is what any of the engine's own tables of the same quantization and GPU
+family has for a batch of that size, and a grid around the number of tokens that an expert gets.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 
 from ...integrations.tuned_tables import parse_labels
-from ...runtime.cached_autotuner import CachedAutotuner
+from ...runtime.autotuner import CachedAutotuner
 from ...sweep.suite import Case, Suite, preset_of, read_numbers
+from ...triton_internals.compilation import await_kernel, load_binary
 from ...tuning.result_check import CheckOptions
-from ..operation import EngineOperation
 
 __all__ = [
     "KEYS",
     "PRESETS",
     "SIZES",
+    "EngineOperation",
     "ExpertLayer",
     "engine_config",
     "experts_kernel",
@@ -45,6 +46,109 @@ __all__ = [
     "shipped_configs",
     "suite",
 ]
+
+
+class EngineOperation(ABC):
+    """An engine's operation, in the place of a `triton.jit` function below a cached autotuner.
+
+    The operation launches one kernel, perhaps several times, and other code around it. A config is
+    measured by the duration of the whole, and recorded under the kernel's name and source.
+
+    Args:
+        module: the engine's module that launches the kernel by a global name.
+        kernel: that name.
+        arg_names: the operation's arguments, and those of the configs.
+
+    Attributes:
+        fn: the kernel.
+        arg_names: as above.
+    """
+
+    def __init__(self, module: ModuleType, kernel: str, arg_names: Sequence[str]) -> None:
+        """Set up the operation; nothing is launched."""
+        self.fn = getattr(module, kernel)
+        self.arg_names = list(arg_names)
+        self._module = module
+        self._kernel = kernel
+
+    @abstractmethod
+    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Run the operation with a config, which has values by name, as the arguments have."""
+
+    def run(self, *args: Any, grid: Any = None, warmup: bool = False, **config: Any) -> Any:
+        """Run the operation with a config, or only compile its launches.
+
+        Args:
+            *args: the operation's arguments, in the order of `arg_names`.
+            grid: ignored; the operation knows its own.
+            warmup: whether to compile without launching the kernel.
+            **config: the config's values and options.
+
+        Returns:
+            The compiled launches where `warmup` is set, else None.
+        """
+        arguments = dict(zip(self.arg_names, args, strict=False))
+        if not warmup:
+            self.launch(arguments, config)
+            return None
+        kernels: list[Any] = []
+        setattr(self._module, self._kernel, _CompilingKernel(self.fn, kernels))
+        try:
+            self.launch(arguments, config)
+        finally:
+            setattr(self._module, self._kernel, self.fn)
+        return CompiledLaunches(kernels)
+
+
+class _CompilingKernel:
+    """A kernel whose launches are compiled and do not run."""
+
+    def __init__(self, kernel: Any, kernels: list[Any]) -> None:
+        self._kernel_to_compile = kernel
+        self._kernels = kernels
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            compiled = self._kernel_to_compile.run(*args, grid=grid, warmup=True, **kwargs)
+            self._kernels.append(compiled)
+
+        return launch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel_to_compile, name)
+
+
+class CompiledLaunches:
+    """The compiled kernels of an operation's launches, like one compiled kernel or its future."""
+
+    def __init__(self, kernels: Sequence[Any]) -> None:
+        """Keep what `JITFunction.run` returned for each launch."""
+        self._kernels = kernels
+
+    @property
+    def future(self) -> CompiledLaunches:
+        """The future: this object itself."""
+        return self
+
+    def done(self) -> bool:
+        """Return whether all compilations have ended."""
+        futures = (getattr(kernel, "future", None) for kernel in self._kernels)
+        return all(future is None or future.done() for future in futures)
+
+    def result(self) -> CompiledLaunches:
+        """Wait for all compilations.
+
+        Raises:
+            Exception: what Triton raises where a launch cannot be compiled.
+        """
+        for kernel in self._kernels:
+            await_kernel(kernel)
+        return self
+
+    def _init_handles(self) -> None:
+        """Load the binaries, as `CompiledKernel` does."""
+        for kernel in self._kernels:
+            load_binary(kernel)
 
 
 SCALARS = ("M", "N", "K", "E", "top_k", "group_n", "group_k")
@@ -264,6 +368,11 @@ def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None
         raise failure
 
 
+class _Experts(EngineOperation):
+    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        run_experts(arguments, config)
+
+
 @cache
 def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
     """Return the operation as a kernel that tries the configs of its batch.
@@ -277,7 +386,7 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
     from vllm.model_executor.layers.fused_moe import fused_moe
 
     names = (*TENSORS, *KEYS, *PARAMS)
-    operation = EngineOperation(fused_moe, "fused_moe_kernel", names, run_experts)
+    operation = _Experts(fused_moe, "fused_moe_kernel", names)
     by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
     configs = {str(config): config for size in by_size for config in by_size[size]}
 

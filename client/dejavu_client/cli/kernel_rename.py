@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ..errors import SettingsError, StoreError
-from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult
-from ..model.merge import merge_launches
-from ..model.record import Record, first_problem
-from ..model.scenario import Context, Kernel
-from .base import Store
+from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.model.decision_tree import Tree
+from dejavu_cache.model.foreign_result import ForeignResult
+from dejavu_cache.model.merge import merge_launches
+from dejavu_cache.model.record import Record, first_problem
+from dejavu_cache.model.scenario import Context, Kernel
+from dejavu_cache.stores import Store
 
 __all__ = ["KernelRename", "RenameCounts", "apply_rename", "preview_rename"]
 
@@ -173,7 +173,19 @@ def _move_records(store: Store, context: Context, renamed: Context) -> int:
     """Copy a context's records to another context, verify the copy and remove the originals."""
     records = list(store.records(context))
     for _ in range(_ATTEMPTS):
-        _copy_records(store, renamed, records)
+        store.put_now(renamed, records)
+        pins = [
+            Record(scenario=record.scenario, pin=record.pin) for record in records if record.pinned
+        ]
+        if pins:  # a server takes pins apart from measurements, in `put` only
+            store.put(renamed, pins)
+        written = {record.scenario: record for record in store.records(renamed)}
+        for record in records:
+            if not _holds(written.get(record.scenario), record):
+                raise StoreError(
+                    f"{store.url} does not return all of {renamed.kernel.name}{record.scenario} as "
+                    "it was written; the records stay under their old name"
+                )
         latest = list(store.records(context))
         if latest == records:
             store.delete(context, [record.scenario for record in records])
@@ -183,21 +195,6 @@ def _move_records(store: Store, context: Context, renamed: Context) -> int:
         f"{context.kernel.name} is being tuned: its records are under both names; "
         "stop its tuning, and rename again"
     )
-
-
-def _copy_records(store: Store, context: Context, records: list[Record]) -> None:
-    """Write records, their pins included, and raise if the store does not return all of them."""
-    store.put_now(context, records)
-    pins = [Record(scenario=record.scenario, pin=record.pin) for record in records if record.pinned]
-    if pins:  # a server takes pins apart from measurements, in `put` only
-        store.put(context, pins)
-    written = {record.scenario: record for record in store.records(context)}
-    for record in records:
-        if not _holds(written.get(record.scenario), record):
-            raise StoreError(
-                f"{store.url} does not return all of {context.kernel.name}{record.scenario} as it "
-                "was written; the records stay under their old name"
-            )
 
 
 def _holds(written: Record | None, record: Record) -> bool:

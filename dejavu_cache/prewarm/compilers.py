@@ -1,0 +1,275 @@
+"""The processes that compile for a prewarming, and the messages that they exchange with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from ..errors import DejavuError, PrewarmError
+from ..model.record import RecordedLaunch
+from ..model.scenario import Config, FrozenModel
+from ..settings import current_settings
+from ..stores import Store, TieredStore, open_store, shipped_stores, tiers_of, wait_longer
+from ..stores.manifest import Manifest
+from ..system.fork_lock import ForkLock
+from ..system.worker_pool import Attempt, WorkerPool
+from ..system.worker_process import Worker, WorkerLostError
+
+__all__ = [
+    "AllowedDifferences",
+    "BuildPlan",
+    "CompileJob",
+    "CompileResult",
+    "Compiler",
+    "OnProgress",
+    "PrewarmRequest",
+    "PrewarmSpec",
+    "all_records",
+    "compile_all",
+    "own_records",
+]
+
+OnProgress = Callable[[int, int, str], None]
+"""Takes the number of binaries that are done, that of all, and what was done last."""
+
+GRACE = 5.0
+"""Seconds that a process has to end by itself when it is closed."""
+
+DROPPED_VARIABLES = frozenset(
+    {"TRITON_INTERPRET", "DEJAVU_CACHE_URL", "DEJAVU_CACHE_REPORT", "TRITON_CACHE_MANAGER"}
+)
+"""Settings of this process that would keep another from compiling, or change what it stores."""
+
+JOBS_PER_PROCESS = 4
+"""Jobs for which another process is worth the seconds that it needs to import the kernels."""
+
+
+class AllowedDifferences(FrozenModel):
+    """Differences between the tuning machines and the builder that the user accepts.
+
+    Attributes:
+        triton: another version of Triton: its records are copied, and nothing is compiled for them.
+        wheel: another build of the same version: its launches are compiled with the builder's.
+    """
+
+    triton: bool = False
+    wheel: bool = False
+
+
+class PrewarmSpec(FrozenModel):
+    """The user's options for a prewarming.
+
+    Attributes:
+        modules: names of the kernels' modules; a package stands for all modules in it.
+        store: URL of the store with the records.
+        devices: names of devices, as records have them.
+        allowed: differences from the tuning machines that are accepted.
+        fallbacks: whether to compile the configs that stand in for winners (defaults, and the
+            choices of decision trees) too.
+        host_modules: whether to build the modules that Triton would run a C compiler for.
+        folder: the folder to write to, as `stores.manifest` describes it.
+    """
+
+    modules: tuple[str, ...]
+    store: str
+    devices: tuple[str, ...]
+    allowed: AllowedDifferences = AllowedDifferences()
+    fallbacks: bool = True
+    host_modules: bool = True
+    folder: str = ""
+
+
+class CompileJob(FrozenModel):
+    """One binary to compile.
+
+    Attributes:
+        needed: whether it is a winner's. A default that does not compile only deserves a note.
+    """
+
+    kernel: str
+    arch: str
+    launch: RecordedLaunch
+    config: Config | None = None
+    needed: bool = True
+
+    def __str__(self) -> str:
+        """Return the kernel, the architecture and the config for a message."""
+        return f"{self.kernel} for {self.arch}{f' ({self.config})' if self.config else ''}"
+
+
+class PrewarmRequest(FrozenModel):
+    """A request to a worker: to run a job, or to make the plan if there is no job."""
+
+    job: CompileJob | None = None
+
+
+class BuildPlan(FrozenModel):
+    """What is to be compiled, and what else a prewarmed folder says and holds.
+
+    Attributes:
+        jobs: the binaries to compile.
+        manifest: the folder's manifest, without its files and the numbers of binaries.
+        notes: remarks for the user, one sentence each.
+        files: the kernels' Python files as they were imported: modification time in nanoseconds and
+            size in bytes.
+    """
+
+    jobs: tuple[CompileJob, ...]
+    manifest: Manifest
+    notes: tuple[str, ...]
+    files: dict[str, tuple[int, int]]
+
+
+class CompileResult(FrozenModel):
+    """The result of a job.
+
+    Attributes:
+        error: the error; empty if there was none.
+        fatal: whether all other jobs would fail too, for instance because the disk is full.
+        notes: remarks for the user.
+        binary: Triton's key of the binary. Configs that only differ in values that are not compiled
+            in share one.
+        keys: the folders of Triton's cache that the binary needs.
+        fresh: number of kernels that were compiled and not found in the cache.
+    """
+
+    error: str = ""
+    fatal: bool = False
+    notes: tuple[str, ...] = ()
+    binary: str = ""
+    keys: tuple[str, ...] = ()
+    fresh: int = 0
+
+
+PATIENCE = 30.0
+"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
+
+
+def own_records(url: str) -> Store:
+    """Open the user's store."""
+    return wait_longer(open_store(url), PATIENCE)
+
+
+def all_records(own: Store) -> Store:
+    """Return a store with the records that installed packages ship before the user's."""
+    shipped = shipped_stores() if current_settings().shipped else []
+    return TieredStore([*shipped, *tiers_of(own)])
+
+
+class Compiler:
+    """Plans a prewarming and compiles for it, in a process that is replaced if that takes it down.
+
+    Args:
+        spec: the options of the prewarming.
+    """
+
+    def __init__(self, spec: PrewarmSpec) -> None:
+        """Start nothing yet."""
+        environment = {
+            name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES
+        }
+        environment |= {
+            "CUDA_VISIBLE_DEVICES": "",  # a builder that has a GPU must not use its driver either
+            "HIP_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        self._worker = Worker("dejavu_cache.prewarm.worker", spec, environment, grace=GRACE)
+        self._arch: str | None = None
+
+    def start(self) -> None:
+        """Start a process unless one runs.
+
+        Raises:
+            PrewarmError: none can be started, or it cannot do what the options ask for.
+        """
+        try:
+            self._worker.start()
+        except OSError as error:
+            raise PrewarmError(
+                f"no process can be started that compiles: {error.strerror or error}"
+            ) from None
+        except DejavuError as error:
+            raise PrewarmError(str(error)) from None
+
+    def plan(self) -> BuildPlan:
+        """Copy the records to the folder, and return what is to be compiled.
+
+        Raises:
+            PrewarmError: nothing can be compiled as asked.
+        """
+        self.start()
+        try:
+            return BuildPlan.model_validate(self._worker.run(PrewarmRequest()))
+        except DejavuError as error:
+            raise PrewarmError(str(error)) from None
+
+    def compile(self, job: CompileJob) -> CompileResult:
+        """Run a job.
+
+        A process compiles for one architecture only, since Triton keeps converting float8 as the
+        first architecture of its process needed it.
+
+        Raises:
+            PrewarmError: no process can be started.
+        """
+        if self._arch not in (None, job.arch):
+            self.close()
+            self.start()
+        self._arch = job.arch
+        try:
+            return CompileResult.model_validate(self._worker.run(PrewarmRequest(job=job)))
+        except WorkerLostError as error:
+            return CompileResult(error=f"the compiler was lost: {error}")
+        except DejavuError as error:
+            return CompileResult(error=str(error), fatal=True)
+
+    def close(self) -> None:
+        """End the process if one runs."""
+        self._worker.close()
+
+
+def compile_all(
+    spec: PrewarmSpec,
+    first: Compiler,
+    jobs: Sequence[CompileJob],
+    processes: int,
+    on_progress: OnProgress,
+) -> dict[CompileJob, CompileResult]:
+    """Run all jobs in several processes and return their results; a fatal one stops the others.
+
+    Args:
+        spec: the options of the prewarming.
+        first: a compiler that runs already; it is closed like the others.
+        jobs: the jobs.
+        processes: maximum number of processes.
+        on_progress: called before the first job, and after each.
+
+    Raises:
+        PrewarmError: a process cannot be started.
+    """
+    results: dict[CompileJob, CompileResult] = {}
+    lock = ForkLock()
+
+    def attempt(compiler: Compiler, job: CompileJob) -> Attempt:
+        result = compiler.compile(job)
+        with lock:
+            results[job] = result
+            on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
+        if result.fatal:
+            pool.stop()
+        return "done"
+
+    count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
+    compilers = [first, *(Compiler(spec) for _ in range(count - 1))]
+    pool = WorkerPool(compilers, sorted(jobs, key=lambda job: job.arch), attempt)
+    on_progress(0, len(jobs), "")
+    try:
+        pool.run()
+    finally:  # after an interrupt, wait for the running jobs, so that nothing is written later
+        pool.join()
+        for compiler in compilers:
+            compiler.close()
+    if pool.errors:
+        raise pool.errors[0]
+    return results

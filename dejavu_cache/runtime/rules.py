@@ -1,0 +1,445 @@
+"""What a scenario's record means to a launch.
+
+The rules are functions of the request, the record and what this process has found out; they read
+and write nothing. A launch asks them in this order:
+
+1. `known_record`: which measurements count. Those of other code do not; this process's own stand
+   before what others have recorded of the same config.
+2. `suspected_configs`: which configs may end or block this process, so that it leaves them out.
+3. `recorded_choice`: what the record says. A person's choice, if the launch may run it, or else
+   the config that `model.selection` calls the best.
+4. `trusted_choice`: the same, as far as it may run without comparing its results here.
+5. `settled_choice`: whether a process that may tune has nothing left to do, and what runs then.
+6. `due_configs`, `untried_failures`: which configs a tune measures; `earlier_timings`: which
+   earlier measurements take part in it; `may_launch_default`: whether there is a config to compare
+   the others with.
+7. `winner_to_record`: what a tune writes about its best config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..model.record import (
+    NO_WORK,
+    Measurement,
+    Record,
+    Results,
+    Winner,
+    are_compared,
+    has_reason,
+    reasons_not_compared,
+)
+from ..model.resolution import Resolution
+from ..model.scenario import Config, now
+from ..model.selection import is_credible, winner
+from ..stores import Found
+from ..system.notices import whoami
+from ..triton_internals.config_names import describe
+from ..tuning.compile_ahead import is_repeatable
+from ..tuning.measurement_marks import Suspect
+from .request import Request
+
+__all__ = [
+    "Findings",
+    "best_config",
+    "budgeted_count",
+    "corrected_record",
+    "due_configs",
+    "earlier_timings",
+    "has_work",
+    "ignored_pin",
+    "is_trusted",
+    "is_unfinished",
+    "known_record",
+    "may_launch_default",
+    "recorded_choice",
+    "settled_choice",
+    "suspected_configs",
+    "trusted_choice",
+    "trusted_configs",
+    "uncompared_choice",
+    "unmeasured_configs",
+    "untried_failures",
+    "winner_config",
+    "winner_to_record",
+]
+
+
+@dataclass
+class Findings:
+    """What this process has found out about a scenario.
+
+    A server keeps the first measurement of a config, so it may go on saying what this process knows
+    to be false.
+
+    Attributes:
+        trials: its own measurements.
+        rejected: configs that could not run at a launch.
+        compared: configs whose results were compared with the default's.
+        hidden: why nothing can be compared in any launch; None while something may be.
+        is_raced: whether all configs are timed, and the fastest one is yet to be compared.
+    """
+
+    trials: Mapping[Config, Measurement] = field(default_factory=dict)
+    rejected: set[Config] = field(default_factory=set)
+    compared: set[Config] = field(default_factory=set)
+    hidden: Results | None = None
+    is_raced: bool = False
+
+    def add_trials(self, measurements: Iterable[Measurement]) -> None:
+        """Remember measurements; one for which memory lacked says nothing."""
+        # A new dictionary: other threads may go through the present one.
+        self.trials = {
+            **self.trials,
+            **{entry.config: entry for entry in measurements if not entry.skipped},
+        }
+
+
+def known_record(record: Record, findings: Findings) -> Record:
+    """Return a record without measurements of other code, corrected by this process's own."""
+    return corrected_record(record.proven, findings)
+
+
+def corrected_record(record: Record, findings: Findings) -> Record:
+    """Return a record in which other machines' measurements give way to this process's."""
+    if not findings.trials:
+        return record
+    recorded = record.by_config
+    corrections = {
+        config: trial
+        for config, trial in findings.trials.items()
+        if config not in recorded or recorded[config].by != trial.by
+    }
+    if not corrections:
+        return record
+    measurements = tuple({**recorded, **corrections}.values())
+    return record.model_copy(update={"measurements": measurements})
+
+
+def suspected_configs(
+    request: Request, record: Record | None, suspects: Iterable[Suspect]
+) -> dict[Config, str]:
+    """Return the declared configs that may end or block this process, and why.
+
+    A config that a person pinned is none.
+
+    Args:
+        request: the launch's.
+        record: the record of its scenario, if there is one.
+        suspects: configs that processes were measuring when they died or hung.
+    """
+    pinned = record.pinned if record else None
+    return {
+        suspect.config: suspect.reason
+        for suspect in suspects
+        if suspect.config in request.declared and suspect.config != pinned
+    }
+
+
+def ignored_pin(request: Request, record: Record | None) -> Config | None:
+    """Return a record's pin if the launch may not run its config, or None."""
+    pinned = record.pinned if record else None
+    return None if pinned is None or pinned in request.declared else pinned
+
+
+def recorded_choice(request: Request, found: Found | None) -> Resolution | None:
+    """Return the resolution to a record's pin, or else to the best declared config, or None.
+
+    A record only selects among the configs that the kernel declares today, whoever wrote it.
+
+    Args:
+        request: the scenario in question.
+        found: a record of this scenario or of one that may stand in for it.
+    """
+    if found is None:
+        return None
+    pinned = found.record.pinned
+    if pinned is not None and pinned in request.declared:
+        return request.resolution("pinned", request.declared[pinned], found.store)
+    best = best_config(request, found.record)
+    return None if best is None else _resolve_to(request, found, best)
+
+
+def trusted_choice(
+    request: Request, found: Found | None, *, uncompared: bool = False
+) -> Resolution | None:
+    """Return the resolution from a record to a config that runs without a comparison, or None.
+
+    It is the first of these, where results are to be compared at all:
+
+    1. a person's choice;
+    2. the fastest config, if `trusted_configs` has it;
+    3. of the trusted ones the fastest, if the winner is among them;
+    4. if nothing can be compared: the fastest one that the winner's tune did not know.
+
+    Args:
+        request: the scenario in question.
+        found: a record of this scenario or of one that may stand in for it.
+        uncompared: whether a winner may run that nobody has compared, labelled as such.
+    """
+    leader = recorded_choice(request, found)
+    if leader is None or found is None or leader.how == "pinned" or request.check is None:
+        return leader
+    record, fastest = found.record, describe(leader.config)
+    if record.winner is None or not record.is_finished:
+        return None
+    trusted = trusted_configs(record, describe(request.default), uncompared=uncompared)
+    if fastest in trusted:
+        return leader
+    is_declared = record.winner.config in request.declared
+    if uncompared and not (is_declared and record.by_config[fastest].at <= record.winner.at):
+        return leader
+    if not is_declared or record.winner.config not in trusted:
+        return None
+    best = _select(request, record, trusted)
+    return None if best is None else _resolve_to(request, found, best)
+
+
+def trusted_configs(
+    record: Record, default: Config | None, *, uncompared: bool = False
+) -> set[Config]:
+    """Return the configs that a launch may take from a record without comparing their results.
+
+    They are the default config, by which the others are judged, and the winner, if its results were
+    compared. If the default has failed, there is nothing to compare with, and nothing else to run.
+
+    Args:
+        record: the record.
+        default: the config of last resort.
+        uncompared: whether a winner counts although nobody has compared it.
+    """
+    trusted = set() if default is None else {default}
+    if record.winner is not None and record.is_finished:
+        standard = record.by_config.get(default) if default else None
+        has_failed = standard is not None and standard.median is None and not standard.skipped
+        if uncompared or record.winner.is_compared or has_failed:
+            trusted.add(record.winner.config)
+    return trusted
+
+
+def is_trusted(request: Request, record: Record, config: Config) -> bool:
+    """Return whether a launch may run a recorded config without comparing its results."""
+    return request.check is None or config in trusted_configs(record, describe(request.default))
+
+
+def is_unfinished(request: Request, record: Record | None) -> bool:
+    """Return whether a record has timings alone, while results are to be compared."""
+    return record is not None and request.check is not None and record.is_unfinished
+
+
+def settled_choice(
+    request: Request, found: Found | None, findings: Findings, *, is_lasting: bool
+) -> Resolution | None:
+    """Return what a recorded scenario's launch runs, or None if a tune or a comparison is due.
+
+    A pinned scenario is settled. A race and its winner are worth a tune only if they outlive this
+    process; a config is compared in any case before it runs.
+
+    Args:
+        request: the scenario.
+        found: its record.
+        findings: what this process knows of it.
+        is_lasting: whether another process can read what a tune writes.
+    """
+    recorded = recorded_choice(request, found)
+    if recorded is not None and recorded.how == "pinned":
+        return recorded
+    if findings.hidden is not None and request.check is not None:
+        return uncompared_choice(request, found, findings.hidden)
+    if recorded is None or found is None:
+        return None
+    fastest, record = describe(recorded.config), found.record
+    if fastest not in findings.compared and not is_trusted(request, record, fastest):
+        return None
+    is_due = has_work(request, record) if is_lasting else due_configs(request, record)
+    return None if is_due else recorded
+
+
+def uncompared_choice(request: Request, found: Found | None, results: Results) -> Resolution:
+    """Return what runs where nothing shows whether the fastest config's results are right.
+
+    It is a recorded config that was compared elsewhere, or else the default.
+
+    Args:
+        request: the scenario.
+        found: its record, if there is one.
+        results: why nothing was compared.
+    """
+    reasons, is_idle = reasons_not_compared(results), has_reason(results, NO_WORK)
+    trusted = trusted_choice(request, found)
+    if trusted is not None:
+        return replace(trusted, not_compared=reasons, is_idle=is_idle)
+    default = request.resolution("default", request.default)
+    return replace(default, uncompared="; ".join(reasons), is_idle=is_idle)
+
+
+def best_config(request: Request, record: Record) -> Config | None:
+    """Return the best declared config by a record's timings, or None if none is believed."""
+    return _select(request, record, set(request.declared))
+
+
+def _select(request: Request, record: Record, configs: set[Config]) -> Config | None:
+    return winner(
+        record,
+        configs,
+        describe(request.default),
+        shortest=request.shortest_timing,
+        trusted=whoami(),
+    )
+
+
+def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
+    """Return the resolution to a recorded config, with what its record leaves to say."""
+    record = found.record
+    is_standard = request.check is None or config == describe(request.default)
+    ignored = ignored_pin(request, record)
+    return replace(
+        request.resolution("exact", request.declared[config], found.store),
+        missing=len(unmeasured_configs(request, record)),
+        not_compared=[] if is_standard else record.reasons_not_compared(config),
+        wrong=[
+            f"({measurement.config}): {measurement.failure.reason}"
+            for measurement in record.measurements
+            if measurement.is_wrong
+            and measurement.failure
+            and measurement.config in request.declared
+        ],
+        ignored_pin=None if ignored is None else str(ignored),
+    )
+
+
+def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
+    """Return the declared configs that have neither a timing nor a failure that counts.
+
+    Timings of other machines that no launch can have count as unmeasured.
+    """
+    measured = record.by_config if record else {}
+    return [
+        config
+        for config in request.declared
+        if config not in measured or _is_void(request, measured[config])
+    ]
+
+
+def _is_void(request: Request, measurement: Measurement) -> bool:
+    if measurement.failure is not None or measurement.by == whoami():
+        return measurement.skipped
+    return not is_credible(measurement, request.shortest_timing)
+
+
+def due_configs(request: Request, record: Record | None) -> list[Config]:
+    """Return the configs left to measure, the default first; none once the budget is met."""
+    unmeasured = unmeasured_configs(request, record)
+    if budgeted_count(request, len(unmeasured)) == 0:
+        return []
+    return sorted(unmeasured, key=lambda config: config != describe(request.default))
+
+
+def budgeted_count(request: Request, unmeasured: int) -> int:
+    """Return how many of the unmeasured configs the budget still allows."""
+    if request.budget.configs is None:
+        return unmeasured
+    measured = len(request.declared) - unmeasured
+    return max(min(unmeasured, request.budget.configs - measured), 0)
+
+
+def has_work(request: Request, record: Record) -> bool:
+    """Return whether a tune is unfinished: configs to measure, or the race and its winner."""
+    return record.winner is None or bool(due_configs(request, record))
+
+
+def untried_failures(
+    request: Request, record: Record, findings: Findings, suspects: Iterable[Suspect] = ()
+) -> list[Config]:
+    """Return the failed configs that may run by now, or on this machine, the default first.
+
+    Crashes and wrong results of other machines are trusted, except for the default config, which
+    must be tried anyway. What this process has tried, or suspects, it does not try again.
+
+    Args:
+        request: the scenario.
+        record: its record.
+        findings: what this process knows of it.
+        suspects: configs that processes were measuring when they died or hung.
+    """
+    measured, default = record.by_config, describe(request.default)
+    tried = {*findings.trials, *(suspect.config for suspect in suspects)}
+    untried = [
+        config
+        for config in request.declared
+        if config in measured
+        and config not in tried
+        and (failure := measured[config].failure) is not None
+        and (config == default or failure.kind not in ("crash", "wrong"))
+    ]
+    return sorted(untried, key=lambda config: config != default)
+
+
+def earlier_timings(request: Request, record: Record) -> list[Measurement]:
+    """Return this machine's timings of a scenario that was not raced yet: they join the race."""
+    if record.winner is not None:
+        return []
+    return [
+        measurement
+        for measurement in record.measurements
+        if measurement.by == whoami() and is_credible(measurement, request.shortest_timing)
+    ]
+
+
+def may_launch_default(request: Request, record: Record) -> bool:
+    """Return whether nothing says that the default config's launch fails here, or ends programs.
+
+    What compilers and other machines have reported may be different by now, or here.
+    """
+    default = record.by_config.get(describe(request.default))
+    if default is None or default.failure is None or default.skipped:
+        return True
+    is_lasting = default.by == whoami() and not is_repeatable(default.failure)
+    return default.failure.kind != "crash" and not is_lasting
+
+
+def winner_config(request: Request, record: Record, best: Config) -> Config:
+    """Return the winner after a tune whose best config is `best`.
+
+    Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
+    With result checks on, configs that pruning left out were never compared, so they are no rivals.
+    """
+    if not request.prunes:
+        return best
+    rivals = {*request.declared, *map(describe, request.autotuner.configs)}
+    if request.check is not None:
+        rivals &= {best, record.winner.config if record.winner else best}
+    return _select(request, record, rivals) or best
+
+
+def winner_to_record(
+    request: Request, record: Record, best: Config, results: Results, *, measured: bool
+) -> Winner | None:
+    """Return the winner to record, or None where the recorded one stands.
+
+    A config that could not be compared does not replace one that was, and is not recorded twice
+    for it.
+
+    Args:
+        request: the scenario.
+        record: its record, with what the tune has measured.
+        best: the best config of the tuned launch.
+        results: what comparing it has shown.
+        measured: whether the tune has measured anything.
+    """
+    config, recorded = winner_config(request, record, best), record.winner
+    found: Results | None = results
+    if recorded is not None and record.is_finished:
+        is_recorded = recorded.config == config
+        says_no_more = recorded.is_compared or (is_recorded and not measured)
+        if not are_compared(results) and says_no_more:
+            return None
+        found = recorded.results if is_recorded and config != best else results
+    return Winner(
+        config=config,
+        at=now(),
+        adopted_at=recorded and recorded.adopted_at,
+        results=found and dict(found),
+    )

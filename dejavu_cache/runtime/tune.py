@@ -1,0 +1,434 @@
+"""Tune one scenario: under its lease, propose, compile, time and compare configs, and write."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
+from ..model.merge import date_after, merge_records
+from ..model.record import (
+    NO_MEMORY,
+    NO_WORK,
+    Measurement,
+    Record,
+    Results,
+    has_reason,
+    reasons_not_compared,
+)
+from ..model.resolution import How, Resolution
+from ..model.scenario import Config
+from ..settings import current_settings
+from ..stores import Found
+from ..system.fork_lock import ForkLock
+from ..system.notices import warn_once, whoami
+from ..triton_internals.compilation import LoadedKernels, compile_config, release_outdated
+from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import tuned_launches
+from ..triton_internals.identity import find_jit_function
+from ..tuning.benchmark_methods import is_called_once
+from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
+from ..tuning.result_check import recording_crash, refuse_uncompared
+from ..tuning.search import Exhaustive, OptunaSearch, Search
+from ..tuning.tuner import MeasurementWriter, Tuner, progress
+from . import rules
+from .known_records import KnownRecords
+from .launch_recorder import pause_recording
+from .request import Request
+
+if TYPE_CHECKING:
+    from ..system.worker_process import ParentConnection
+
+__all__ = ["announce", "leave_out_suspects", "note_timings", "tune"]
+
+_tuning = ForkLock()
+"""Held while this process tunes: two benchmarks at once would time each other.
+
+A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
+"""
+
+
+def announce(parent: ParentConnection, config: Config) -> None:
+    """Tell the process that replaces this one which config is about to touch the device."""
+    parent.send("config", config=config.model_dump())
+
+
+def tune(
+    request: Request, records: KnownRecords, wait: float, parent: ParentConnection | None = None
+) -> tuple[Resolution | None, int]:
+    """Tune a scenario, or take over what another process has recorded of it meanwhile.
+
+    1. The lease is waited for, and then this process's other tunes.
+    2. The record is read again: the lease's last holder may have finished the work, or died halfway
+       through it. If nothing is left to do, its config runs.
+    3. Without the lease, nothing is measured; a config that was compared runs.
+    4. Configs are proposed, compiled, timed and compared, and the winner is written; see `Tune`.
+
+    Args:
+        request: the scenario.
+        records: where measurements and the winner are recorded.
+        wait: seconds to wait for the lease of a process that tunes the same scenario.
+        parent: the process that replaces this one if a config ends it, as in a sweep. It is told
+            of each config, and those during which other processes have died are measured too.
+
+    Returns:
+        The resolution, and how many configs were benchmarked for it. The resolution is None where
+        another process still tunes, the device had no memory left for any config, or the machine
+        could not launch the default config. It is the default config where only other machines'
+        failures rule out the others.
+
+    Raises:
+        NoValidConfigError: every config failed in this process.
+        UncomparedResultsError: a sweep's machine could not launch the default config.
+    """
+    context, scenario = request.context, request.scenario
+    # A process that hangs keeps its lease for ever. A nested tune must not wait for a lease: this
+    # thread, or one that waits for this tune, may hold it.
+    is_hung = any(suspect.is_hung for suspect in find_suspects(context, scenario))
+    patience = 0.0 if is_hung or _tuning.is_own() else wait
+    lease = records.tiers.lease(context, scenario, wait=patience)
+    # The lease first: while this thread waits for another process, other kernels may be tuned.
+    with lease as is_leased, _tuning:
+        suspects = find_suspects(context, scenario)
+        found = records.look_up(context, scenario, fresh=True)
+        record = found.record if found else Record(scenario=scenario)
+        if parent is None:
+            request = _refuse_suspects(request, record, suspects)
+        findings = records.findings(context, scenario)
+        settled = rules.settled_choice(request, found, findings, is_lasting=records.is_lasting)
+        if settled is not None:
+            return settled, 0
+        due = rules.due_configs(request, record)
+        avoided = suspects if parent is None else ()
+        untried = rules.untried_failures(request, record, findings, avoided)
+        has_work = due or untried or rules.recorded_choice(request, found)
+        if has_work and not (is_leased or any(suspect.is_hung for suspect in suspects)):
+            return rules.trusted_choice(request, found), 0
+        return Tune(request, record, records, parent).run(due, avoided)
+
+
+class Tune:
+    """One tune of one scenario, whose lease is held.
+
+    Args:
+        request: the scenario.
+        record: what is recorded of it.
+        records: where measurements and the winner are recorded.
+        parent: as of `tune`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        record: Record,
+        records: KnownRecords,
+        parent: ParentConnection | None,
+    ) -> None:
+        """Measure nothing yet."""
+        self._request = request
+        self._record = record
+        self._records = records
+        self._parent = parent
+        self._findings = records.findings(request.context, request.scenario)
+        self._measured = 0
+        self._mark = MeasurementMark(request.context, request.scenario)
+        check = request.check if rules.may_launch_default(request, record) else None
+        self._check = request.result_check(check, self._mark.around)
+        function = find_jit_function(request.autotuner)
+        if function is not None:
+            release_outdated(function, request.context.environment.variables)
+        self._loaded = LoadedKernels(function)
+
+    def run(
+        self, due: Sequence[Config], suspects: Iterable[Suspect]
+    ) -> tuple[Resolution | None, int]:
+        """Measure configs, select the winner and record it; return as `tune` does.
+
+        Args:
+            due: the configs left to measure. Without any, an unfinished race goes on, and if no
+                config has a usable timing, those are measured whose failure may be over.
+            suspects: configs that this process must not try again.
+        """
+        request, findings = self._request, self._findings
+        # Whatever happens, the launch's arguments and their copies are let go of.
+        with closing(self._mark), closing(self._check):
+            try:
+                if due or (self._record.winner is None and not findings.is_raced):
+                    earlier = rules.earlier_timings(request, self._record)
+                    self._measure(_make_search(request, self._record, due), len(due), earlier)
+                    findings.is_raced = True
+                if rules.best_config(request, self._record) is None:
+                    self._measure_in_order(
+                        rules.untried_failures(request, self._record, findings, suspects)
+                    )
+                winner, results = self._find_winner()
+            except UncomparedResultsError as error:
+                if self._parent is not None:  # a sweep serves no launch, and says what it lacks
+                    raise
+                return self._without_comparison(error), self._measured
+            if winner is None:
+                return self._without_valid_config(), self._measured
+            # Noted here too: the recorded winner may be that of a launch with other configs.
+            findings.compared.add(winner)
+            findings.is_raced = False
+            self._record_winner(winner, results)
+        how: How = "tuned" if due or self._measured else "exact"
+        resolution = replace(
+            request.resolution(how, request.declared[winner], self._records.url),
+            missing=len(rules.unmeasured_configs(request, self._record)),
+            not_compared=reasons_not_compared(results),
+        )
+        return resolution, self._measured
+
+    def _measure_in_order(self, configs: Sequence[Config]) -> None:
+        if configs:
+            self._measure(Exhaustive(configs), len(configs))
+
+    def _measure(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
+        """Measure what a search proposes, within the budget's time.
+
+        Args:
+            search: proposes configs.
+            total: the number of configs that it proposes at most.
+            earlier: measurements of a tune that ended before its race.
+        """
+        request, launch = self._request, self._request.candidate_launch()
+        suspects = find_suspects(request.context, request.scenario)
+        marked = {suspect.config: suspect for suspect in suspects}
+        seconds = request.budget.seconds
+        with (
+            MeasurementWriter(self._write) as writer,
+            progress(request.name, total, wanted=current_settings().progress) as advance,
+            pause_recording(request.autotuner, self._records.tiers),
+            self._check.restoring_arguments(),
+        ):
+
+            def keep(measurement: Measurement) -> None:
+                writer(measurement)
+                suspect = marked.pop(measurement.config, None)
+                if suspect is not None and measurement.median is not None:
+                    suspect.forget()
+                advance()
+
+            def compute_expected() -> None:
+                with recording_crash(launch.default, writer):
+                    self._check.prepare()
+                self._check.refuse_tune()
+
+            def begin(config: Config) -> None:
+                compute_expected()
+                if self._parent is not None:
+                    writer.drain()
+                    announce(self._parent, config)
+
+            tuner = Tuner(
+                launch,
+                keep,
+                race=request.budget.race and not is_called_once(request.context.problem.method),
+                until=math.inf if seconds is None else time.monotonic() + seconds,
+                launch_default=compute_expected,
+                before=begin,
+                mark=self._mark.around,
+                earlier=earlier,
+            )
+            self._measured += tuner.tune(search)
+
+    def _write(self, measurements: Sequence[Measurement]) -> None:
+        request = self._request
+        addition = Record(scenario=request.scenario, measurements=tuple(measurements))
+        # After what they replace, which else stands if another clock dated it, and is due again.
+        dated = date_after(addition, self._record)
+        self._findings.add_trials(dated.measurements)
+        merged = merge_records(self._record, dated)
+        self._record = rules.corrected_record(merged, self._findings)
+        # A process whose device is lost may not live to write what is queued.
+        is_last = any(measurement.has_crashed for measurement in measurements)
+        self._records.put(request.context, dated, now=is_last)
+
+    def _find_winner(self) -> tuple[Config | None, Results]:
+        """Return the best config whose results are not wrong, and what comparing it has shown.
+
+        The config is None if none is left.
+
+        Raises:
+            NothingComparedError: nothing shows whether the best config's results are right.
+        """
+        results: Results = {}
+        confirmed: set[Config] = set()
+        while (best := rules.best_config(self._request, self._record)) is not None:
+            by = self._record.by_config[best].by
+            if self._measured and by != whoami() and best not in confirmed:
+                # Another machine's timing must not win a tune here without being measured here.
+                confirmed.add(best)
+                self._measure_in_order([best])
+                continue
+            with recording_crash(best, lambda crash: self._write([crash])):
+                results, wrong = self._check.compare(self._request.declared[best])
+            if wrong is None:
+                refuse_uncompared(results)
+                break
+            self._write([wrong])
+        return best, results
+
+    def _record_winner(self, best: Config, results: Results) -> None:
+        """Record the winner and its launches, and release the kernels that lost."""
+        request, is_measured = self._request, bool(self._measured)
+        note_timings(request, self._record)
+        addition = Record(
+            scenario=request.scenario,
+            winner=rules.winner_to_record(
+                request, self._record, best, results, measured=is_measured
+            ),
+            launches=tuned_launches(
+                request.autotuner, request.declared[best], request.args, request.kwargs
+            ),
+        )
+        self._records.put(request.context, date_after(addition, self._record))
+        self._release_losers(best)
+
+    def _release_losers(self, winner: Config) -> None:
+        """Release the kernels compiled since the beginning, except the winner's and default's."""
+        if not self._loaded.later():
+            return
+        request, measured = self._request, self._record.by_config
+        needed = []
+        for config in {winner, describe(request.default)}:
+            if config in measured and measured[config].median is not None:
+                with suppress(Exception):  # Without the kernel, the next launch compiles it.
+                    chosen = request.declared[config]
+                    needed.append(
+                        compile_config(request.autotuner, chosen, request.args, request.kwargs)
+                    )
+        self._loaded.release_later(needed)
+
+    def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
+        """Return what runs where nothing can be compared; None if a later launch may compare."""
+        request = self._request
+        if not isinstance(error, NothingComparedError):
+            warn_once(
+                f"uncompared {request.context.kernel.name}",
+                f"{request.name}: {error}; the launch takes a fallback, and a later one tunes",
+            )
+            return None
+        results = error.results
+        if not has_reason(results, NO_WORK) and not has_reason(results, NO_MEMORY):
+            self._findings.hidden = results  # no other launch would show more
+        found = Found(self._record, self._records.url)
+        return rules.uncompared_choice(request, found, results)
+
+    def _without_valid_config(self) -> Resolution | None:
+        """Return the default config's resolution, or None where memory lacked for any config.
+
+        Raises:
+            NoValidConfigError: every config failed in this process, not only by somebody's record.
+        """
+        request, trials = self._request, self._findings.trials
+        kernel, measured = request.context.kernel.name, self._record.by_config
+        if any(config in measured and measured[config].skipped for config in request.declared):
+            warn_once(
+                f"memory {kernel}",
+                f"{request.name}: the device has no memory left to measure any config; the launch "
+                "takes a fallback, and a later one tries again",
+            )
+            return None
+        if all(config in trials and trials[config].failure for config in request.declared):
+            self._findings.trials = {}  # a later launch may succeed
+            reasons = _failure_reasons(request, self._record)
+            raise NoValidConfigError(kernel, str(request.scenario), reasons)
+        warn_once(
+            f"failures {kernel}",
+            f"{request.name}: no config has a usable timing, partly by other records than this "
+            "process's; the default config runs. `dejavu-cache show` lists the failures, and "
+            "`dejavu-cache clear` deletes the record",
+        )
+        return request.resolution("default", request.default)
+
+
+def _make_search(request: Request, record: Record, due: Sequence[Config]) -> Search:
+    """Return the search through the due configs, as far as the budget goes."""
+    limit = rules.budgeted_count(request, len(due))
+    if request.budget.strategy != "optuna" or not _has_optuna():
+        return Exhaustive(due[:limit])
+    unmeasured = {*rules.unmeasured_configs(request, record)}
+    measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+    default = describe(request.default)
+    first = [default] if due[:1] == [default] else []
+    return OptunaSearch(request.declared, measured, first, limit)
+
+
+def _has_optuna() -> bool:
+    is_installed = importlib.util.find_spec("optuna") is not None
+    if not is_installed:
+        warn_once(
+            "optuna",
+            "optuna is not installed, so the first configs are measured: "
+            "pip install 'dejavu-cache[sweep]'",
+        )
+    return is_installed
+
+
+def leave_out_suspects(
+    request: Request, record: Record | None, suspects: Iterable[Suspect]
+) -> Request:
+    """Return a request without the configs that may end or block this process.
+
+    Nothing is said of those whose failure is recorded.
+    """
+    reasons = rules.suspected_configs(request, record, suspects)
+    measured = record.by_config if record else {}
+    for config, reason in reasons.items():
+        failed = measured.get(config)
+        if failed is not None and failed.failure is not None and not failed.skipped:
+            continue
+        warn_once(
+            f"suspect {request.name} {config}",
+            f"{request.name}: ({config}) is not run for a day: {reason}; to clear or convict it, "
+            "measure it with `dejavu-cache sweep`, where a crash costs only a worker",
+        )
+    return request.without(reasons)
+
+
+def _refuse_suspects(request: Request, record: Record, suspects: Sequence[Suspect]) -> Request:
+    """Leave out the configs during which processes have died.
+
+    Raises:
+        NoValidConfigError: no other config is left.
+    """
+    remaining = leave_out_suspects(request, record, suspects)
+    if suspects and not remaining.declared:
+        reasons = {str(suspect.config): suspect.reason for suspect in suspects}
+        raise NoValidConfigError(request.context.kernel.name, str(request.scenario), reasons)
+    return remaining
+
+
+def note_timings(request: Request, record: Record) -> None:
+    """Give a request's autotuner Triton's `configs_timings`: infinite ones for failed configs."""
+    measured = record.by_config
+    request.autotuner.configs_timings = {
+        request.declared[config]: _triton_timing(measured[config])
+        for config in request.declared
+        if config in measured
+    }
+
+
+def _triton_timing(measurement: Measurement) -> float | list[float | None]:
+    """Return what `do_bench` returned for a config, or would have: a number, or quantiles."""
+    if measurement.median is None:
+        return [math.inf] * 3
+    if measurement.p20 is None:
+        return measurement.median
+    return [measurement.median, measurement.p20, measurement.p80]
+
+
+def _failure_reasons(request: Request, record: Record) -> dict[str, str]:
+    measurements = record.by_config
+    reasons = {}
+    for config in request.declared:
+        failure = measurements[config].failure if config in measurements else None
+        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "not measured"
+    return reasons
