@@ -150,8 +150,7 @@ class CaseTuner:
         Raises:
             NoValidConfigError: every config failed.
         """
-        self._record_crashes(request, store)
-        record = current_record(request, store)
+        record = self._record_crashes(request, store)
         # A config that has a timing and still took a process down did so in the final race of the
         # best configs, and would do so again.
         timed = {entry.config for entry in record.measurements if entry.median is not None}
@@ -174,12 +173,16 @@ class CaseTuner:
         """Tell the parent which config is about to touch the device."""
         announce(self._parent, config)
 
-    def _record_crashes(self, request: Request, store: Store) -> None:
-        due = set(due_configs(request, current_record(request, store)))
+    def _record_crashes(self, request: Request, store: Store) -> Record:
+        """Record the configs that took down workers, and return the scenario's record."""
+        record = current_record(request, store)
+        due = set(due_configs(request, record))
         failures = tuple(
             failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
             for crash in self._job.crashes
             if crash.config in due
         )
-        if failures:
-            store.put(request.context, [Record(scenario=request.scenario, measurements=failures)])
+        if not failures:
+            return record
+        store.put(request.context, [Record(scenario=request.scenario, measurements=failures)])
+        return current_record(request, store)

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from ..system.fork_lock import cached_property
 
 __all__ = [
@@ -121,6 +119,8 @@ class GraphCapture:
 
     def __init__(self) -> None:
         """Take a stream of the current device."""
+        import torch
+
         self._stream = torch.cuda.Stream()
         self._latest: Any = None
 
@@ -133,6 +133,8 @@ class GraphCapture:
         Raises:
             Exception: what the call raises, and what PyTorch does where it cannot be captured.
         """
+        import torch
+
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             call()
@@ -151,6 +153,8 @@ class GraphCapture:
             self._latest = None
 
     def _capture(self, call: Callable[[], object], times: int) -> Any:
+        import torch
+
         graph = torch.cuda.CUDAGraph()
         pool = None if self._latest is None else self._latest.pool()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.background_threads import start_thread, uninterrupted
-from ..system.fork_lock import ForkCondition
+from ..system.background_threads import WriterThread, uninterrupted
 from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import quantiles_of
@@ -163,7 +162,7 @@ It would wait for ever where an interrupted launch has left a lock of a library 
 """
 
 
-class MeasurementWriter:
+class MeasurementWriter(WriterThread[Measurement]):
     """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
 
     Measurements that arrive while the function runs are passed on together. At the end of the
@@ -174,34 +173,21 @@ class MeasurementWriter:
     """
 
     def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
-        """Set up the thread, which starts with the `with` block."""
+        """Begin without a measurement."""
+        super().__init__("dejavu-cache writer")
         self._keep = keep
-        self._queued: list[Measurement] = []
-        self._changed = ForkCondition()
-        self._closing = self._busy = self._has_thread = False
         self._error: Exception | None = None
 
     def __call__(self, measurement: Measurement) -> None:
-        """Queue a measurement; pass it on at once where no thread can be started any more."""
-        if not self._has_thread:
-            self._pass_on([measurement])
-            return
-        with self._changed:
-            self._queued.append(measurement)
-            self._changed.notify_all()
+        """Pass a measurement on soon."""
+        self.add(measurement)
 
     def drain(self) -> None:
-        """Wait until all queued measurements have been passed on."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._queued or self._busy), PATIENCE)
+        """Wait until all measurements have been passed on."""
+        self.finish(PATIENCE)
 
     def __enter__(self) -> MeasurementWriter:
-        """Start the thread."""
-        try:
-            self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
-        except BaseException:  # of a signal handler, most likely when the thread has started
-            self._close()
-            raise
+        """Begin; a thread starts with the first measurement."""
         return self
 
     def __exit__(
@@ -210,42 +196,21 @@ class MeasurementWriter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Wait for the thread, and raise its error unless the block has raised one."""
-        self._close()
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._has_thread, PATIENCE):
-                logger.warning(
-                    "measurements are not written: the store has not answered for %g s", PATIENCE
-                )
+        """Pass on what is left, and raise the function's error unless the block has raised one."""
+        self.drain()
+        if not self.is_done:
+            logger.warning(
+                "measurements are not written: the store has not answered for %g s", PATIENCE
+            )
         if self._error is not None and error is None:
             raise self._error
 
-    def _close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queued or self._closing)
-                queued, self._queued = self._queued, []
-                self._busy = bool(queued)
-                if not queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-            with uninterrupted():
-                self._pass_on(queued)
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-
-    def _pass_on(self, queued: Sequence[Measurement]) -> None:
-        # The later of two measurements of one config counts.
-        latest = {measurement.config: measurement for measurement in queued}
+    def write(self, items: list[Measurement]) -> None:
+        """Pass measurements on; the later of two of one config counts."""
+        latest = {measurement.config: measurement for measurement in items}
         try:
-            self._keep(list(latest.values()))
+            with uninterrupted():
+                self._keep(list(latest.values()))
         except Exception as error:
             self._error = error
 
