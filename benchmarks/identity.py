@@ -90,6 +90,7 @@ def summary(options: argparse.Namespace, target: str) -> dict[str, Any]:
             "harmless free": round(1 - len(edited.costly) / harmless, 4) if harmless else None,
             **asdict(edited),
             "edits": dict(sorted(edited.edits.items())),
+            "needless": [about.partition("\n")[0] for about in edited.needless],
         }
         found["changes"] = changed.result()
         found["launches"] = asdict(pairs)

@@ -193,6 +193,19 @@ def parse_fragment(block: str, page: str) -> ast.Module:
     raise AssertionError(f"{page} has code that is no Python:\n{block}")
 
 
+def test_the_tests_that_hold_the_promises_exist() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    path, missing, count = "", [], 0
+    for name in re.findall(r"`((?:tests/[\w/.]+\.py)?::test_\w+)`", text):
+        path, test = name.split("::")[0] or path, name.split("::")[1]
+        count += 1
+        file = ROOT / path
+        if not file.exists() or f"def {test}(" not in file.read_text(encoding="utf-8"):
+            missing.append(name)
+    assert missing == []
+    assert count > 20
+
+
 def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     script = str(ROOT / "examples/quickstart.py")
     for printed in ("benchmarked 6 configs", "benchmarked 0 configs"):

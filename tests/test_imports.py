@@ -33,6 +33,15 @@ def test_importing_the_library_loads_nothing_heavy() -> None:
     assert json.loads(run_python(code).stdout) == []
 
 
+def test_decorating_a_kernel_loads_no_torch() -> None:
+    code = """
+        import sys
+        from dejavu_cache import cached_autotune, install, serving
+        print("torch" in sys.modules)
+    """
+    assert run_python(code, TRITON_INTERPRET="").stdout == "False\n"
+
+
 def test_records_and_stores_need_no_triton() -> None:
     code = """
         import sys

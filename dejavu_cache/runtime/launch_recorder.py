@@ -22,8 +22,8 @@ from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
-from ..system.background_threads import at_program_end, start_thread, uninterrupted
-from ..system.fork_lock import ForkCondition, ForkLock
+from ..system.background_threads import WriterThread, uninterrupted
+from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
@@ -32,7 +32,6 @@ from ..triton_internals.identity import identify, jit_function, kernel_name, pyt
 __all__ = [
     "LAUNCH_METHOD",
     "CompiledLaunch",
-    "LaunchWriter",
     "pause_recording",
     "record_launches",
 ]
@@ -99,58 +98,6 @@ class CompiledLaunch(NamedTuple):
         return all(constants.get(name, value) == value for name, value in config.kwargs.items())
 
 
-class LaunchWriter:
-    """Queue of launches that a thread writes a moment later, and the program's end at once."""
-
-    def __init__(self) -> None:
-        """Begin without a thread."""
-        self._queued: list[CompiledLaunch] = []
-        self._changed = ForkCondition()
-        self._has_thread = self._hurries = False
-        self._process = os.getpid()
-
-    def add(self, launch: CompiledLaunch) -> None:
-        """Queue a launch; errors of writing it are ignored."""
-        with self._changed:
-            self._queued.append(launch)
-            if not self._has_thread:
-                at_program_end(self)
-                self._has_thread = start_thread(self._work, "dejavu-cache launches") is not None
-            if self._has_thread:
-                return
-            queued, self._queued = self._queued, []
-        self._write(queued)
-
-    def finish(self, seconds: float) -> None:
-        """Write what is queued at once, and wait for it up to a number of seconds."""
-        if self._process != os.getpid():  # a forked child has neither the thread nor its work
-            return
-        with self._changed:
-            self._hurries = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._has_thread, seconds)
-            self._hurries = False
-
-    def interrupt(self) -> None:
-        """Do nothing: no write waits for long."""
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-                self._changed.wait_for(lambda: self._hurries, QUIET_SECONDS)
-                queued, self._queued = self._queued, []
-            self._write(queued)
-
-    def _write(self, queued: list[CompiledLaunch]) -> None:
-        for launch in queued:
-            with uninterrupted(), suppress(Exception):
-                launch.write()
-
-
 _autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 """The first cached autotuner of each module, whose mode and store are those of the module."""
 
@@ -161,7 +108,6 @@ _tuned_now: list[tuple[int, TieredStore]] = []
 """The id of each function that is tuned now, and the store of its tune."""
 
 _lock = ForkLock()
-_writer = LaunchWriter()
 
 
 def record_launches(autotuner: Any) -> None:
@@ -202,15 +148,19 @@ def _add_listener() -> None:
     add_compilation_listener(listener)
 
 
-def _renew_in_child() -> None:
-    """Forget what threads of the parent do: they are not part of a forked child."""
-    global _writer
-    _writer = LaunchWriter()
-    _tuned_now.clear()
+class _LaunchWriter(WriterThread[CompiledLaunch]):
+    """Records launches a moment after the program's first ones."""
 
+    def write(self, items: list[CompiledLaunch]) -> None:
+        for launch in items:
+            with uninterrupted(), suppress(Exception):  # a record of a launch fails no program
+                launch.write()
+
+
+_writer = _LaunchWriter("dejavu-cache launches", QUIET_SECONDS)
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_in_child)
+    os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune
 
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:

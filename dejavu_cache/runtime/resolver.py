@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
@@ -30,7 +30,10 @@ from .fallbacks import (
 from .known_records import KnownRecords
 from .request import Request
 from .service_phase import may_benchmark
-from .tune import TuneOptions, leave_out_suspects, note_timings, tune
+from .tune import leave_out_suspects, note_timings, tune
+
+if TYPE_CHECKING:
+    from ..system.worker_process import ParentConnection
 
 __all__ = ["OtherCodeError", "Resolver"]
 
@@ -68,9 +71,8 @@ class Resolver:
         mode: Mode,
         max_distance: float,
         settings: Settings,
-        before: Callable[[Config], None] | None = None,
         *,
-        expendable: bool = False,
+        parent: ParentConnection | None = None,
         compares_code: bool = False,
     ) -> None:
         """Set up the resolver.
@@ -80,16 +82,15 @@ class Resolver:
             mode: what a launch may do on a miss.
             max_distance: how far a nearest scenario may be, in powers of two summed over the key.
             settings: the process's settings.
-            before: is called with each config before it is measured, once all earlier measurements
-                are recorded.
-            expendable: whether this process may measure configs during which another one has died.
+            parent: the process that replaces this one if a config ends it, as in a sweep; else
+                None.
             compares_code: whether a recorded winner's code is compared before a launch runs it.
         """
         self.store = store
         self.mode = mode
         self._compares_code = compares_code
         self._records = KnownRecords(store)
-        self._tune_options = TuneOptions(settings.progress, before, expendable)
+        self._parent = parent
         self._limits = FallbackLimits(
             max_distance,
             other_toolchains=settings.toolchain == "loose",
@@ -141,7 +142,7 @@ class Resolver:
             and not rules.due_configs(usable, found.record)
         )
         patience = min(wait, RACE_WAIT) if only_races else wait
-        tuned, benchmarked = tune(usable, self._records, self._tune_options, patience)
+        tuned, benchmarked = tune(usable, self._records, patience, self._parent)
         if tuned is None:
             # The process that was tuning may have died or hung while this one waited.
             tuned = self._fall_back(self._without_unusable(usable, found), found)
@@ -237,7 +238,7 @@ class Resolver:
         """
         findings = self._records.findings(request.context, request.scenario)
         usable = request.without(findings.rejected)
-        if self._tune_options.expendable:
+        if self._parent is not None:
             return usable
         suspects = find_suspects(request.context, request.scenario)
         return leave_out_suspects(usable, found.record if found else None, suspects)

@@ -104,6 +104,8 @@ def known_record(record: Record, findings: Findings) -> Record:
 
 def corrected_record(record: Record, findings: Findings) -> Record:
     """Return a record in which other machines' measurements give way to this process's."""
+    if not findings.trials:
+        return record
     recorded = record.by_config
     corrections = {
         config: trial

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
 from ..model.merge import date_after, merge_records
@@ -23,6 +23,7 @@ from ..model.record import (
 )
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config
+from ..settings import current_settings
 from ..stores import Found
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once, whoami
@@ -40,7 +41,10 @@ from .known_records import KnownRecords
 from .launch_recorder import pause_recording
 from .request import Request
 
-__all__ = ["TuneOptions", "leave_out_suspects", "note_timings", "tune"]
+if TYPE_CHECKING:
+    from ..system.worker_process import ParentConnection
+
+__all__ = ["announce", "leave_out_suspects", "note_timings", "tune"]
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -49,23 +53,13 @@ A thread that has it tunes another scenario if a hook of its kernel launches ano
 """
 
 
-class TuneOptions(NamedTuple):
-    """What differs between the tunes of a launch and of a sweep.
-
-    Attributes:
-        show_progress: whether a long tune shows a bar on a terminal.
-        before: is called with each config before it is measured, once all earlier measurements are
-            recorded.
-        expendable: whether this process may measure configs during which another one has died.
-    """
-
-    show_progress: bool = True
-    before: Callable[[Config], None] | None = None
-    expendable: bool = False
+def announce(parent: ParentConnection, config: Config) -> None:
+    """Tell the process that replaces this one which config is about to touch the device."""
+    parent.send("config", config=config.model_dump())
 
 
 def tune(
-    request: Request, records: KnownRecords, options: TuneOptions, wait: float
+    request: Request, records: KnownRecords, wait: float, parent: ParentConnection | None = None
 ) -> tuple[Resolution | None, int]:
     """Tune a scenario, or take over what another process has recorded of it meanwhile.
 
@@ -78,8 +72,9 @@ def tune(
     Args:
         request: the scenario.
         records: where measurements and the winner are recorded.
-        options: what this process wants of a tune.
         wait: seconds to wait for the lease of a process that tunes the same scenario.
+        parent: the process that replaces this one if a config ends it, as in a sweep. It is told
+            of each config, and those during which other processes have died are measured too.
 
     Returns:
         The resolution, and how many configs were benchmarked for it. The resolution is None where
@@ -102,19 +97,19 @@ def tune(
         suspects = find_suspects(context, scenario)
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
-        if not options.expendable:
+        if parent is None:
             request = _refuse_suspects(request, record, suspects)
         findings = records.findings(context, scenario)
         settled = rules.settled_choice(request, found, findings, is_lasting=records.is_lasting)
         if settled is not None:
             return settled, 0
         due = rules.due_configs(request, record)
-        avoided = () if options.expendable else suspects
+        avoided = suspects if parent is None else ()
         untried = rules.untried_failures(request, record, findings, avoided)
         has_work = due or untried or rules.recorded_choice(request, found)
         if has_work and not (is_leased or any(suspect.is_hung for suspect in suspects)):
             return rules.trusted_choice(request, found), 0
-        return Tune(request, record, records, options).run(due, avoided)
+        return Tune(request, record, records, parent).run(due, avoided)
 
 
 class Tune:
@@ -124,17 +119,21 @@ class Tune:
         request: the scenario.
         record: what is recorded of it.
         records: where measurements and the winner are recorded.
-        options: what this process wants of a tune.
+        parent: as of `tune`.
     """
 
     def __init__(
-        self, request: Request, record: Record, records: KnownRecords, options: TuneOptions
+        self,
+        request: Request,
+        record: Record,
+        records: KnownRecords,
+        parent: ParentConnection | None,
     ) -> None:
         """Measure nothing yet."""
         self._request = request
         self._record = record
         self._records = records
-        self._options = options
+        self._parent = parent
         self._findings = records.findings(request.context, request.scenario)
         self._measured = 0
         self._mark = MeasurementMark(request.context, request.scenario)
@@ -169,7 +168,7 @@ class Tune:
                     )
                 winner, results = self._find_winner()
             except UncomparedResultsError as error:
-                if self._options.expendable:  # a sweep serves no launch, and says what it lacks
+                if self._parent is not None:  # a sweep serves no launch, and says what it lacks
                     raise
                 return self._without_comparison(error), self._measured
             if winner is None:
@@ -204,7 +203,7 @@ class Tune:
         seconds = request.budget.seconds
         with (
             MeasurementWriter(self._write) as writer,
-            progress(request.name, total, wanted=self._options.show_progress) as advance,
+            progress(request.name, total, wanted=current_settings().progress) as advance,
             pause_recording(request.autotuner, self._records.tiers),
             self._check.restoring_arguments(),
         ):
@@ -216,25 +215,23 @@ class Tune:
                     suspect.forget()
                 advance()
 
-            def compute_expected() -> None:
+            @contextmanager
+            def around(config: Config) -> Iterator[None]:
                 with recording_crash(launch.default, writer):
                     self._check.prepare()
                 self._check.refuse_tune()
-
-            def announce(config: Config) -> None:
-                compute_expected()
-                if self._options.before is not None:
+                if self._parent is not None:
                     writer.drain()
-                    self._options.before(config)
+                    announce(self._parent, config)
+                with self._mark.around(config):
+                    yield
 
             tuner = Tuner(
                 launch,
                 keep,
                 race=request.budget.race and not is_called_once(request.context.problem.method),
                 until=math.inf if seconds is None else time.monotonic() + seconds,
-                launch_default=compute_expected,
-                before=announce,
-                mark=self._mark.around,
+                around=around,
                 earlier=earlier,
             )
             self._measured += tuner.tune(search)

@@ -246,13 +246,6 @@ def _check_names(names: Sequence[str]) -> None:
         ) from None
 
 
-SERVER_WAIT = 30.0
-"""Seconds to wait for a server: measuring what it has recorded would take longer."""
-
-DEVICE_LOST = 70
-"""Exit code of a worker whose device can no longer be used."""
-
-
 class GroupRecord:
     """The record of a scenario whose configs are measured over several cases.
 

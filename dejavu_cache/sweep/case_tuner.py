@@ -17,6 +17,7 @@ from ..runtime.autotuner import CachedAutotuner
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..runtime.rules import due_configs
+from ..runtime.tune import announce
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
@@ -149,8 +150,7 @@ class CaseTuner:
         Raises:
             NoValidConfigError: every config failed.
         """
-        self._record_crashes(request, store)
-        record = current_record(request, store)
+        record = self._record_crashes(request, store)
         # A config that has a timing and still took a process down did so in the final race of the
         # best configs, and would do so again.
         timed = {entry.config for entry in record.measurements if entry.median is not None}
@@ -165,21 +165,24 @@ class CaseTuner:
             Mode.TUNE,
             0.0,
             current_settings(),
-            before=self.announce,
-            expendable=True,
+            parent=self._parent,
         )
         return resolver.resolve(request, wait=self._job.wait)
 
     def announce(self, config: Config) -> None:
         """Tell the parent which config is about to touch the device."""
-        self._parent.send("config", config=config.model_dump())
+        announce(self._parent, config)
 
-    def _record_crashes(self, request: Request, store: Store) -> None:
-        due = set(due_configs(request, current_record(request, store)))
+    def _record_crashes(self, request: Request, store: Store) -> Record:
+        """Record the configs that took down workers, and return the scenario's record."""
+        record = current_record(request, store)
+        due = set(due_configs(request, record))
         failures = tuple(
             failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
             for crash in self._job.crashes
             if crash.config in due
         )
-        if failures:
-            store.put(request.context, [Record(scenario=request.scenario, measurements=failures)])
+        if not failures:
+            return record
+        store.put(request.context, [Record(scenario=request.scenario, measurements=failures)])
+        return current_record(request, store)

@@ -203,7 +203,7 @@ class _Verification:
             launch,
             keep,
             race=not is_called_once(method),
-            mark=self._mark.around,
+            around=self._mark.around,
         )
         tuner.tune(Exhaustive(configs))
         return measured

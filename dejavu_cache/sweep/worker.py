@@ -175,9 +175,9 @@ class SweepWorker:
         if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}
         measurements: list[Measurement] = []
-        before = CaseTuner(job, self._parent).announce
+        CaseTuner(job, self._parent).announce(best)
         launch = request.candidate_launch(default=best)
-        Tuner(launch, measurements.append, before=before).remeasure(best)
+        Tuner(launch, measurements.append).remeasure(best)
         measurement = measurements[-1]
         if measurement.failure is not None:
             return {

@@ -26,16 +26,18 @@ import time
 import traceback
 import types
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import util as multiprocessing_util
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from .fork_lock import ForkLock
+from .fork_lock import ForkCondition, ForkLock
 
 __all__ = [
     "FLUSH_SECONDS",
     "Finisher",
+    "WriterThread",
     "at_program_end",
     "is_from_signal_handler",
     "program_is_ending",
@@ -148,6 +150,76 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
         return None
     _threads.add(thread)
     return thread
+
+
+_Item = TypeVar("_Item")
+
+
+class WriterThread(ABC, Generic[_Item]):
+    """Queue of what a thread writes, so that nobody waits for a disk.
+
+    The thread begins with an item, and ends when there is none left. Items that come while it
+    writes are written together. The program's end has them written at once.
+
+    Args:
+        name: the name of the thread.
+        quiet: seconds that items wait, so that no write takes time from what follows in a row.
+    """
+
+    def __init__(self, name: str, quiet: float = 0.0) -> None:
+        """Begin without a thread."""
+        self._name, self._quiet = name, quiet
+        self._queued: list[_Item] = []
+        self._changed = ForkCondition()
+        self._has_thread = self._hurries = False
+        self._process = os.getpid()
+
+    @abstractmethod
+    def write(self, items: list[_Item]) -> None:
+        """Write items that were queued, in order, and handle all errors."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all items are written."""
+        return not (self._queued or self._has_thread)
+
+    def add(self, item: _Item) -> None:
+        """Queue an item; write it at once where no thread can be started any more."""
+        with self._changed:
+            if self._process != os.getpid():  # a forked child has neither the thread nor its work
+                self._queued, self._has_thread, self._process = [], False, os.getpid()
+            self._queued.append(item)
+            if not self._has_thread:
+                at_program_end(self)
+                self._has_thread = start_thread(self._work, self._name) is not None
+            if self._has_thread:
+                return
+            queued, self._queued = self._queued, []
+        self.write(queued)
+
+    def finish(self, seconds: float) -> None:
+        """Write what is queued at once, and wait for it up to a number of seconds."""
+        if self._process != os.getpid():
+            return
+        with self._changed:
+            self._hurries = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.is_done, seconds)
+            self._hurries = False
+
+    def interrupt(self) -> None:
+        """Do nothing: a write waits for no request."""
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queued:
+                    self._has_thread = False
+                    self._changed.notify_all()
+                    return
+                self._changed.wait_for(lambda: self._hurries, self._quiet)
+                queued, self._queued = self._queued, []
+            self.write(queued)
 
 
 @contextmanager

@@ -87,7 +87,8 @@ class WorkerPool(Generic[WorkerT, JobT]):
             for thread in self._threads:
                 thread.start()
             while any(thread.is_alive() for thread in self._threads) and not self.is_done:
-                time.sleep(0.05)
+                with self._changed:
+                    self._changed.wait(0.05)
         finally:
             self.stop()
 

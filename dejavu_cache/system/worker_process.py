@@ -42,6 +42,9 @@ __all__ = [
 OnEvent = Callable[[Mapping[str, Any]], None]
 """Takes the events of a job."""
 
+END_SECONDS = 15.0
+"""Seconds that a process has to end once it has closed its output."""
+
 CRASHED, REFUSED = 70, 2
 """Exit codes of a worker: a job has left it unusable; it cannot do what its subject asks for."""
 
@@ -73,141 +76,18 @@ class WorkerLostError(DejavuError):
         self.is_convicted = is_convicted
 
 
-class WorkerProcess:
-    """A child process that reads requests and writes events.
-
-    It ends by itself when its standard input is closed; `stop` closes it, and kills a process that
-    does not end in time.
-
-    Args:
-        module: name of the module whose `main` serves the parent.
-        environment: all environment variables of the process.
-        grace: seconds that it has to end by itself when it is stopped.
-        patience: seconds to wait for an event before it is considered hung; None waits without
-            limit.
-
-    Attributes:
-        ready: what it said when it was ready.
-    """
-
-    def __init__(
-        self,
-        module: str,
-        environment: Mapping[str, str],
-        *,
-        grace: float,
-        patience: float | None = None,
-    ) -> None:
-        """Start the process; the arguments are described at the class."""
-        self.ready: Mapping[str, Any] = {}
-        self._grace = grace
-        self._patience = patience
-        self._process = start_process(module, environment)
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read_events, daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def send(self, request: BaseModel) -> None:
-        """Send a request; if the process has ended, `receive` raises the reason.
-
-        Raises:
-            SettingsError: the request names something that has no UTF-8, such as a file.
-        """
-        assert self._process.stdin is not None
-        try:
-            line = request.model_dump_json()
-        except ValueError as error:
-            raise SettingsError(
-                f"a worker process cannot be told a name that has no UTF-8 ({error}): "
-                "rename the file, folder or case"
-            ) from None
-        with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def receive(self, wanted: str, on_event: OnEvent) -> dict[str, Any]:
-        """Return the next event of a kind, and pass those before it to a listener.
-
-        Raises:
-            WorkerLostError: the process ended or reports a crash, or gave no answer in time and was
-                killed.
-            SettingsError, StoreError: it refuses what was asked for.
-        """
-        while True:
-            try:
-                event = self._events.get(timeout=self._patience)
-            except queue.Empty:
-                self.kill()
-                reason = f"it gave no answer in {self._patience:.0f} s"
-                raise WorkerLostError(reason, is_convicted=True) from None
-            if event is None:
-                reason = f"its process ended with {_describe_exit(self.stop())}"
-                raise WorkerLostError(reason, is_convicted=False)
-            if event["event"] == wanted:
-                return event
-            if event["event"] == "crash":
-                self.kill()
-                raise WorkerLostError(event["reason"], is_convicted=True)
-            if event["event"] == "refused":
-                raise (StoreError if event["store"] else SettingsError)(event["message"])
-            on_event(event)
-
-    def stop(self) -> int:
-        """Let the process end, kill it if it does not do so in time, and return its exit code."""
-        self._close_requests()
-        try:
-            return self._process.wait(self._grace)
-        except subprocess.TimeoutExpired:
-            return self.kill()
-
-    def kill(self) -> int:
-        """Kill the process and return its exit code."""
-        self._process.kill()
-        self._close_requests()
-        return self._process.wait()
-
-    def _close_requests(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
-            self._process.stdin.close()
-
-    def _read_events(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with suppress(json.JSONDecodeError):  # a killed process may leave half a line
-                    self._events.put(json.loads(line))
-        self._events.put(None)
-
-
-def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a worker's module as a process that is connected through pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, module],
-        env=dict(environment),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
-    )
-
-
-def _describe_exit(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
-
-
 class Worker:
     """Runs jobs in a worker process; if that is lost, the next job gets a new one.
+
+    A process ends by itself when its standard input is closed.
 
     Args:
         module: name of the module whose `main` serves the parent.
         subject: what each process is told first.
-        environment, grace, patience: see `WorkerProcess`.
+        environment: all environment variables of the process.
+        grace: seconds that a process has to end by itself when it is stopped.
+        patience: seconds to wait for an event before a process is considered hung; None waits
+            without limit.
     """
 
     def __init__(
@@ -240,17 +120,15 @@ class Worker:
             return self._process or self._start()
 
     def _start(self) -> WorkerProcess:
-        process = WorkerProcess(
-            self._module, self._environment, grace=self._grace, patience=self._patience
-        )
+        process = WorkerProcess(self._module, self._environment)
         with self._lock:
             self._process = process  # so that `close` stops it while it starts
         try:
             process.send(self._subject)
-            process.ready = process.receive("ready", lambda event: None)
+            process.ready = process.receive("ready", self._patience, lambda event: None)
         except BaseException as error:
             self._detach()
-            process.stop() if isinstance(error, DejavuError) else process.kill()
+            process.stop(self._grace if isinstance(error, DejavuError) else 0.0)
             raise
         return process
 
@@ -264,7 +142,7 @@ class Worker:
         process = self.start()
         process.send(job)
         try:
-            return process.receive("answer", on_event)["answer"]
+            return process.receive("answer", self._patience, on_event)["answer"]
         except WorkerLostError:
             self._detach()
             raise
@@ -273,13 +151,114 @@ class Worker:
         """Stop the process if one runs."""
         process = self._detach()
         if process is not None:
-            process.stop()
+            process.stop(self._grace)
 
     def _detach(self) -> WorkerProcess | None:
         """Forget the process, so that the next job starts a new one, and return it."""
         with self._lock:
             process, self._process = self._process, None
             return process
+
+
+class WorkerProcess:
+    """A child process that reads requests and writes events.
+
+    Attributes:
+        ready: what it said when it was ready.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start the process; see `Worker` for the arguments."""
+        self.ready: Mapping[str, Any] = {}
+        self._process = start_process(module, environment)
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read_events, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def send(self, request: BaseModel) -> None:
+        """Send a request; if the process has ended, `receive` raises the reason.
+
+        Raises:
+            SettingsError: the request names something that has no UTF-8, such as a file.
+        """
+        assert self._process.stdin is not None
+        try:
+            line = request.model_dump_json()
+        except ValueError as error:
+            raise SettingsError(
+                f"a worker process cannot be told a name that has no UTF-8 ({error}): "
+                "rename the file, folder or case"
+            ) from None
+        with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def receive(self, wanted: str, patience: float | None, on_event: OnEvent) -> dict[str, Any]:
+        """Return the next event of a kind, and pass those before it to a listener.
+
+        Raises:
+            WorkerLostError: the process ended or reports a crash, or gave no answer in time and was
+                killed.
+            SettingsError, StoreError: it refuses what was asked for.
+        """
+        while True:
+            try:
+                event = self._events.get(timeout=patience)
+            except queue.Empty:
+                self.stop(0.0)
+                raise WorkerLostError(
+                    f"it gave no answer in {patience:.0f} s", is_convicted=True
+                ) from None
+            if event is None:
+                code = self.stop(END_SECONDS)
+                exit_text = f"signal {-code}" if code < 0 else f"code {code}"
+                raise WorkerLostError(f"its process ended with {exit_text}", is_convicted=False)
+            if event["event"] == wanted:
+                return event
+            if event["event"] == "crash":
+                self.stop(0.0)
+                raise WorkerLostError(event["reason"], is_convicted=True)
+            if event["event"] == "refused":
+                raise (StoreError if event["store"] else SettingsError)(event["message"])
+            on_event(event)
+
+    def stop(self, grace: float) -> int:
+        """Let the process end, kill it if it does not do so in time, and return its exit code."""
+        if not grace:
+            self._process.kill()
+        assert self._process.stdin is not None
+        with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
+            self._process.stdin.close()
+        try:
+            return self._process.wait(grace or None)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with suppress(json.JSONDecodeError):  # a killed process may leave half a line
+                    self._events.put(json.loads(line))
+        self._events.put(None)
+
+
+def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a worker's module as a process that is connected through pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _START, module],
+        env=dict(environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
+    )
 
 
 class ParentConnection:

@@ -1,7 +1,4 @@
-"""Benchmark methods, and what they return.
-
-Tell benchmark functions apart: by name, or else by code and bound values.
-"""
+"""Benchmark methods: their names, which records have in their keys, and what they return."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Compile many configs of one launch at once, and find those that cannot run.
+"""Compile many configs of one launch at once, or the kernels of many launches, before any runs.
 
-Failures of configs: the config's own, the machine's, and those that end the process.
-
-Compile the kernels of many launches at once, before the first of them is launched.
+Configs that cannot run fail here. Their failures are told apart: the config's own, the machine's,
+and those that end the process.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
@@ -236,6 +235,27 @@ class Candidate(NamedTuple):
 
 
 @contextmanager
+def _compiler(threads: int) -> Iterator[AbstractContextManager[None] | None]:
+    """Yield a context in which launches compile in threads; None where Triton has none.
+
+    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. There is none
+    under the interpreter, or within another one. Compilations that have not started when the outer
+    context ends are cancelled.
+    """
+    await_digest()
+    mode = async_compile_mode()
+    if mode is None:
+        yield None
+        return
+    retry_parsing()
+    pool = ThreadPoolExecutor(threads_for(threads), thread_name_prefix="dejavu-cache compile")
+    try:
+        yield mode(pool)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
 def compile_ahead(
     autotuner: Any,
     configs: Sequence[Any],
@@ -245,10 +265,9 @@ def compile_ahead(
 ) -> Iterator[list[Candidate]]:
     """Compile configs in the background by Triton's own asynchronous compilation.
 
-    Those that take longest begin early: else one of them would run alone at the end. The passes,
-    LLVM and ptxas release the interpreter's lock, so threads suffice. Where there is no
-    asynchronous compilation (under the interpreter, or within another one), candidates are compiled
-    by their first launch. Compilations that have not started when the context ends are cancelled.
+    Those that take longest begin early: else one of them would run alone at the end. Where there is
+    no asynchronous compilation, candidates are compiled by their first launch. Compilations that
+    have not started when the context ends are cancelled.
 
     Args:
         autotuner: one whose `nargs` are the launch's.
@@ -260,26 +279,23 @@ def compile_ahead(
     Yields:
         The candidates, in order.
     """
-    await_digest()
-    mode = async_compile_mode()
-    if mode is None or not configs:
-        yield [Candidate(config) for config in configs]
-        return
-    retry_parsing()
-    pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
     candidates: list[Candidate] = []
     try:
-        with mode(pool):
-            longest_first = sorted(configs, key=_tile_of_a_warp, reverse=True)
-            for config in sorted(longest_first, key=lambda config: config is not first):
-                candidates.append(_submit(autotuner, config, args, kwargs))
-        submitted = {id(candidate.config): candidate for candidate in candidates}
-        yield [submitted[id(config)] for config in configs]
+        with _compiler(len(configs)) as compiler:
+            if compiler is None:
+                yield [Candidate(config) for config in configs]
+                return
+            with compiler:
+                longest_first = sorted(configs, key=_tile_of_a_warp, reverse=True)
+                for config in sorted(longest_first, key=lambda config: config is not first):
+                    candidates.append(_submit(autotuner, config, args, kwargs))
+            submitted = {id(candidate.config): candidate for candidate in candidates}
+            yield [submitted[id(config)] for config in configs]
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
         for candidate in candidates:
             candidate.finish()
-        forget_failed(find_jit_function(autotuner))
+        if candidates:
+            forget_failed(find_jit_function(autotuner))
 
 
 def _tile_of_a_warp(config: Any) -> float:
@@ -327,22 +343,18 @@ def compile_together(launches: Iterable[Callable[[], object]]) -> None:
     Args:
         launches: each makes some launches.
     """
-    mode = async_compile_mode()
-    if mode is None:
-        return
-    await_digest()
-    retry_parsing()
     begun: list[tuple[Any, Any]] = []
     token = _begun.set(begun)
-    pool = ThreadPoolExecutor(threads_for(MOST_THREADS), thread_name_prefix="dejavu-cache compile")
     try:
-        with mode(pool):
-            for launch in launches:
-                _attempt(launch)
-        for _, compiled in begun:
-            _attempt(compiled.result)  # Triton has the kernel from then on
+        with _compiler(MOST_THREADS) as compiler:
+            if compiler is None:
+                return
+            with compiler:
+                for launch in launches:
+                    _attempt(launch)
+            for _, compiled in begun:
+                _attempt(compiled.result)  # Triton has the kernel from then on
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
         _begun.reset(token)
         for function, _ in begun:
             forget_failed(function)

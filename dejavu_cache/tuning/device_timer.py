@@ -1,12 +1,9 @@
-"""Timing a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache.
-
-Mark the part of a benchmarked call that an ordinary launch has too, so that only it is timed.
+"""Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache.
 
 Triton saves, zeroes and restores arguments around each launch that it benchmarks, and around no
 other. Their time would hide the difference of two short configs, and a tensor that was just saved
-is in the L2 cache, where a program's launch does not find it.
-
-Capture launches as CUDA graphs, one after the other, in memory that they share.
+is in the L2 cache, where a program's launch does not find it. So only the part of a benchmarked
+call is timed that an ordinary launch has too.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
-
-import torch
 
 from ..system.fork_lock import cached_property
 
@@ -121,6 +116,8 @@ class GraphCapture:
 
     def __init__(self) -> None:
         """Take a stream of the current device."""
+        import torch  # here, since a program that never tunes need not wait for it
+
         self._stream = torch.cuda.Stream()
         self._latest: Any = None
 
@@ -133,6 +130,8 @@ class GraphCapture:
         Raises:
             Exception: what the call raises, and what PyTorch does where it cannot be captured.
         """
+        import torch
+
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             call()
@@ -151,6 +150,8 @@ class GraphCapture:
             self._latest = None
 
     def _capture(self, call: Callable[[], object], times: int) -> Any:
+        import torch
+
         graph = torch.cuda.CUDAGraph()
         pool = None if self._latest is None else self._latest.pool()
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")

@@ -1,7 +1,4 @@
-"""Searches: measure all configs in order, or those that Optuna's sampler proposes.
-
-`config_space`: a kernel's configs by their parameters, usable in place of a list.
-"""
+"""Spaces of configs by their parameters, and the order in which a tune measures configs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Find the best of many configs: compile them together, screen each, race the close ones.
 
-Let a call have the device memory that PyTorch keeps for its own later use.
-
-Progress of tunes that take more than two seconds: a bar on a terminal, else lines in the log.
-
-Record measurements in a thread while the next ones are taken.
+Meanwhile a thread records the measurements, and long tunes show how far they are.
 """
 
 from __future__ import annotations
@@ -20,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.background_threads import start_thread, uninterrupted
-from ..system.fork_lock import ForkCondition
+from ..system.background_threads import WriterThread, uninterrupted
 from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import quantiles_of
@@ -103,43 +98,23 @@ def progress(
     Yields:
         A function to call after each step.
     """
-    if not wanted:
-        yield lambda: None
-    elif sys.stderr is None or not sys.stderr.isatty():
-        yield _log_steps(title, total, unit)
-    else:
-        with _bar_of_steps(title, total) as advance:
-            yield advance
-
-
-def _log_steps(title: str, total: int, unit: str) -> Callable[[], None]:
-    start, done, logged = time.monotonic(), 0, 0
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    start, done, lines = time.monotonic(), 0, 0
+    bar: Any = None
 
     def advance() -> None:
-        nonlocal done, logged
+        nonlocal done, lines, bar
         done += 1
         seconds = time.monotonic() - start
-        if seconds // LINE_EVERY > logged:
-            logged = int(seconds // LINE_EVERY)
+        if is_terminal and seconds > SHOWN_AFTER:
+            bar = bar or _bar(title, total)
+            bar.update(bar.task_ids[0], completed=min(done, total))
+        elif not is_terminal and seconds // LINE_EVERY > lines:
+            lines = int(seconds // LINE_EVERY)
             logger.info("tuning %s: %d of %d %s after %.0f s", title, done, total, unit, seconds)
 
-    return advance
-
-
-@contextmanager
-def _bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
-    start, done, bar = time.monotonic(), 0, None
-
-    def advance() -> None:
-        nonlocal done, bar
-        done += 1
-        if bar is None and time.monotonic() - start > SHOWN_AFTER:
-            bar = _bar(title, total)
-        if bar is not None:
-            bar.update(bar.task_ids[0], completed=min(done, total))
-
     try:
-        yield advance
+        yield advance if wanted else lambda: None
     finally:
         if bar is not None:
             bar.stop()
@@ -163,7 +138,7 @@ It would wait for ever where an interrupted launch has left a lock of a library 
 """
 
 
-class MeasurementWriter:
+class MeasurementWriter(WriterThread[Measurement]):
     """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
 
     Measurements that arrive while the function runs are passed on together. At the end of the
@@ -174,34 +149,21 @@ class MeasurementWriter:
     """
 
     def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
-        """Set up the thread, which starts with the `with` block."""
+        """Begin without a measurement."""
+        super().__init__("dejavu-cache writer")
         self._keep = keep
-        self._queued: list[Measurement] = []
-        self._changed = ForkCondition()
-        self._closing = self._busy = self._has_thread = False
         self._error: Exception | None = None
 
     def __call__(self, measurement: Measurement) -> None:
-        """Queue a measurement; pass it on at once where no thread can be started any more."""
-        if not self._has_thread:
-            self._pass_on([measurement])
-            return
-        with self._changed:
-            self._queued.append(measurement)
-            self._changed.notify_all()
+        """Pass a measurement on soon."""
+        self.add(measurement)
 
     def drain(self) -> None:
-        """Wait until all queued measurements have been passed on."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._queued or self._busy), PATIENCE)
+        """Wait until all measurements have been passed on."""
+        self.finish(PATIENCE)
 
     def __enter__(self) -> MeasurementWriter:
-        """Start the thread."""
-        try:
-            self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
-        except BaseException:  # of a signal handler, most likely when the thread has started
-            self._close()
-            raise
+        """Begin; a thread starts with the first measurement."""
         return self
 
     def __exit__(
@@ -210,42 +172,21 @@ class MeasurementWriter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Wait for the thread, and raise its error unless the block has raised one."""
-        self._close()
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._has_thread, PATIENCE):
-                logger.warning(
-                    "measurements are not written: the store has not answered for %g s", PATIENCE
-                )
+        """Pass on what is left, and raise the function's error unless the block has raised one."""
+        self.drain()
+        if not self.is_done:
+            logger.warning(
+                "measurements are not written: the store has not answered for %g s", PATIENCE
+            )
         if self._error is not None and error is None:
             raise self._error
 
-    def _close(self) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queued or self._closing)
-                queued, self._queued = self._queued, []
-                self._busy = bool(queued)
-                if not queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-            with uninterrupted():
-                self._pass_on(queued)
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-
-    def _pass_on(self, queued: Sequence[Measurement]) -> None:
-        # The later of two measurements of one config counts.
-        latest = {measurement.config: measurement for measurement in queued}
+    def write(self, items: list[Measurement]) -> None:
+        """Pass measurements on; the later of two of one config counts."""
+        latest = {measurement.config: measurement for measurement in items}
         try:
-            self._keep(list(latest.values()))
+            with uninterrupted():
+                self._keep(list(latest.values()))
         except Exception as error:
             self._error = error
 
@@ -282,16 +223,14 @@ class Tuner:
     """Measures a launch's configs by Triton's own `Autotuner._bench`, hooks and all.
 
     On a device, the configs compile in the background. Each is screened when it is ready, and those
-    close to the best are compared again, as `Finals` describes. A caller's own benchmark is
+    close to the best are compared again, as `Race` describes. A caller's own benchmark is
     called once per config, one after the other.
 
     Args:
         launch: the launch to tune.
         keep: is called with each measurement, and again when a race has refined it.
-        launch_default: launches the default config where that is wanted before all others, while
-            these compile.
-        before: is called with each config before it touches the device.
-        mark: returns a context in which a config is measured.
+        around: returns a context that is open while a config may touch the device. It is opened for
+            the default config before all others, as soon as that is compiled, and closed again.
         race: whether close configs may be measured again.
         until: when to stop, in seconds of `time.monotonic`.
         earlier: measurements of a tune that ended before its race; they take part in this one.
@@ -304,9 +243,7 @@ class Tuner:
         *,
         race: bool = True,
         until: float = math.inf,
-        launch_default: Callable[[], None] = lambda: None,
-        before: Callable[[Config], None] = lambda config: None,
-        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
+        around: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
         earlier: Iterable[Measurement] = (),
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
@@ -314,9 +251,7 @@ class Tuner:
         self._keep = keep
         self._race = race
         self._until = until
-        self._launch_default = launch_default
-        self._before = before
-        self._mark = mark
+        self._around = around
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._measured: dict[Config, Measurement] = {}
@@ -348,7 +283,6 @@ class Tuner:
         """Measure one config with full effort."""
         self._warm_up()
         try:
-            self._before(config)
             measurement = self._measure(config, FULL)
         finally:
             self._release()
@@ -407,7 +341,8 @@ class Tuner:
             waiting = dict(zip(configs, begun, strict=True))
             if launch.default in waiting:
                 waiting[launch.default].finish()
-                self._launch_default()
+                with self._around(launch.default):
+                    pass  # what is expected of the others may be computed while these compile
             while waiting and not self._must_stop:
                 config = self._next_compiled(waiting)
                 disturbed = _count_compiling(waiting) > 0
@@ -434,17 +369,17 @@ class Tuner:
         self, config: Config, candidate: Candidate, *, patient: bool
     ) -> Measurement | None:
         start = time.perf_counter()
-        self._before(config)
-        try:
-            call_with_memory(candidate.check)
-        except Exception as error:
-            self._run_hooks_around(config, error)
-            failure = compile_failure_of(error, self._options_passed(config))
-            if failure is None:
-                raise
-            forget_frames(error)
-            return failed_measurement(config, failure, time.perf_counter() - start)
-        return self._measure(config, SCREENING, patient=patient)
+        with self._around(config):
+            try:
+                call_with_memory(candidate.check)
+            except Exception as error:
+                self._run_hooks_around(config, error)
+                failure = compile_failure_of(error, self._options_passed(config))
+                if failure is None:
+                    raise
+                forget_frames(error)
+                return failed_measurement(config, failure, time.perf_counter() - start)
+            return self._time(config, SCREENING, patient=patient)
 
     def _options_passed(self, config: Config) -> set[str]:
         """Return the launch's keywords that are neither parameters nor the config's."""
@@ -491,17 +426,19 @@ class Tuner:
         declared = [launch.declared[config] for config in new]
         with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
             for config, candidate in zip(new, candidates, strict=True):
-                self._before(config)
-                candidate.finish()
+                with self._around(config):
+                    candidate.finish()
 
-    def _measure(
-        self, config: Config, effort: Effort, *, patient: bool = True
-    ) -> Measurement | None:
+    def _measure(self, config: Config, effort: Effort) -> Measurement | None:
+        """Measure a config that is compiled, or that its launch compiles."""
+        with self._around(config):
+            return self._time(config, effort)
+
+    def _time(self, config: Config, effort: Effort, *, patient: bool = True) -> Measurement | None:
         """Measure one config; return None if it was disturbed and the caller is not `patient`."""
         self._benchmarked.add(config)
         start = time.perf_counter()
-        with self._mark(config):
-            outcome = self._run_benchmark(config, effort, patient)
+        outcome = self._run_benchmark(config, effort, patient)
         seconds = time.perf_counter() - start
         return None if outcome is None else _measurement(config, outcome, seconds)
 

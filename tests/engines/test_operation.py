@@ -30,20 +30,23 @@ def engine() -> ModuleType:
     return module
 
 
-def operation(engine: ModuleType, launches: list[Mapping[str, Any]]) -> EngineOperation:
-    """Return an operation that adds two in two launches and refuses blocks of 32."""
+class TwoAdditions(EngineOperation):
+    """Adds two in two launches, and refuses blocks of 32."""
 
-    def launch(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        launches.append(config)
+    def __init__(self, engine: ModuleType, launches: list[Mapping[str, Any]]) -> None:
+        super().__init__(engine, "add_one", NAMES)
+        self.engine = engine
+        self.launches = launches
+
+    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        self.launches.append(config)
         block, size = config["BLOCK"], arguments["M"]
         if block == 32:
             raise ValueError("the engine takes no blocks of 32")
         between = torch.empty_like(arguments["x"])
         grid = (-(-size // block),)
-        engine.add_one[grid](arguments["x"], between, size, BLOCK=block)
-        engine.add_one[grid](between, arguments["out"], size, BLOCK=block)
-
-    return EngineOperation(engine, "add_one", NAMES, launch)
+        self.engine.add_one[grid](arguments["x"], between, size, BLOCK=block)
+        self.engine.add_one[grid](between, arguments["out"], size, BLOCK=block)
 
 
 def tune(kernel: CachedAutotuner, store: Path) -> Record:
@@ -64,7 +67,7 @@ def test_an_operation_is_measured_as_a_whole_and_recorded_as_its_kernel(
     engine: ModuleType, tmp_path: Path
 ) -> None:
     launches: list[Mapping[str, Any]] = []
-    whole = operation(engine, launches)
+    whole = TwoAdditions(engine, launches)
     kernel = CachedAutotuner(whole, whole.arg_names, CONFIGS, ("M",), None, None)
     with pytest.raises(ValueError, match="no blocks of 32"):
         tune(kernel, tmp_path)
@@ -98,7 +101,7 @@ def test_a_config_is_compiled_for_every_launch_and_nothing_runs(engine: ModuleTy
             return kernels[-1]
 
     engine.add_one = Kernel()  # type: ignore[attr-defined]
-    whole = operation(engine, [])
+    whole = TwoAdditions(engine, [])
     compiled = whole.run(torch.ones(40), torch.zeros(40), 40, grid=(1,), warmup=True, BLOCK=64)
     assert isinstance(compiled, CompiledLaunches)
     assert engine.add_one is whole.fn

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.gpu
 
 PROCESS = """
     import torch
-    from dejavu_cache.attention import sweep_batches, sweep_suite
+    from dejavu_cache.attention import sweep_suite
     from dejavu_cache.attention.api import IMPLEMENTATIONS
-    batches = list(sweep_batches.lengths())
-    model = sweep_batches.PRESETS["llama3-8b"]
+    batches = list(sweep_suite.lengths())
+    model = sweep_suite.PRESETS["llama3-8b"]
     for lengths in batches:
-        IMPLEMENTATIONS["auto"](sweep_batches.batch_of(lengths, model, 16, torch.bfloat16))
+        IMPLEMENTATIONS["auto"](sweep_suite.batch_of(lengths, model, 16, torch.bfloat16))
     torch.cuda.synchronize()
     tuned = sum(sweep_suite.kernel_of(name).benchmarked for name in sweep_suite.LAUNCHES)
     print(len(batches), tuned)

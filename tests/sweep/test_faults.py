@@ -135,14 +135,20 @@ def test_a_winner_that_does_not_fit_any_more_is_told(sweeps: Sweeps) -> None:
     assert "Traceback" not in out
 
 
-def local_host(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch, *, cases: int) -> LocalHost:
+def local_host(
+    sweeps: Sweeps,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cases: int = 8,
+    patience: float = 240.0,
+    **env: str,
+) -> LocalHost:
     """Return a host of this process for the first cases of a suite."""
-    for name, value in sweeps.environment().items():
+    for name, value in sweeps.environment(**env).items():
         monkeypatch.setenv(name, value)
     options = {"cases": str(cases)}
-    return LocalHost(
-        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options=options)
-    )
+    spec = SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options=options)
+    return LocalHost(spec, patience=patience)
 
 
 def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
@@ -202,9 +208,7 @@ def test_a_case_that_no_host_can_take_is_left(
 def test_a_worker_that_somebody_kills_costs_no_config(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
-        monkeypatch.setenv(name, value)
-    host = LocalHost(SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
+    host = local_host(sweeps, monkeypatch, BENCH_SECONDS="0.1")
     cases = host.start()
     killed = []
 
@@ -224,12 +228,7 @@ def test_a_worker_that_somebody_kills_costs_no_config(
 
 
 def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in sweeps.environment().items():
-        monkeypatch.setenv(name, value)
-    host = LocalHost(
-        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}),
-        patience=10,
-    )
+    host = local_host(sweeps, monkeypatch, cases=2, patience=10.0)
     cases = host.start()
     os.kill(host.pid, signal.SIGSTOP)
     lost: list[str] = []

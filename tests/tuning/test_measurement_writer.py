@@ -41,6 +41,7 @@ def test_an_error_of_the_store_is_raised_at_the_end() -> None:
 def test_no_thread_is_left_where_a_signal_handler_raises_while_it_starts() -> None:
     code = """
         import os, signal, threading
+        from types import SimpleNamespace
         from dejavu_cache.tuning.tuner import MeasurementWriter
 
         class LimitError(Exception):
@@ -56,8 +57,8 @@ def test_no_thread_is_left_where_a_signal_handler_raises_while_it_starts() -> No
         signal.signal(signal.SIGUSR1, limit)
         start, threading.Thread.start = threading.Thread.start, start_and_signal
         try:
-            with MeasurementWriter(print):
-                pass
+            with MeasurementWriter(lambda measurements: None) as writer:
+                writer(SimpleNamespace(config=None))
         except LimitError:
             print("interrupted")
         for thread in threading.enumerate()[1:]:

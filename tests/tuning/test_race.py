@@ -15,13 +15,13 @@ CONFIGS = [Config(params={"BLOCK": size}) for size in (16, 32, 64)]
 LEFT, RIGHT, FAR = CONFIGS
 
 
-def timing(config: Config, median: float) -> Measurement:
+def measure_of(config: Config, median: float) -> Measurement:
     return Measurement(config=config, median=median, at=now())
 
 
-def screened(*medians: float) -> dict[Config, Measurement]:
+def screening_of(*medians: float) -> dict[Config, Measurement]:
     return {
-        config: timing(config, median) for config, median in zip(CONFIGS, medians, strict=False)
+        config: measure_of(config, median) for config, median in zip(CONFIGS, medians, strict=False)
     }
 
 
@@ -42,16 +42,16 @@ def test_more_configs_enter_where_the_device_does_not_repeat_its_timings(
 
     def turn(config: Config, effort: Effort) -> Measurement:
         seen.append(config)
-        return timing(config, times[config])
+        return measure_of(config, times[config])
 
-    Race(screened(*before), LEFT, turn).run()
+    Race(screening_of(*before), LEFT, turn).run()
     assert (seen.count(FAR) > 1) == enters
     assert seen.count(LEFT) <= MOST_ROUNDS
 
 
 def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
     """On a device that runs out of memory meanwhile."""
-    assert Race(screened(1.0, 1.01), LEFT, lambda *_: None).run() == []
+    assert Race(screening_of(1.0, 1.01), LEFT, lambda *_: None).run() == []
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -61,19 +61,19 @@ def test_a_config_that_runs_alone_in_the_end_has_won(runs: int) -> None:
     def turn(config: Config, effort: Effort) -> Measurement | None:
         if config == LEFT and next(left, None) is None:
             return None
-        return timing(config, 1.0 if config == LEFT else 1.005 + 0.05 * (next(jitter)))
+        return measure_of(config, 1.0 if config == LEFT else 1.005 + 0.05 * (next(jitter)))
 
     jitter = cycle([0, 1, -1])
-    results = Race(screened(1.0, 1.0), LEFT, turn).run()
+    results = Race(screening_of(1.0, 1.0), LEFT, turn).run()
     assert min(results, key=lambda result: result.median or 0.0).config == RIGHT
 
 
 def test_time_that_is_over_after_one_round_is_enough_for_a_verdict() -> None:
     times = {LEFT: 1.0, RIGHT: 0.9}
     race = Race(
-        screened(0.95, 1.0),
+        screening_of(0.95, 1.0),
         LEFT,
-        lambda config, _: timing(config, times[config]),
+        lambda config, _: measure_of(config, times[config]),
         is_over=lambda: True,
     )
     results = {result.config: result for result in race.run()}

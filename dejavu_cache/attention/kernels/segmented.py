@@ -7,7 +7,7 @@ output, so the merging kernel does not depend on the tuned tile size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -251,24 +251,20 @@ def make_scratch(batch: Batch, most: int) -> torch.Tensor:
     )
 
 
-def launch(
-    batch: Batch,
-    on_grid: Callable[[int], object] = lambda segments: None,
-    most: int = MOST_SEGMENTS,
-) -> KernelCall:
+def launch(batch: Batch, chosen: list[int] | None = None) -> KernelCall:
     """Prepare a launch with one program per Q block, KV head and segment.
 
     Args:
         batch: the call.
-        on_grid: called at the launch with the number of segments, which depends on the config.
-        most: segments of a sequence, at most.
+        chosen: the launch adds the number of segments, which depends on the config.
     """
-    most = min(most, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
+    most = min(MOST_SEGMENTS, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
     arguments = segment_arguments(batch, most)
 
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
         segments = num_segments(arguments, meta)
-        on_grid(segments)
+        if chosen is not None:
+            chosen.append(segments)
         return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, segments
 
     counts = (arguments["num_rows"], most, arguments["sms"])
@@ -283,7 +279,7 @@ def launch(
 def run(batch: Batch) -> torch.Tensor:
     """Compute a batch's attention by segments, merge them, and return its `out`."""
     segments: list[int] = []
-    segmented = launch(batch, segments.append)
+    segmented = launch(batch, segments)
     segmented()
     scratch = segmented.args[1]
     merge(batch.out, scratch, batch.cu_seqlens_q, batch.v_scale, batch.head_padded, segments[-1])()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -47,7 +48,7 @@ __all__ = [
 ]
 
 
-class EngineOperation:
+class EngineOperation(ABC):
     """An engine's operation, in the place of a `triton.jit` function below a cached autotuner.
 
     The operation launches one kernel, perhaps several times, and other code around it. A config is
@@ -57,26 +58,22 @@ class EngineOperation:
         module: the engine's module that launches the kernel by a global name.
         kernel: that name.
         arg_names: the operation's arguments, and those of the configs.
-        launch: runs the operation: `launch(arguments, config)`, both by name.
 
     Attributes:
         fn: the kernel.
         arg_names: as above.
     """
 
-    def __init__(
-        self,
-        module: ModuleType,
-        kernel: str,
-        arg_names: Sequence[str],
-        launch: Callable[[Mapping[str, Any], Mapping[str, Any]], object],
-    ) -> None:
+    def __init__(self, module: ModuleType, kernel: str, arg_names: Sequence[str]) -> None:
         """Set up the operation; nothing is launched."""
         self.fn = getattr(module, kernel)
         self.arg_names = list(arg_names)
         self._module = module
         self._kernel = kernel
-        self._launch = launch
+
+    @abstractmethod
+    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Run the operation with a config, which has values by name, as the arguments have."""
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **config: Any) -> Any:
         """Run the operation with a config, or only compile its launches.
@@ -92,12 +89,12 @@ class EngineOperation:
         """
         arguments = dict(zip(self.arg_names, args, strict=False))
         if not warmup:
-            self._launch(arguments, config)
+            self.launch(arguments, config)
             return None
         kernels: list[Any] = []
         setattr(self._module, self._kernel, _CompilingKernel(self.fn, kernels))
         try:
-            self._launch(arguments, config)
+            self.launch(arguments, config)
         finally:
             setattr(self._module, self._kernel, self.fn)
         return CompiledLaunches(kernels)
@@ -371,6 +368,11 @@ def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None
         raise failure
 
 
+class _Experts(EngineOperation):
+    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        run_experts(arguments, config)
+
+
 @cache
 def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
     """Return the operation as a kernel that tries the configs of its batch.
@@ -384,7 +386,7 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
     from vllm.model_executor.layers.fused_moe import fused_moe
 
     names = (*TENSORS, *KEYS, *PARAMS)
-    operation = EngineOperation(fused_moe, "fused_moe_kernel", names, run_experts)
+    operation = _Experts(fused_moe, "fused_moe_kernel", names)
     by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
     configs = {str(config): config for size in by_size for config in by_size[size]}
 

@@ -1,12 +1,11 @@
-"""Write and read prewarmed folders as OCI image layouts, for registries and cosign.
+"""Write and read prewarmed folders as OCI image layouts.
 
-Image volumes mount such an image, and `COPY --from` copies from it. Its only layer is the bundle,
+Registries, cosign, image volumes and `COPY --from` take an image whose only layer is the bundle,
 byte for byte.
 
-Write the binaries of prewarmed folders as images for KServe's KernelCache and MCV.
-
-Both extract `io.triton.cache/` of an image's last layer into Triton's cache folder, and compare the
-image's labels and `io.triton.manifest/manifest.json` with a node's GPUs before and after that.
+KServe's KernelCache and MCV take one of the binaries alone. Both extract `io.triton.cache/` of an
+image's last layer into Triton's cache folder, and compare the image's labels and
+`io.triton.manifest/manifest.json` with a node's GPUs before and after that.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from ...errors import BundleError
 from ...stores.manifest import BINARIES, Manifest, verify_folder
@@ -28,34 +27,11 @@ from ...system.safe_files import read_file
 from ..new_folder import new_folder
 from .archive import Digests, HashingWriter, add_file, write
 
-__all__ = [
-    "ImageContent",
-    "bundle_in",
-    "write_image",
-    "write_kernel_cache",
-    "write_layout",
-]
-
+__all__ = ["bundle_in", "write_kernel_cache", "write_layout"]
 
 _TYPES = "application/vnd.oci.image"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-
-class ImageContent(NamedTuple):
-    """What an image is made of.
-
-    Attributes:
-        layer_type: The end of the layer's media type, such as `tar+zstd`.
-        write_layer: Writes the only layer to a file, and returns its digests.
-        labels: The labels of the image's configuration.
-        annotations: The annotations of the image's manifest.
-    """
-
-    layer_type: str
-    write_layer: Callable[[IO[bytes]], Digests]
-    labels: dict[str, str]
-    annotations: dict[str, str]
 
 
 def write_layout(folder: Path, out: Path) -> Manifest:
@@ -67,13 +43,29 @@ def write_layout(folder: Path, out: Path) -> Manifest:
     """
     manifest = verify_folder(folder)
     labels = _labels(manifest)
-    content = ImageContent("tar+zstd", partial(write, folder, manifest), labels, labels)
-    write_image(out, manifest, content)
+    write_layer = partial(write, folder, manifest)
+    _write_image(out, manifest, "tar+zstd", write_layer, labels=labels, annotations=labels)
     return manifest
 
 
-def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
+def _write_image(
+    out: Path,
+    manifest: Manifest,
+    layer_type: str,
+    write_layer: Callable[[IO[bytes]], Digests],
+    *,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+) -> None:
     """Write an image with one layer as an image layout to a new folder.
+
+    Args:
+        out: the new folder.
+        manifest: the manifest of the prewarmed folder.
+        layer_type: the end of the layer's media type, such as `tar+zstd`.
+        write_layer: writes the layer to a file, and returns its digests.
+        labels: the labels of the image's configuration.
+        annotations: the annotations of the image's manifest.
 
     Raises:
         BundleError: the new folder exists or cannot be written.
@@ -82,16 +74,16 @@ def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
         blobs = work / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         with (blobs / "layer").open("wb") as raw:
-            digests = content.write_layer(raw)
+            digests = write_layer(raw)
         (blobs / "layer").rename(blobs / digests.blob)
         config = {
             "architecture": _ARCHITECTURES.get(manifest.platform.rpartition("-")[2], "amd64"),
             "os": "linux",
-            "config": {"Labels": content.labels},
+            "config": {"Labels": labels},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests.tar}"]},
         }
         layer = {
-            "mediaType": f"{_TYPES}.layer.v1.{content.layer_type}",
+            "mediaType": f"{_TYPES}.layer.v1.{layer_type}",
             "digest": f"sha256:{digests.blob}",
             "size": digests.size,
         }
@@ -100,7 +92,7 @@ def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
             "mediaType": f"{_TYPES}.manifest.v1+json",
             "config": _blob(blobs, config, f"{_TYPES}.config.v1+json"),
             "layers": [layer],
-            "annotations": content.annotations,
+            "annotations": annotations,
         }
         manifests = [_blob(blobs, image, f"{_TYPES}.manifest.v1+json")]
         (work / "index.json").write_bytes(_json({"schemaVersion": 2, "manifests": manifests}))
@@ -180,7 +172,7 @@ def write_kernel_cache(folder: Path, out: Path) -> int:
         if name.startswith(prefix)
     }
     try:
-        return _write_image(folder, manifest, files, out)
+        return _write_binaries(folder, manifest, files, out)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(
             f"{folder} has binaries that Triton did not write "
@@ -188,7 +180,7 @@ def write_kernel_cache(folder: Path, out: Path) -> int:
         ) from None
 
 
-def _write_image(folder: Path, manifest: Manifest, files: dict[str, Path], out: Path) -> int:
+def _write_binaries(folder: Path, manifest: Manifest, files: dict[str, Path], out: Path) -> int:
     entries = list(_entries(files))
     if not entries:
         raise BundleError(
@@ -206,11 +198,9 @@ def _write_image(folder: Path, manifest: Manifest, files: dict[str, Path], out: 
         f"{_LABEL}/summary": json.dumps({"targets": targets}, separators=(",", ":")),
     }
 
-    def write_layer(raw: IO[bytes]) -> Digests:
-        return _write_layer(files, entries, raw)
-
+    write_layer = partial(_write_layer, files, entries)
     annotations = {f"{_LABEL}/variant": "compat"}
-    write_image(out, manifest, ImageContent("tar+gzip", write_layer, labels, annotations))
+    _write_image(out, manifest, "tar+gzip", write_layer, labels=labels, annotations=annotations)
     return len(entries)
 
 
