@@ -1,8 +1,10 @@
 """Measure how much there is to know, and hold the figures reached; `make check` runs this.
 
 The limits are in `pyproject.toml`, in `[tool.size]`: no figure may exceed its limit, and `--lower`
-writes what was reached as the new limits. With `--static`, as in `make lint`, nothing is launched. A module that one module of its own folder imports is a
-part of that one, unless it is long or `[tool.size.rooms]` says why it is a room of its own.
+writes what was reached as the new limits. With `--static`, as in `make lint`, nothing is launched.
+
+A module that one module of its own folder imports is a part of that one, unless it is long or
+`[tool.size.rooms]` says why it is a room of its own.
 """
 
 from __future__ import annotations
