@@ -55,8 +55,9 @@ test: $(VENV)/.installed  ## everything that needs no GPU
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory --jobs 2 tests lint SELECT="not gpu"
 
-check: $(VENV)/.installed  ## lint, types and the tests that are not on the list of slow ones
+check: $(VENV)/.installed  ## size, lint, types and the tests that are not on the list of slow ones
 	$(BIN)/ruff check .
+	$(BIN)/python tools/check_size.py
 	$(MAKE) --no-print-directory --jobs 2 tests lint SELECT="not gpu and not slow"
 
 tests: $(VENV)/.collected
@@ -72,7 +73,7 @@ style: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_prose.py
 	$(BIN)/python tools/check_links.py
-	$(BIN)/python tools/check_size.py
+	$(BIN)/python tools/check_size.py --static
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

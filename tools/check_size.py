@@ -1,8 +1,10 @@
-"""Measure how much there is to know, and hold the figures reached; `make lint` runs this.
+"""Measure how much there is to know, and hold the figures reached; `make check` runs this.
 
 The limits are in `pyproject.toml`, in `[tool.size]`: no figure may exceed its limit, and `--lower`
-writes what was reached as the new limits. A module that one module of its own folder imports is a
-part of that one, unless it is long or `[tool.size.rooms]` says why it is a room of its own.
+writes what was reached as the new limits. With `--static`, as in `make lint`, nothing is launched.
+
+A module that one module of its own folder imports is a part of that one, unless it is long or
+`[tool.size.rooms]` says why it is a room of its own.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ PACKAGES = {
 LONG = 250
 """Lines from which on a module is a room, whoever imports it."""
 
+SLACK = 30
+"""Share of the calls of a launch, as its reciprocal, by which they differ from run to run."""
+
 GOALS = {
     "library lines": 27_500,
     "library files": 120,
@@ -52,7 +57,9 @@ def main() -> None:
     """Print each figure with its limit and goal; exit with 1 if one exceeds its limit."""
     path = ROOT / "pyproject.toml"
     text = path.read_text(encoding="utf-8")
-    figures = {**count_lines(), **count_structure(), **count_calls()}
+    figures = {**count_lines(), **count_structure()}
+    if "--static" not in sys.argv:
+        figures |= count_calls()
     limits = read_limits(text)
     for name, figure in figures.items():
         limit = limits.get(name, GOALS[name])
@@ -60,8 +67,9 @@ def main() -> None:
         print(f"{name}: {figure:,} (at most {limit:,}; goal {GOALS[name]:,}){exceeds}")
     if "--lower" in sys.argv:
         for name, figure in figures.items():
-            if figure < limits.get(name, GOALS[name]):
-                text = re.sub(rf'^"{name}" = \d+$', f'"{name}" = {figure}', text, flags=re.M)
+            limit = figure + (figure // SLACK if " of a " in name else 0)
+            if limit < limits.get(name, GOALS[name]):
+                text = re.sub(rf'^"{name}" = \d+$', f'"{name}" = {limit}', text, flags=re.M)
         path.write_text(text, encoding="utf-8")
     if over := [name for name, figure in figures.items() if figure > limits.get(name, GOALS[name])]:
         sys.exit(f"make these smaller, or raise the limit in pyproject.toml: {', '.join(over)}")

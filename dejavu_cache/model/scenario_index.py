@@ -115,7 +115,7 @@ class ScenarioIndex:
         self._groups = {name: [_Group.of(entries)] for name, entries in grouped.items()}
 
     @classmethod
-    def joined(cls, indexes: Iterable[ScenarioIndex]) -> ScenarioIndex:
+    def join(cls, indexes: Iterable[ScenarioIndex]) -> ScenarioIndex:
         """Return several indexes as one; they may have the same scenarios."""
         index = cls()
         for part in indexes:

@@ -406,7 +406,7 @@ class Section:
         return ", ".join(differing) or str(config)
 
     @property
-    def shared(self) -> str:
+    def shared_values(self) -> str:
         """Values that all winners share."""
         return ", ".join(f"{name}={value}" for name, value in sorted(self._constant, key=str))
 
@@ -457,14 +457,14 @@ class ForeignWinners(NamedTuple):
         )
 
     @property
-    def shared(self) -> int:
+    def shared_scenarios(self) -> int:
         """Number of scenarios that both environments have tuned."""
         return len(self.slowdown)
 
     @property
     def share(self) -> float:
         """Share of these scenarios in which both have the same winner."""
-        return self.agree / self.shared if self.shared else 0.0
+        return self.agree / self.shared_scenarios if self.shared_scenarios else 0.0
 
 
 class Comparison:
@@ -488,7 +488,7 @@ class Comparison:
     @property
     def lines(self) -> list[tuple[str, ForeignWinners]]:
         """Pairs of environments that the plot shows, each after its colour."""
-        pairs = [pair for pair in self.pairs.values() if pair.shared][:6]
+        pairs = [pair for pair in self.pairs.values() if pair.shared_scenarios][:6]
         return [(f"pair-{index}", pair) for index, pair in enumerate(pairs)]
 
     @property

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager
 
 from ..system.notices import logger
 
@@ -40,7 +39,7 @@ def may_benchmark() -> bool:
     return not is_serving() and not getattr(_thread, "without_benchmarks", 0)
 
 
-class Serving:
+class Serving(AbstractContextManager["Serving"]):
     """Time in which the process serves requests; see `serving`.
 
     Attributes:
@@ -58,16 +57,7 @@ class Serving:
         if self in _phases:
             _phases.remove(self)
 
-    def __enter__(self) -> Serving:
-        """Return the phase, which began when it was made."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the phase."""
         self.end()
 

@@ -115,7 +115,7 @@ class TieredStore(Store):
 
     def scenario_index(self, context: Context) -> ScenarioIndex:
         """Return the indexes of all tiers as one."""
-        return ScenarioIndex.joined(self._ask(lambda tier: tier.scenario_index(context)))
+        return ScenarioIndex.join(self._ask(lambda tier: tier.scenario_index(context)))
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""

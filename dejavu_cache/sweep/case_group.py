@@ -77,7 +77,7 @@ class CaseGroup:
     @property
     def due(self) -> int:
         """Number of measurements that are left, as far as that is clear now."""
-        return sum(len(self._undecided(name, self._declared)) for name in self._names)
+        return sum(len(self._undecided_configs(name, self._declared)) for name in self._names)
 
     @property
     def is_known(self) -> bool:
@@ -124,12 +124,12 @@ class CaseGroup:
         status = "partial" if is_partial else "tuned" if measured else "known"
         return {"status": status, "measured": measured, "due": due}
 
-    def _undecided(self, case: str, declared: Sequence[Config]) -> list[Config]:
+    def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         return self._group.undecided_configs(declared, self._default, self._names, case)
 
     def _has_work(self, case: str) -> bool:
         """Return whether a case has configs to time, or was never tuned to the end."""
-        undecided = self._undecided(case, self._declared)
+        undecided = self._undecided_configs(case, self._declared)
         if any((case, config) not in self._attempted for config in undecided):
             return True
         return self._group.record.winner is None and case not in self._tuned
@@ -146,7 +146,7 @@ class CaseGroup:
 
     def _tune(self, case: Case, tuner: CaseTuner) -> int:
         request = self._request(case)
-        undecided = self._undecided(case.name, list(request.declared))
+        undecided = self._undecided_configs(case.name, list(request.declared))
         self._tuned.add(case.name)
         self._attempted.update((case.name, config) for config in undecided)
         if case is not self._cases[0]:  # A search of its own chose the configs in the first case.

@@ -143,7 +143,7 @@ class Race:
             self._run_round()
             if len(self._racing) < 2 or self._is_over():
                 break
-            if is_steady and (spread := self._spread()) > STEADY:
+            if is_steady and (spread := self._unevenness()) > STEADY:
                 is_steady, judged_after = False, len(self._rounds) + PATIENCE
                 self._enter([*self._racing, *self._within(SURVEYED * spread)])
             elif len(self._rounds) == 1:
@@ -178,7 +178,7 @@ class Race:
         ran = dict(looks)
         self._racing = [config for config in self._racing if config in ran]
 
-    def _spread(self) -> float:
+    def _unevenness(self) -> float:
         """Return how unequally configs' times have changed since the screening, 1 or more.
 
         A clock that falls for all alike leaves it at 1, and so does the timer's resolution.

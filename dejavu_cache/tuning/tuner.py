@@ -277,7 +277,7 @@ class Tuner:
                 self._compare_finalists()
         finally:
             self._release()
-        return len(self._launched)
+        return len(self._launched_configs)
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
@@ -290,7 +290,7 @@ class Tuner:
             self._note(measurement)
 
     @property
-    def _launched(self) -> set[Config]:
+    def _launched_configs(self) -> set[Config]:
         """Configs that this process has measured, or tried to."""
         return {*self._measured, *self._benchmarked}
 
@@ -421,7 +421,7 @@ class Tuner:
 
     def _compile(self, configs: Sequence[Config]) -> None:
         """Compile the configs that only an earlier process has launched."""
-        launch, launched = self._launch, self._launched
+        launch, launched = self._launch, self._launched_configs
         new = [config for config in configs if config not in launched]
         declared = [launch.declared[config] for config in new]
         with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:

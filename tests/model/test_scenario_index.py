@@ -50,7 +50,7 @@ def test_packed_and_joined_indexes_answer_as_one_of_all_scenarios(
     union = {scenario.text for scenario in (*left, *right)}
     parts = [ScenarioIndex(scenario.text for scenario in part) for part in (left, right)]
     packed = [ScenarioIndex.unpack(part.pack()) for part in parts]
-    joined = ScenarioIndex.joined(packed)
+    joined = ScenarioIndex.join(packed)
     for index in (joined, ScenarioIndex.unpack(joined.pack())):
         assert list(index.near(wanted)) == list(ScenarioIndex(union).near(wanted))
 

@@ -48,7 +48,7 @@ class KernelRename:
             raise SettingsError(f"{old!r} cannot be renamed to {new!r}: give two different names")
         return cls(old, new)
 
-    def renamed(self, kernel: str) -> str | None:
+    def new_name(self, kernel: str) -> str | None:
         """Return a kernel's new name, or None if it keeps its name.
 
         Where the new prefix begins with the old one, kernels that already have the new prefix keep
@@ -76,7 +76,7 @@ class KernelRename:
         Raises:
             SettingsError: no kernel can have the new name.
         """
-        name = self.renamed(context.kernel.name)
+        name = self.new_name(context.kernel.name)
         if name is None:
             return None
         try:

@@ -139,7 +139,7 @@ def _nearest(
             f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
         )
     buckets = context.problem.buckets
-    asked = {name: _bucketed(text, buckets.get(name)) for name, text in wanted.items()}
+    asked = {name: _bucket_value(text, buckets.get(name)) for name, text in wanted.items()}
     gaps = [(_gap(record.scenario.values, asked), record) for record in records]
     smallest = min((gap for gap, _ in gaps), default=math.inf)
     if math.isinf(smallest):
@@ -147,7 +147,7 @@ def _nearest(
     return [_explain(context, record, gap, named) for gap, record in gaps if gap == smallest]
 
 
-def _bucketed(text: str, bucket: Bucket | None) -> str:
+def _bucket_value(text: str, bucket: Bucket | None) -> str:
     """Return the text of the value that stands for a number's bucket, as a launch computes it."""
     try:
         return text if bucket is None else str(bucket(int(text)))
