@@ -1,8 +1,6 @@
 """Search spaces of the attention kernels: configs, pruning rules and default configs.
 
-`hopper_search_space` has that of the Hopper kernel.
-
-Search space of the Hopper kernel: its configs, and the one that pruning leaves for a launch.
+The Hopper kernel has configs too, of which pruning leaves one for each launch.
 """
 
 from __future__ import annotations

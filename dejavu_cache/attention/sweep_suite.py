@@ -3,7 +3,8 @@
 Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL`. It tunes
 what `auto` launches on the GPU that it runs on.
 
-Batches that attention is tuned for: models' shapes, sequences' lengths, and their tensors.
+A preset is a model's shapes; its batches have sequences of drawn lengths, in tensors made up for
+them.
 """
 
 from __future__ import annotations

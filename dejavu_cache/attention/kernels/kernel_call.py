@@ -1,8 +1,8 @@
 """Prepared kernel launches, which implementations run and sweeps tune.
 
-Counters that kernels reset themselves, and the queue in which launches may share them.
-
-Number of a GPU's multiprocessors, by which kernels choose how many programs they have.
+With them goes what launches take from their GPU: counters that kernels reset themselves, which
+launches of one stream may share, and the number of multiprocessors, by which kernels choose how
+many programs they have.
 """
 
 from __future__ import annotations

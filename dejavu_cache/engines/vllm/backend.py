@@ -3,7 +3,7 @@
 It serves decoders on vLLM 0.22 to 0.33. Their interfaces differ in how a cache is shaped: up to
 0.28 the backend says so (`get_kv_cache_shape`), afterwards keys and values lie side by side.
 
-Metadata of one step of vLLM's engine for the attention backend.
+The metadata of a step is made once, and plans attention for all of the step's layers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plug-in that vLLM loads in every process of an engine.
 
-Phases of vLLM's GPU worker: its weights are loaded, it is warmed up, and it serves.
+It tells the library in which phase a GPU worker is: loading weights, warming up, or serving.
 """
 
 from __future__ import annotations
