@@ -61,10 +61,6 @@ class Rule(BaseModel):
                 raise ValueError(f"{name}: {error}") from None
         return parsed
 
-    def default_among(self, configs: Sequence[Any]) -> Any | None:
-        """Return the first declared config with the default's values, or None."""
-        return config_with(self.default, configs) if self.default else None
-
 
 def config_with(wanted: Mapping[str, Any], configs: Iterable[Any]) -> Any | None:
     """Return the first `triton.Config` that has some values among its own, or None."""
