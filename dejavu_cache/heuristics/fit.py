@@ -476,7 +476,7 @@ def fit(
     if len(costs) < NEEDED:
         kernel, device = records.context.kernel.name, records.context.environment.device.name
         uncompared = sum(record.is_finished for record in records.records) - len(finished)
-        hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache audit`"
+        hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache sweep`"
         raise TooFewRecordsError(
             f"{kernel} has {counted(len(costs), 'scenario')} with a winner and two timed configs "
             f"or more on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"

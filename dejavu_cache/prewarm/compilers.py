@@ -13,7 +13,7 @@ from ..settings import current_settings
 from ..stores import Store, TieredStore, open_store, shipped_stores, tiers_of, wait_longer
 from ..stores.manifest import Manifest
 from ..system.fork_lock import ForkLock
-from ..system.worker_pool import Attempt, WorkerPool
+from ..system.worker_pool import WorkerPool
 from ..system.worker_process import Worker, WorkerLostError
 
 __all__ = [
@@ -251,14 +251,14 @@ def compile_all(
     results: dict[CompileJob, CompileResult] = {}
     lock = ForkLock()
 
-    def attempt(compiler: Compiler, job: CompileJob) -> Attempt:
+    def attempt(compiler: Compiler, job: CompileJob) -> bool:
         result = compiler.compile(job)
         with lock:
             results[job] = result
             on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
         if result.fatal:
             pool.stop()
-        return "done"
+        return True
 
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     compilers = [first, *(Compiler(spec) for _ in range(count - 1))]

@@ -164,10 +164,6 @@ class TieredStore(Store):
         records = list(records)
         self._write(lambda tier: tier.put_now(context, records, on_conflict), to_all=True)
 
-    def supersede(self, context: Context, record: Record) -> None:
-        """Replace measurements in every writable tier; raise if one did not accept them."""
-        self._write(lambda tier: tier.supersede(context, record), to_all=True)
-
     def _write(self, put: Callable[[Store], None], *, to_all: bool) -> None:
         """Write to every writable tier, and warn of those that fail.
 

@@ -15,7 +15,6 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
-    audit,
     bundle,
     compare,
     doctor,
@@ -66,7 +65,6 @@ for family in (
     quarantine,
     run,
     sweep,
-    audit,
     heuristics,
     report,
     prewarm,

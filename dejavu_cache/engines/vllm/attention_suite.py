@@ -457,6 +457,7 @@ def _sweep(spec: SweepSpec, device: torch.device, deadline: float) -> str:
     finally:
         watch.cancel()
         host.close()
+        host.worker.wait()  # until then it holds memory of the device, which the engine measures
     if stopped == "interrupted":
         raise KeyboardInterrupt
     return stopped
