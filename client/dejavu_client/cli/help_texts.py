@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "clear": ("clear add --yes",),
     "export": ("export records.jsonl --kernel add",),
     "import": ("import records.jsonl",),
-    "merge": ("merge /node1 /node2 --into /shared --on-conflict fastest",),
+    "merge": ("merge /node1 /node2 --into /shared",),
     "freeze": ("freeze /snapshots",),
     "push": ("push --server https://tune.example.com",),
     "pull": ("pull --kernel add",),
