@@ -297,6 +297,8 @@ class Tune:
     def _release_losers(self, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
+        if self._function is None:  # nothing was compiled
+            return
         with suppress(Exception):  # a kernel that does not compile any more fails at its launch
             config, args, kwargs = request.declared[winner], request.args, request.kwargs
             needed = compile_config(request.autotuner, config, args, kwargs)

@@ -501,7 +501,7 @@ def keys_in_memory(function: JITFunction | None) -> dict[int, set[str]]:
 
 
 def release_later(
-    function: JITFunction | None, earlier: Mapping[int, Collection[str]], needed: Any
+    function: JITFunction, earlier: Mapping[int, Collection[str]], needed: Any
 ) -> None:
     """Remove kernels that have come since, and whose compilation has ended, from memory.
 
@@ -509,11 +509,11 @@ def release_later(
     3.9, which unloads what nobody holds, its module stays on the device.
 
     Args:
-        function: a `JITFunction`; None where nothing is compiled.
+        function: a `JITFunction`.
         earlier: what `keys_in_memory` returned before.
         needed: a compiled kernel that stays.
     """
-    for device, (kernels, *_) in list(getattr(function, "device_caches", {}).items()):
+    for device, (kernels, *_) in list(function.device_caches.items()):
         for key, kernel in kernels.copy().items():  # in one step, beside other threads
             is_compiled = not hasattr(kernel, "future") or kernel.future.done()
             is_later = is_compiled and key not in earlier.get(device, ())
