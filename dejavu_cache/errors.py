@@ -16,7 +16,6 @@ DejavuError
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     its records were written by a newer version of this package
     ├── DamagedRecordsError  its content is not a record set
-    ├── SnapshotError        a frozen snapshot is missing, or is not what its name says
     └── MergeConflictError   two measurements of one config met under `on_conflict="fail"`
 
 `drop_own_frames` shows authors their own errors as Triton shows them.
@@ -46,7 +45,6 @@ __all__ = [
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
     "SettingsError",
-    "SnapshotError",
     "StoreError",
     "TooFewRecordsError",
     "UncomparedResultsError",
@@ -187,10 +185,6 @@ class NewerFormatError(StoreError):
 
 class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
-
-
-class SnapshotError(StoreError):
-    """A frozen snapshot is missing, or is not what its name says."""
 
 
 class MergeConflictError(StoreError):

@@ -1,4 +1,4 @@
-"""`export`, `import`, `merge` and `freeze`: copies of records between stores and files."""
+"""`export`, `import` and `merge`: copies of records between stores and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
-from dejavu_cache.stores.memory import freeze as write_snapshot
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
@@ -27,7 +26,7 @@ from ..output import note, say, say_indented
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
-from ..record_queries import contexts_of, kernels_of
+from ..record_queries import contexts_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
@@ -51,7 +50,6 @@ def register(app: typer.Typer) -> None:
     app.command("export")(export_records)
     app.command("import")(import_records)
     app.command()(merge)
-    app.command()(freeze)
 
 
 def export_records(
@@ -165,19 +163,6 @@ def merge(
             note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
         merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target, rule)
-
-
-def freeze(
-    folder: Annotated[
-        str, typer.Argument(help="Where the snapshot is written.", callback=refuse_empty)
-    ],
-    kernel: KernelOption = "",
-    store: StoreOption = "",
-) -> None:
-    """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
-    with open_complete_store(store) as source:
-        snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
-    say(snapshot.url)
 
 
 def parse_rule(text: str) -> OnConflict:
