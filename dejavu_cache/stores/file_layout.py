@@ -36,8 +36,8 @@ from functools import lru_cache
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
-from ..model.merge import OnConflict, merge_into, merge_records, without_parts
-from ..model.record import FORMAT, Record, RecordSet, first_problem, read_record, version_of
+from ..model.merge import merge_into, merge_records, without_parts
+from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 
@@ -133,12 +133,12 @@ class Page:
         return sorted(self._cuts)
 
     def get(self, scenario: Scenario) -> Record | None:
-        """Return what can be read of a scenario's record, or None."""
+        """Return a scenario's record; None if there is none, or it is damaged."""
         cut = self._cuts.get(scenario.text)
         return None if cut is None else _read_record(cut, self._where)
 
     def records(self) -> Iterator[Record]:
-        """Yield what can be read of all records as they are now, sorted by their scenarios' text.
+        """Yield all records that can be read, as they are now, sorted by their scenarios' text.
 
         Each is parsed when its turn comes: parsed, they take ten times the memory of their text.
         """
@@ -147,25 +147,23 @@ class Page:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the file and with each damaged record; reads all of them."""
-        damages = {text: read_record(_json_of(cut)).problem for text, cut in self._cuts.items()}
+        damages = {text: _problem_of(cut) for text, cut in self._cuts.items()}
         records = [f"{text}: {problem}" for text, problem in sorted(damages.items()) if problem]
         return [*records, *([self.loss] if self.loss else [])]
 
-    def merge(self, records: Iterable[Record], on_conflict: OnConflict) -> None:
+    def merge(self, records: Iterable[Record]) -> None:
         """Merge records into the page."""
         merged: dict[Scenario, Record] = {}
         changed = {}
         for record in records:  # several may be of one scenario
             scenario = record.scenario
             earlier = merged.get(scenario) or self.get(scenario)
-            merged[scenario] = (
-                record if earlier is None else merge_records(earlier, record, on_conflict)
-            )
+            merged[scenario] = record if earlier is None else merge_records(earlier, record)
             if merged[scenario] != earlier:
                 changed[scenario.text] = _write_record(merged[scenario])
         for text in changed:
             cut = self._cuts.get(text)
-            if cut and (problem := read_record(_json_of(cut)).problem):
+            if cut and (problem := _problem_of(cut)):
                 self.loss = f"{text}: {problem}"
         self._replace({**self._cuts, **changed})
 
@@ -280,17 +278,27 @@ def _write_record(record: Record) -> str:
 
 
 def _read_record(cut: str, where: str) -> Record | None:
-    """Return what can be read of a record's text, and warn once about the rest."""
-    record, problem = read_record(_json_of(cut))
-    if problem:
+    """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
+    try:
+        return Record.model_validate_json(_json_of(cut))
+    except ValidationError as error:
         scenario = cut.partition(_LINE_END)[0][:500]
-        used = "the rest of this record is used" if record else "this record is passed over"
         warn_once(
             f"{where} {scenario}",
-            f"{where} is damaged at {scenario}: {problem}; {used}, and its text stays in the file "
-            "until the record is written again; the file is then kept beside the new one",
+            f"{where} is damaged at {scenario}: {first_problem(error)}; this record is passed "
+            "over, and its text stays in the file until the record is written again; the file is "
+            "then kept beside the new one",
         )
-    return record
+        return None
+
+
+def _problem_of(cut: str) -> str:
+    """Return what is wrong with a record's text, or an empty string."""
+    try:
+        Record.model_validate_json(_json_of(cut))
+    except ValidationError as error:
+        return first_problem(error)
+    return ""
 
 
 def _json_of(cut: str) -> str:

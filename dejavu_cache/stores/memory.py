@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from ..model.merge import OnConflict, merge_into, without_parts
+from ..model.merge import merge_into, without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkCondition
@@ -50,14 +50,12 @@ class MemoryStore(Store):
             ]
         return iter(sorted(contexts, key=lambda context: context.text))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into a context, all of them or none."""
         self._refuse_if_read_only()
         with self._lock:
             before = self._records.get(context, {})
-            merged = merge_into(before, records, on_conflict)
+            merged = merge_into(before, records)
             if merged != before:
                 self._replace(context, merged)
 

@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "clear": ("clear add --yes",),
     "export": ("export records.jsonl --kernel add",),
     "import": ("import records.jsonl", "import --triton-cache ~/.triton/cache"),
-    "merge": ("merge /node1 /node2 --into /shared --on-conflict fastest",),
+    "merge": ("merge /node1 /node2 --into /shared",),
     "push": ("push --server https://tune.example.com",),
     "pull": ("pull --kernel add",),
     "sync": ("sync",),

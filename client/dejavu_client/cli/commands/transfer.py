@@ -12,7 +12,6 @@ import typer
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.integrations.foreign_files import read_foreign_files, report_matches
 from dejavu_cache.model.foreign_result import ForeignResult
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
@@ -30,15 +29,6 @@ from ..record_queries import contexts_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
-
-ConflictOption = Annotated[
-    str,
-    typer.Option(
-        "--on-conflict",
-        metavar="RULE",
-        help="newest, fastest or fail: for two timings of one config.",
-    ),
-]
 
 
 def _folder_option(text: str) -> Any:
@@ -106,7 +96,6 @@ def import_records(
         typer.Option(metavar="OLD=NEW", help="What your kernel calls fused_moe_kernel, E, N or M."),
     ] = None,
     store: StoreOption = "",
-    on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge records from a file into a store, or take over another autotuner's results.
 
@@ -125,7 +114,7 @@ def import_records(
             texts = read_record_texts(file)
             if not texts:
                 raise NothingFoundError(f"{file} holds no records")
-            merge_acknowledged(map(RecordText.parse, texts), target, parse_rule(on_conflict))
+            merge_acknowledged(map(RecordText.parse, texts), target)
         for origin, folder in folders.items():
             results = _rename_results(read_foreign_files(origin, Path(folder)), rename or [])
             if not results:
@@ -147,13 +136,11 @@ def merge(
         str,
         typer.Option("--into", metavar="URL", help="The store to write.", callback=refuse_empty),
     ],
-    on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge stores into one; prints how many records were new, and how many known already.
 
     All stores must be readable before anything is written.
     """
-    rule = parse_rule(on_conflict)
     with ExitStack() as stack:
         opened = [stack.enter_context(open_complete_store(url)) for url in sources]
         empty = [source for source in opened if next(source.contexts(), None) is None]
@@ -162,15 +149,7 @@ def merge(
         for source in empty:
             note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
-        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target, rule)
-
-
-def parse_rule(text: str) -> OnConflict:
-    """Return the rule for two timings of one config that `--on-conflict` names."""
-    rules: dict[str, OnConflict] = {"newest": "newest", "fastest": "fastest", "fail": "fail"}
-    if text not in rules:
-        raise SettingsError(f"--on-conflict {text!r}: choose newest, fastest or fail")
-    return rules[text]
+        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target)
 
 
 def _count_kernels(contexts: list[Context]) -> str:
