@@ -15,7 +15,6 @@ from filelock import Timeout
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
-from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import ScenarioIndex
@@ -290,14 +289,12 @@ class FileStore(Store):
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{folder_name(function)}.jsonl"
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
         with self._changing(context) as page:
-            page.merge(records, on_conflict)
+            page.merge(records)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records under the file's lock, and the file with its last record."""
