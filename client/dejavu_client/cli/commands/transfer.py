@@ -18,7 +18,7 @@ from dejavu_cache.system.notices import counted
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
 from ..options import KernelOption, StoreOption, refuse_empty
-from ..output import note, say
+from ..output import note
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
