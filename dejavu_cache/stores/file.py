@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,14 +12,12 @@ from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, read_file, replace_file, user_folder
+from ..system.safe_files import expand_home
 from .base import Found, FoundTree, Store
 from .file_layout import HEAD_BYTES, Page, context_of_head, find_record
 from .folder import Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
@@ -32,18 +28,13 @@ _TREE = ".tree.json"
 
 T = TypeVar("T")
 
-WORTHWHILE = 256
-"""Least number of records of a file whose index is kept; indexing fewer takes about 1 ms."""
-
-
 class FileStore(Store):
     """Records in a folder: `file:///path`, or a bare path; `?read_only=1` never writes.
 
     The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
     under the file's lock, merge their records with those in the file, and replace it atomically and
     durably. A damaged file is renamed, never overwritten, and a damaged record costs only itself. A
-    decision tree is the file `METHOD-DIGEST.tree.json` beside the records it was fitted to. Results
-    of other autotuners are in `.imported`.
+    decision tree is the file `METHOD-DIGEST.tree.json` beside the records it was fitted to.
 
     The first write creates the folder.
     """
@@ -96,21 +87,6 @@ class FileStore(Store):
         """Return the scenarios of a context's file without parsing its records."""
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())
-
-    def scenario_index(self, context: Context) -> ScenarioIndex:
-        """Return the index of a context's file; that of a large file comes from the disk.
-
-        A launch without a record of its own asks for the nearest scenario. In a new process,
-        indexing a file of ten thousand records for that takes a thousand times as long as reading
-        its index.
-        """
-        path = self.path(context)
-        with suppress(OSError, ValueError):
-            return _read_index(path, signature_of(path))
-        page, kept = self._page(context), self._pages.get(path)
-        if page is None or kept is None:
-            return ScenarioIndex(page.scenario_texts() if page else ())
-        return _make_index(path, *kept)
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
@@ -257,39 +233,6 @@ class FileStore(Store):
         self._refuse_if_read_only()
         return self._folder.remove(self.path(context).with_suffix(_TREE))
 
-    def imported(self, function: str) -> Iterator[ForeignResult]:
-        """Return the function's results of other autotuners; warn if they cannot be read."""
-        path = self._imported_path(function)
-        try:
-            results = parse_foreign_results(self._folder.read(path), str(path))
-        except FileNotFoundError:
-            return iter(())
-        except StoreError as error:
-            warn_once(f"{path}", f"{path} is passed over: {error}")
-            return iter(())
-        return (result for result in results if result.function == function)
-
-    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners to one file per function, under its lock.
-
-        Raises:
-            StoreError: a file cannot be written, or not be read: it stays as it is.
-        """
-        self._refuse_if_read_only()
-        by_function: dict[str, list[ForeignResult]] = {}
-        for entry in entries:
-            by_function.setdefault(entry.function, []).append(entry)
-        for function, results in by_function.items():
-            path = self._imported_path(function)
-            with self._folder.writing(path, f"imported-{path.stem}.lock"):
-                earlier: list[ForeignResult] = []
-                with suppress(FileNotFoundError):
-                    earlier = parse_foreign_results(self._folder.read(path), str(path))
-                self._folder.write(path, format_foreign_results([*earlier, *results]))
-
-    def _imported_path(self, function: str) -> Path:
-        return self.root / ".imported" / f"{folder_name(function)}.jsonl"
-
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
@@ -380,15 +323,13 @@ class FileStore(Store):
         self._remember(path, page)
 
     def _remember(self, path: Path, page: Page) -> None:
-        """Keep the page that was just written to a file, and index a large one."""
+        """Keep the page that was just written to a file."""
         try:
             signature = signature_of(path)
         except OSError:  # What was written is durable, whether or not it can be looked at now.
             self._pages.pop(path, None)
             return
         self._pages[path] = signature, page
-        if len(page) >= WORTHWHILE:
-            _make_index(path, signature, page)
 
     def _set_aside(self, path: Path, context: Context, why: str) -> None:
         """Rename a damaged file, and warn once; in a read-only store, only warn.
@@ -420,35 +361,3 @@ class FileStore(Store):
         aside = self._folder.set_aside(path)
         if aside is not None:
             warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
-
-
-def _read_index(path: Path, signature: Signature) -> ScenarioIndex:
-    """Return the index of one state of a file, from the user's cache folder.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is damaged, or of another state.
-    """
-    head, _, packed = read_file(_index_path(path)).partition(b"\n")
-    if head != _index_head(path, signature):
-        raise ValueError("it is of another state of the file")
-    return ScenarioIndex.unpack(packed)
-
-
-def _make_index(path: Path, signature: Signature, page: Page) -> ScenarioIndex:
-    """Index the scenarios of one state of a file; write that down if it is worthwhile."""
-    index = ScenarioIndex(page.scenario_texts())
-    if len(page) >= WORTHWHILE:
-        content = _index_head(path, signature) + b"\n" + index.pack()
-        with suppress(OSError):
-            replace_file(_index_path(path), content, mode=0o600)
-    return index
-
-
-def _index_head(path: Path, signature: Signature) -> bytes:
-    return json.dumps([2, str(path), *signature]).encode()
-
-
-def _index_path(path: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    return user_folder("indexes") / name

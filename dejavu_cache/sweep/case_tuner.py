@@ -160,13 +160,7 @@ class CaseTuner:
             seconds = max(self._deadline - time.monotonic(), 0.001)
         request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
         self._parent.send("case", case=case, due=len(due_configs(request, record)))
-        resolver = Resolver(
-            TieredStore([store]),
-            Mode.TUNE,
-            0.0,
-            current_settings(),
-            parent=self._parent,
-        )
+        resolver = Resolver(TieredStore([store]), Mode.TUNE, parent=self._parent)
         return resolver.resolve(request, wait=self._job.wait)
 
     def announce(self, config: Config) -> None:

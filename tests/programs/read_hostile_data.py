@@ -176,9 +176,6 @@ def read_all(folder: Path, server: HostileServer) -> None:
     home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
     ignore_own_errors(lambda: Journal(home, folder / "journal").close())
     ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
-    for tool in ("triton_cache", "triton_dejavu", "fla", "vllm"):
-        options = {tool: str(folder / "foreign"), "store": target}
-        ignore_own_errors(lambda options=options: import_records("", **options))  # type: ignore[misc]
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
