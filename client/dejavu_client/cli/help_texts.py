@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "gc": ("gc --dry-run --days 90",),
     "clear": ("clear add --yes",),
     "export": ("export records.jsonl --kernel add",),
-    "import": ("import records.jsonl", "import --triton-cache ~/.triton/cache"),
+    "import": ("import records.jsonl",),
     "merge": ("merge /node1 /node2 --into /shared --on-conflict fastest",),
     "freeze": ("freeze /snapshots",),
     "push": ("push --server https://tune.example.com",),
