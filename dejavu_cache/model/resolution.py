@@ -135,7 +135,7 @@ def evidence_lines(
 
 
 def _cost(measurement: Measurement, choice: Measurement) -> str:
-    """Return a config's time as a multiple of the chosen one's, and how certain a race was of it."""
+    """Return a config's time as a multiple of the chosen one's, and how sure a race was."""
     cost = f"{(measurement.median or 0.0) / (choice.median or 1.0):.2f}x"
     if measurement is choice or not (measurement.confidence and choice.confidence):
         return cost

@@ -251,8 +251,7 @@ def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
     measured = {
         entry.config
         for entry in record.measurements
-        if not entry.skipped
-        and (entry.failure or is_credible(entry) or entry.by == whoami())
+        if not entry.skipped and (entry.failure or is_credible(entry) or entry.by == whoami())
     }
     return [config for config in request.declared if config not in measured]
 

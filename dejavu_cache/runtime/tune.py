@@ -397,4 +397,3 @@ def _triton_timing(measurement: Measurement) -> float | list[float | None]:
     if measurement.p20 is None:
         return measurement.median
     return [measurement.median, measurement.p20, measurement.p80]
-

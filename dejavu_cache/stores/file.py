@@ -28,6 +28,7 @@ _TREE = ".tree.json"
 
 T = TypeVar("T")
 
+
 class FileStore(Store):
     """Records in a folder: `file:///path`, or a bare path; `?read_only=1` never writes.
 

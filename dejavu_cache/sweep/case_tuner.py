@@ -18,7 +18,7 @@ from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..runtime.rules import due_configs
 from ..runtime.tune import announce
-from ..settings import Mode, current_settings
+from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
 from ..triton_internals.environment import (
