@@ -17,7 +17,6 @@ DejavuError
     ├── NewerFormatError     its records were written by a newer version of this package
     ├── DamagedRecordsError  its content is not a record set
     ├── SnapshotError        a frozen snapshot is missing, or is not what its name says
-    └── MergeConflictError   two measurements of one config met under `on_conflict="fail"`
 
 `drop_own_frames` shows authors their own errors as Triton shows them.
 """
@@ -38,7 +37,6 @@ __all__ = [
     "DejavuError",
     "ExitCode",
     "KeyArgumentError",
-    "MergeConflictError",
     "NewerFormatError",
     "NoValidConfigError",
     "NothingComparedError",
@@ -191,12 +189,6 @@ class DamagedRecordsError(StoreError):
 
 class SnapshotError(StoreError):
     """A frozen snapshot is missing, or is not what its name says."""
-
-
-class MergeConflictError(StoreError):
-    """Two different measurements of one config met under `on_conflict="fail"`."""
-
-    exit_code = ExitCode.NEGATIVE
 
 
 def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:

@@ -12,7 +12,6 @@ from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
@@ -234,14 +233,12 @@ class FileStore(Store):
         self._refuse_if_read_only()
         return self._folder.remove(self.path(context).with_suffix(_TREE))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
         with self._changing(context) as page:
-            page.merge(records, on_conflict)
+            page.merge(records)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records under the file's lock, and the file with its last record."""

@@ -39,8 +39,8 @@ from typing import IO
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
-from ..model.merge import OnConflict, merge_into, merge_records, without_parts
-from ..model.record import FORMAT, Record, RecordSet, first_problem, read_record, version_of
+from ..model.merge import merge_into, merge_records, without_parts
+from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 
@@ -154,12 +154,12 @@ class Page:
         return sorted(self._cuts)
 
     def get(self, scenario: Scenario) -> Record | None:
-        """Return what can be read of a scenario's record, or None."""
+        """Return a scenario's record; None if there is none, or it is damaged."""
         cut = self._cuts.get(scenario.text)
         return None if cut is None else _read_record(cut, self._where)
 
     def records(self) -> Iterator[Record]:
-        """Yield what can be read of all records as they are now, sorted by their scenarios' text.
+        """Yield all records that can be read, as they are now, sorted by their scenarios' text.
 
         Each is parsed when its turn comes: parsed, they take ten times the memory of their text.
         """
@@ -171,7 +171,7 @@ class Page:
         problems = [
             f"{scenario}: {problem}"
             for scenario, cut in sorted(self._cuts.items())
-            if (problem := read_record(_json_of(cut)).problem)
+            if (problem := _problem_of(cut))
         ]
         problems += [f"{cut[:80]!r}: not a record" for cut in self.displaced]
         if self.is_cut:
@@ -186,22 +186,18 @@ class Page:
             losses.append("its end is missing")
         return " and ".join(losses)
 
-    def merge(self, records: Iterable[Record], on_conflict: OnConflict) -> None:
+    def merge(self, records: Iterable[Record]) -> None:
         """Merge records into the page."""
         merged: dict[Scenario, Record] = {}
         changed = {}
         for record in records:  # several may be of one scenario
             scenario = record.scenario
             earlier = merged.get(scenario) or self.get(scenario)
-            merged[scenario] = (
-                record if earlier is None else merge_records(earlier, record, on_conflict)
-            )
+            merged[scenario] = record if earlier is None else merge_records(earlier, record)
             if merged[scenario] != earlier:
                 changed[scenario.text] = _write_record(merged[scenario])
         self.displaced += [
-            cut
-            for text in changed
-            if (cut := self._cuts.get(text)) and read_record(_json_of(cut)).problem
+            cut for text in changed if (cut := self._cuts.get(text)) and _problem_of(cut)
         ]
         self._replace({**self._cuts, **changed})
 
@@ -405,17 +401,27 @@ def _write_record(record: Record) -> str:
 
 
 def _read_record(cut: str, where: str) -> Record | None:
-    """Return what can be read of a record's text, and warn once about the rest."""
-    record, problem = read_record(_json_of(cut))
-    if problem:
+    """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
+    try:
+        return Record.model_validate_json(_json_of(cut))
+    except ValidationError as error:
         scenario = cut.partition(_LINE_END)[0][:500]
-        used = "the rest of this record is used" if record else "this record is passed over"
         warn_once(
             f"{where} {scenario}",
-            f"{where} is damaged at {scenario}: {problem}; {used}, and its text stays in the file "
-            "until the record is written again; it is then set aside beside the file",
+            f"{where} is damaged at {scenario}: {first_problem(error)}; this record is passed "
+            "over, and its text stays in the file until the record is written again; it is then "
+            "set aside beside the file",
         )
-    return record
+        return None
+
+
+def _problem_of(cut: str) -> str:
+    """Return what is wrong with a record's text, or an empty string."""
+    try:
+        Record.model_validate_json(_json_of(cut))
+    except ValidationError as error:
+        return first_problem(error)
+    return ""
 
 
 def _json_of(cut: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import SnapshotError, StoreError
-from ..model.merge import OnConflict, merge_into, without_parts
+from ..model.merge import merge_into, without_parts
 from ..model.record import Record, record_set_line
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkCondition
@@ -60,19 +60,15 @@ class MemoryStore(Store):
             ]
         return iter(sorted(contexts, key=lambda context: context.text))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into a context, all of them or none."""
         self._refuse_if_read_only()
-        self._merge(context, records, on_conflict)
+        self._merge(context, records)
 
-    def _merge(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def _merge(self, context: Context, records: Iterable[Record]) -> None:
         with self._lock:
             before = self._records.get(context, {})
-            merged = merge_into(before, records, on_conflict)
+            merged = merge_into(before, records)
             if merged != before:
                 self._replace(context, merged)
 

@@ -81,7 +81,7 @@ TABLE = {
     "compare": Row("{absent} {absent}", missing=UNUSABLE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
     "audit": Row("no_such_suite --store {store}", UNUSABLE, USAGE, UNUSABLE, USAGE),
-    "report": Row(f"{{kernel}} --to {{out}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
+    "pages": Row(f"--output {{out}} {SOURCE}", **READS, full=UNUSABLE),
     "prewarm": Row(
         "no_such_module --device X --out {new} --from {store}", UNUSABLE, None, UNUSABLE
     ),

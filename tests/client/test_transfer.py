@@ -163,14 +163,11 @@ def test_an_error_names_some_of_many_damaged_records(store: FileStore, tmp_path:
     assert "and 32 more" in out.stderr
 
 
-@pytest.mark.parametrize(("rule", "median"), [("newest", 3.0), ("fastest", 1.0), ("fail", None)])
-def test_merge_settles_conflicts_as_told(
-    store: FileStore, tmp_path: Path, rule: str, median: float | None
-) -> None:
+def test_merge_keeps_the_newer_timing(store: FileStore, tmp_path: Path) -> None:
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
-    out = run_cli("merge", other.root, "--into", store.root, "--on-conflict", rule)
+    out = run_cli("merge", other.root, "--into", store.root)
     pinned = FileStore(store.root).get(context(), record(32).scenario)
     assert pinned
-    assert out.returncode == (0 if median else 1)
-    assert pinned.record.measurements[0].median == (median or 1.0)
+    assert out.returncode == 0
+    assert pinned.record.measurements[0].median == 3.0

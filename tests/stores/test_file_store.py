@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
-from support.records import MOMENT, config, context, measurement, record
+from support.records import MOMENT, context, measurement, record
 from support.strategies import RECORDS
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError
@@ -228,24 +228,6 @@ def test_a_file_that_was_cut_between_two_records_is_damaged(store: FileStore) ->
     for written in (again, reopen(store)):
         assert written.damaged_records() == {}
         assert list(written.records(context())) == [record(16), record(64)]
-
-
-def test_a_damaged_measurement_costs_no_other_of_its_record(store: FileStore) -> None:
-    full = record(700, measurement(16), measurement(32, 2.0), measurement(64, 3.0))
-    store.put(context(), [full])
-    path = only_file(store)
-    path.write_text(path.read_text().replace('"median": 2.0', '"median": -2.0'))
-    found = reopen(store).get(context(), full.scenario)
-    assert found is not None
-    assert set(found.record.by_config) == {config(16), config(64)}
-    again = reopen(store)
-    again.put(context(), [record(700, measurement(128))])
-    assert again.damaged_records() == {}
-    (aside,) = again.damaged_files()
-    assert '"median": -2.0' in aside.read_text()
-    kept = again.get(context(), full.scenario)
-    assert kept is not None
-    assert set(kept.record.by_config) == {config(16), config(64), config(128)}
 
 
 def test_a_damaged_file_in_a_read_only_store_stays(

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
@@ -28,15 +27,6 @@ from ..record_queries import contexts_of, kernels_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
-
-ConflictOption = Annotated[
-    str,
-    typer.Option(
-        "--on-conflict",
-        metavar="RULE",
-        help="newest, fastest or fail: for two timings of one config.",
-    ),
-]
 
 
 def _folder_option(text: str) -> Any:
@@ -94,7 +84,6 @@ def import_records(
         ),
     ],
     store: StoreOption = "",
-    on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge records from a file into a store.
 
@@ -104,7 +93,7 @@ def import_records(
         texts = read_record_texts(file)
         if not texts:
             raise NothingFoundError(f"{file} holds no records")
-        merge_acknowledged(map(RecordText.parse, texts), target, parse_rule(on_conflict))
+        merge_acknowledged(map(RecordText.parse, texts), target)
 
 
 def merge(
@@ -116,13 +105,11 @@ def merge(
         str,
         typer.Option("--into", metavar="URL", help="The store to write.", callback=refuse_empty),
     ],
-    on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge stores into one; prints how many records were new, and how many known already.
 
     All stores must be readable before anything is written.
     """
-    rule = parse_rule(on_conflict)
     with ExitStack() as stack:
         opened = [stack.enter_context(open_complete_store(url)) for url in sources]
         empty = [source for source in opened if next(source.contexts(), None) is None]
@@ -131,7 +118,7 @@ def merge(
         for source in empty:
             note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
-        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target, rule)
+        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target)
 
 
 def freeze(
@@ -145,14 +132,6 @@ def freeze(
     with open_complete_store(store) as source:
         snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
     say(snapshot.url)
-
-
-def parse_rule(text: str) -> OnConflict:
-    """Return the rule for two timings of one config that `--on-conflict` names."""
-    rules: dict[str, OnConflict] = {"newest": "newest", "fastest": "fastest", "fail": "fail"}
-    if text not in rules:
-        raise SettingsError(f"--on-conflict {text!r}: choose newest, fastest or fail")
-    return rules[text]
 
 
 def _count_kernels(contexts: list[Context]) -> str:
