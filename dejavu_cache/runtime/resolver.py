@@ -19,8 +19,7 @@ from ..triton_internals.generated_code import find_other_code, generates_equal_c
 from ..triton_internals.identity import is_decorated_alike
 from . import rules
 from .choices import MOST_CHOICES
-from .fallbacks import fall_back, find_nearest, nearest_differences
-from .known_records import KnownRecords
+from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
 from .request import Request
 from .service_phase import may_benchmark
 from .tune import note_timings, tune, without_suspects

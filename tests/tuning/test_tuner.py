@@ -348,17 +348,3 @@ def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
     current_settings.cache_clear()
     launch(Slow({}).kernel(configs=CONFIGS), 300)
     assert capsys.readouterr().err == ""
-
-
-def test_without_optuna_the_first_configs_are_measured(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Go on with a launch where an extra is missing."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    clock = Clock({32: 1.0})
-    kernel = clock.kernel(
-        configs=config_space({"BLOCK": [16, 32, 64, 128]}, search="optuna", budget=2)
-    )
-    launch(kernel, 100)
-    assert clock.asked == [16, 32]
-    assert "dejavu-cache[sweep]" in caplog.text
