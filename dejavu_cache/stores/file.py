@@ -17,11 +17,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-<<<<<<< HEAD
-from ..system.safe_files import expand_home
-=======
 from ..system.safe_files import expand_home, read_file
->>>>>>> main
 from .base import Found, FoundTree, Store
 from .file_layout import Page, find_record
 from .folder import LOCKS, Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
@@ -38,14 +34,9 @@ class FileStore(Store):
 
     The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
     under the file's lock, merge their records with those in the file, and replace it atomically and
-<<<<<<< HEAD
-    durably. A damaged file is renamed, never overwritten, and a damaged record costs only itself. A
-    decision tree is the file `METHOD-DIGEST.tree.json` beside the records it was fitted to.
-=======
     durably. A damaged record costs only itself, and a damaged file is kept under another name
     before it is overwritten. A decision tree is the file `METHOD-DIGEST.tree.json` beside the
-    records it was fitted to. Results of other autotuners are in `.imported`.
->>>>>>> main
+    records it was fitted to.
 
     The first write creates the folder.
     """
@@ -291,55 +282,7 @@ class FileStore(Store):
             self._folder.write(path, page.text)
         else:
             self._folder.remove(path)
-<<<<<<< HEAD
-            self._pages.pop(path, None)
-            return
-        self._folder.write(path, page.text)
-        page.is_changed = page.is_cut = False
-        self._remember(path, page)
-
-    def _remember(self, path: Path, page: Page) -> None:
-        """Keep the page that was just written to a file."""
-        try:
-            signature = signature_of(path)
-        except OSError:  # What was written is durable, whether or not it can be looked at now.
-            self._pages.pop(path, None)
-            return
-        self._pages[path] = signature, page
-
-    def _set_aside(self, path: Path, context: Context, why: str) -> None:
-        """Rename a damaged file, and warn once; in a read-only store, only warn.
-
-        A file that somebody writes now is left to them, and one that was replaced is not damaged.
-        """
-        self._pages.pop(path, None)
-        if self.read_only:
-            warn_once(
-                f"{path}", f"{why}; the store is read-only, so the file stays and is passed over"
-            )
-            return
-        with ExitStack() as held:
-            try:
-                held.enter_context(hold_lock(self._folder.lock_path(f"{context.digest}.lock"), 0.0))
-            except Timeout:
-                warn_once(
-                    f"locked {path}", f"{why}; another process has its lock, so it is passed over"
-                )
-                return
-            except OSError as error:
-                raise describe_failure(error, path, "set aside") from error
-            with self._lock:
-                self._page_to_write(path, context)
-
-    def _rename_damaged(self, path: Path, why: str) -> None:
-        """Rename a damaged file, whose lock is held, and warn once."""
-        self._pages.pop(path, None)
-        aside = self._folder.set_aside(path)
-        if aside is not None:
-            warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
-=======
         page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
             self._pages[path] = signature_of(path), page
->>>>>>> main
