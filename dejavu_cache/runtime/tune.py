@@ -26,7 +26,12 @@ from ..settings import current_settings
 from ..stores import Found
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once, whoami
-from ..triton_internals.compilation import LoadedKernels, compile_config, release_outdated
+from ..triton_internals.compilation import (
+    compile_config,
+    keys_in_memory,
+    release_later,
+    release_outdated,
+)
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
@@ -141,10 +146,10 @@ class Tune:
         self._mark = MeasurementMark(request.context, request.scenario)
         check = request.check if rules.may_launch_default(request, record) else None
         self._check = request.result_check(check, self._mark.around)
-        function = find_jit_function(request.autotuner)
-        if function is not None:
-            release_outdated(function, request.context.environment.variables)
-        self._loaded = LoadedKernels(function)
+        self._function = find_jit_function(request.autotuner)
+        if self._function is not None:
+            release_outdated(self._function, request.context.environment.variables)
+        self._in_memory = keys_in_memory(self._function)
 
     def run(
         self, due: Sequence[Config], suspects: Iterable[Suspect]
@@ -288,19 +293,14 @@ class Tune:
         self._release_losers(best)
 
     def _release_losers(self, winner: Config) -> None:
-        """Release the kernels compiled since the beginning, except the winner's and default's."""
-        if not self._loaded.later():
+        """Release the kernels compiled since the beginning, except the winner's."""
+        request = self._request
+        if self._function is None:  # nothing was compiled
             return
-        request, measured = self._request, self._record.by_config
-        needed = []
-        for config in {winner, describe(request.default)}:
-            if config in measured and measured[config].median is not None:
-                with suppress(Exception):  # Without the kernel, the next launch compiles it.
-                    chosen = request.declared[config]
-                    needed.append(
-                        compile_config(request.autotuner, chosen, request.args, request.kwargs)
-                    )
-        self._loaded.release_later(needed)
+        with suppress(Exception):  # a kernel that does not compile any more fails at its launch
+            config, args, kwargs = request.declared[winner], request.args, request.kwargs
+            needed = compile_config(request.autotuner, config, args, kwargs)
+            release_later(self._function, self._in_memory, needed)
 
     def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
         """Return what runs where nothing can be compared; None if a later launch may compare."""

@@ -133,15 +133,15 @@ def test_types_as_triton_writes_them_are_taken(type_: str) -> None:
         "tensordesc<fp16[16],print(1)>",
         "*i32; import os",
         "",
-        'json:{"tuple": ["i32", "tensordesc<fp16[16],print(1)>"]}',
+        'json:["i32", "tensordesc<fp16[16],print(1)>"]',
         'json:{"jit": "os:system"}',
-        'json:["i32"]',
+        'json:{"tuple": ["i32"]}',
         "json:7",
     ],
 )
 def test_a_type_that_triton_would_evaluate_is_refused(type_: str) -> None:
     """Triton evaluates the layout in a tensor descriptor's type as Python."""
-    with pytest.raises(ValueError, match=r"type|not imported"):
+    with pytest.raises(ValueError, match=r"type|not imported|does not know"):
         decode_type(type_)
 
 

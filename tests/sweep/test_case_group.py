@@ -16,7 +16,14 @@ from support.records import context
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
+from dejavu_cache.model.record import (
+    FORMAT,
+    NO_MEMORY,
+    Measurement,
+    OutputVerdict,
+    Record,
+    reasons_not_compared,
+)
 from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Scenario, now
 from dejavu_cache.model.selection import CaseScores
@@ -138,7 +145,7 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None
-    assert winner.not_compared == [f"out_ptr: {NO_MEMORY}"]
+    assert reasons_not_compared(winner.results) == [f"out_ptr: {NO_MEMORY}"]
     again = measure(tmp_path)
     assert (again["status"], again["measured"]) == ("known", 0)
     compared = only_record(tmp_path).winner
