@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from ..errors import DamagedRecordsError, StoreError
-from ..model.merge import OnConflict, merge_into, merge_records
+from ..model.merge import merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
@@ -120,9 +120,7 @@ class Journal(Store):
         """Return the store's contexts."""
         return self.home.contexts(kernel)
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Write records to the journal; `flush` hands them to the store.
 
         Raises:
@@ -138,10 +136,10 @@ class Journal(Store):
                     f"{self.folder} cannot be written ({error}); measurements go to {self.url} "
                     "one by one",
                 )
-                self.home.put_now(context, records, on_conflict)
+                self.home.put_now(context, records)
                 return
             earlier = self._pending.get(context, {})
-            self._pending[context] = merge_into(earlier, records, on_conflict)
+            self._pending[context] = merge_into(earlier, records)
 
     def _append(self, line: str) -> None:
         """Write a line durably.

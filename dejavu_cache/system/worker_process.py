@@ -89,7 +89,6 @@ class Worker:
         self._process: _Process | None = None
         self._ready: Mapping[str, Any] = {}
         self._starting = ForkLock()
-        self._ended: list[_Process] = []
 
     @property
     def pid(self) -> int | None:
@@ -139,19 +138,10 @@ class Worker:
             raise
 
     def close(self) -> None:
-        """Let the process write what it has; kill it if it does not do so in time.
-
-        It may not have ended when this returns: a GPU takes seconds to let go of a process.
-        """
+        """Stop the process if one runs, once it has written what it has."""
         process, self._process = self._process, None
         if process is not None:
             process.stop(self._grace)
-            self._ended.append(process)
-
-    def wait(self) -> None:
-        """Wait until the processes that were closed have ended."""
-        while self._ended:
-            self._ended.pop().wait()
 
 
 class _Process:
@@ -200,12 +190,15 @@ class _Process:
             on_event(event)
 
     def stop(self, grace: float) -> None:
-        """Tell the process to end, and kill it if it has not written all in time."""
+        """Tell the process to end, and kill it if it has not written all in time.
+
+        It may not have ended when this returns: a GPU takes seconds to let go of a process.
+        """
         self._close_requests()
         self._reader.join(grace)
         if self._reader.is_alive():
             self.popen.kill()
-            self.popen.wait()
+        threading.Thread(target=self.popen.wait, daemon=True).start()
 
     def wait(self) -> int:
         """Wait for the process to end, and return its exit code."""

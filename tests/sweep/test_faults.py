@@ -287,7 +287,6 @@ def test_a_full_local_disk_costs_nothing_but_the_journal(sweeps: Sweeps) -> None
     sweeps_folder.touch()  # nothing can be written below it
     printed = sweeps.run("--option", "cases=2")
     assert "cannot be written" in printed
-    assert f"records are in {sweeps.store.as_uri()}" in printed
     (context,) = FileStore(sweeps.store).contexts()
     assert [len(entry.measurements) for entry in FileStore(sweeps.store).records(context)] == [4, 4]
 
@@ -299,7 +298,6 @@ def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -
     sweeps.store.touch()
     printed = sweeps.run("--option", "cases=1", code=1)
     assert "its measurements are not recorded" in printed
-    assert "records are in" not in printed
 
 
 def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:

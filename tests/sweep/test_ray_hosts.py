@@ -88,6 +88,3 @@ def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     left = {str(path) for path in (cluster.folder / "cache").rglob("*.jsonl")}
     assert set(report.kept) == left != set()
     assert not report.complete
-
-
-@pytest.mark.usefixtures("ray")
