@@ -15,8 +15,7 @@ DejavuError
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     its records were written by a newer version of this package
-    ├── DamagedRecordsError  its content is not a record set
-    ├── SnapshotError        a frozen snapshot is missing, or is not what its name says
+    └── DamagedRecordsError  its content is not a record set
 
 `drop_own_frames` shows authors their own errors as Triton shows them.
 """
@@ -44,7 +43,6 @@ __all__ = [
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
     "SettingsError",
-    "SnapshotError",
     "StoreError",
     "TooFewRecordsError",
     "UncomparedResultsError",
@@ -185,10 +183,6 @@ class NewerFormatError(StoreError):
 
 class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
-
-
-class SnapshotError(StoreError):
-    """A frozen snapshot is missing, or is not what its name says."""
 
 
 def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
