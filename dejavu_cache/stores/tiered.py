@@ -138,8 +138,7 @@ class TieredStore(Store):
     def delete_tree(self, context: Context) -> bool:
         """Remove a tree from every writable tier."""
         self._refuse_if_read_only()
-        removed = [tier.delete_tree(context) for tier in self._writable]
-        return any(removed)
+        return sum(tier.delete_tree(context) for tier in self._writable) > 0
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """Yield the results of other autotuners from all tiers, the nearest tier's first."""

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
-from ..system.background_threads import signals_left_to_others
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -404,9 +403,8 @@ def begin_digest() -> None:
     if _begun:
         return
     with suppress(RuntimeError):  # a process may have no thread left, or be at its end
-        with signals_left_to_others():
-            thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
-            thread.start()
+        thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
+        thread.start()
         _begun.append(thread)
 
 
