@@ -30,7 +30,6 @@ from ..triton_internals.hooks import (
 )
 from ..triton_internals.identity import find_jit_function
 from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
-from .choices import ConfigCache
 from .request import Request
 from .resolver import Resolver
 from .run_files import ConfigRun, has_fingerprint, has_report, report_event, write_config_run
@@ -103,8 +102,7 @@ def tell_triton(event: ConfigChosen) -> None:
     autotuner, resolution = event.autotuner, event.resolution
     key = launch_key(autotuner, event.request.args, event.request.kwargs)
     config = resolution.config
-    if isinstance(autotuner.cache, ConfigCache):
-        autotuner.cache.report(key, config)
+    autotuner.cache.report(key, config)
     if event.timings:
         autotuner.configs_timings = event.timings
     listener, function = autotuning_listener(), find_jit_function(autotuner)

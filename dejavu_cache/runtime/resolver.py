@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -170,16 +170,6 @@ class Resolver:
 
     def _may_tune(self) -> bool:
         return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()
-
-    def revision(self, context: Context) -> Hashable | None:
-        """Return a value that changes before a fallback's answer may change, or None if unknown.
-
-        A fallback that tunes at the next try, or that looks at other contexts, may change any time.
-        """
-        looks_further = self._limits.other_toolchains or self._limits.other_gpus
-        if self.mode is Mode.STRICT or self._may_tune() or looks_further:
-            return None
-        return self.store.revision(context)
 
     def only_config(self, request: Request) -> Resolution:
         """Return the resolution of a launch that is left one config, which needs no benchmark."""
