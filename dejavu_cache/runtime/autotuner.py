@@ -16,12 +16,8 @@ from ..stores.urls import as_tiers
 from ..system.fork_lock import cached_property
 from ..system.notices import show_log
 from ..triton_internals.config_names import can_be_recorded
-from ..triton_internals.environment import (
-    INTERPRETER_INDEX,
-    current_device,
-    is_interpreting,
-)
-from ..triton_internals.identity import identify, kernel_name
+from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
+from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, wall_clock
 from ..tuning.device_timer import DeviceTimer
@@ -66,9 +62,7 @@ def cached_autotune(
 ) -> Callable[[Any], CachedAutotuner]:
     """Decorate a `triton.jit` function so that each scenario is tuned once and its record reused.
 
-    The parameters up to `cache_results` are those of `triton.autotune`, in its order. An option
-    that is not given, or None, comes from the policy file, or else from the environment, as `mode`
-    from `DEJAVU_CACHE_MODE`.
+    The parameters up to `cache_results` are those of `triton.autotune`, in its order.
 
     Args:
         configs: the `triton.Config`s to choose from, as a sequence or a `config_space`.
@@ -92,11 +86,8 @@ def cached_autotune(
         A decorator from a kernel to its `CachedAutotuner`.
 
     Raises:
-        SettingsError: when a kernel is decorated: it lacks `@triton.jit`, an option does not exist
-            or has a value that it cannot have, there are no configs, a config sets what is neither
-            an argument nor an option of a compiler, the key or another parameter names what is no
-            argument, a bucket names no key argument or is misspelled, the default is not among the
-            configs, or `method` is given beside `do_bench`.
+        SettingsError: when a kernel is decorated with what cannot work, or would be ignored, such
+            as an option that does not exist or a misspelled field of a config.
 
     Example:
         >>> @cached_autotune(configs=[...], key=["M"], buckets={"M": Pow2()})  # doctest: +SKIP
@@ -147,10 +138,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def __init__(
         self,
-        fn: Any,
-        arg_names: Sequence[str],
-        configs: Sequence[Any],
-        key: Sequence[str],
         *args: Any,
         options: CacheOptions | None = None,
         is_adopted: bool = False,
@@ -159,10 +146,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Decorate a kernel; `cached_autotune` describes the options.
 
         Args:
-            fn: a `triton.jit` function, or heuristics around one.
-            arg_names: the kernel's parameters.
-            configs: the configs to choose from.
-            key: the names of the key arguments.
             *args: as for Triton's `Autotuner`.
             options: what `cached_autotune` adds to Triton's.
             is_adopted: whether the kernel is left to Triton where it cannot be cached.
@@ -173,13 +156,13 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         # Of these, Triton would make a benchmark function.
         deprecated = {name: kwargs.pop(name, None) for name in ("warmup", "rep", "use_cuda_graph")}
-        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        super().__init__(*args, **kwargs)
         self.benchmarked = 0
         self.is_adopted = is_adopted
         self.nargs: dict[str, Any] | None = None
-        self._name = kernel_name(fn)
+        self._name = kernel_name(self.fn)
         self._options = declared_options(
-            self._name, options or {}, arg_names, self.configs, key, self._do_bench
+            self._name, options or {}, self.arg_names, self.configs, self.keys, self._do_bench
         )
         if deprecated["use_cuda_graph"]:
             self._options.setdefault("method", "cudagraph-warm")
@@ -235,31 +218,15 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if hot_path is not None:
             hot_path.forget()  # a program may have kept its launcher
 
-    def notice_changes_in_place(self) -> None:
-        """Derive everything anew if the list of configs or of keys has changed in place."""
-        declaration = self.__dict__.get("declaration")
-        if declaration is not None and not declaration.is_of(self._configs, self._keys):
-            self.forget_choices(_DERIVED)
-
-    def notice_changed_code(self) -> bool:
-        """Declare anew if Triton's key of the kernel has changed since it was last read.
-
-        Returns:
-            Whether it has, so that each launch's config is chosen anew.
-        """
-        if identify(self.fn, [config.kwargs for config in self.configs]) == self.declaration.key:
-            return False
-        self.declare()
-        return True
-
     def declare(self, code: str | None = None) -> None:
-        """Take another declaration, whose code is another.
+        """Take another declaration, as the program has changed something.
 
         Args:
             code: what Triton generates, if that is not what the kernel's key stands for.
         """
-        self.declaration = Declaration.of(self, self._name, self._options, code)
-        self.forget_choices()
+        self.forget_choices(_DERIVED)
+        if code is not None:
+            self.declaration = Declaration.of(self, self._name, self._options, code)
 
     @cached_property
     def declaration(self) -> Declaration:
@@ -333,11 +300,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     is_left_to_triton = cached_property(is_left_to_triton)
 
     def __getitem__(self, grid: Any) -> Any:
-        """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
-
-        Args:
-            grid: one to three numbers of programs, or a function from the arguments to them.
-        """
+        """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`."""
         attributes = self.__dict__
         if "run" in attributes:  # a program has wrapped this kernel's launches
             return super().__getitem__(grid)
@@ -384,12 +347,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         ).run()[0]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
-        """Return the request to the store that a launch with these arguments would make.
-
-        Args:
-            *args: the launch's positional arguments.
-            **kwargs: its keyword arguments, `grid` and `warmup` included.
-        """
+        """Return the request to the store that a launch with these arguments would make."""
         return self.declaration.request(self._copy_with(args), self.device(), args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:

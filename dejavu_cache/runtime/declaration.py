@@ -123,11 +123,15 @@ class Declaration:
             check=(options.get("check", CheckOptions()) or None) if settings.check else None,
         )
 
-    def is_of(self, configs: Sequence[Any], keys: Sequence[str]) -> bool:
+    def has_lists_of(self, autotuner: Any) -> bool:
         """Return whether the lists of configs and keys are as they were: they change in place."""
         # Lists of the same objects are equal without a look into them, so this takes little time.
-        is_same = self.listed is None or self.listed == configs
-        return is_same and (self.keys == keys or self.keys == [*keys])
+        is_same = self.listed is None or self.listed == autotuner.configs
+        return is_same and self.keys == [*autotuner.keys]
+
+    def has_code_of(self, autotuner: Any) -> bool:
+        """Return whether Triton's key of the kernel is as it was."""
+        return self.key == identify(autotuner.fn, [config.kwargs for config in autotuner.configs])
 
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on a device.

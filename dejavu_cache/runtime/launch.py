@@ -80,7 +80,7 @@ class Launch:
     def run(self) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
         autotuner = self._autotuner
-        autotuner.notice_changes_in_place()
+        _notice_changed_lists(autotuner)
         if autotuner.is_left_to_triton:
             return self._run_by_triton(), ChosenConfig.of(autotuner.best_config, until=0.0)
         # A program's hooks may read the arguments.
@@ -263,7 +263,8 @@ class Launch:
     def _look_up(self, key: RawKey, choices: Choices) -> ChosenConfig:
         """Choose the config by a record, a tune or a fallback, and keep it in `choices`."""
         autotuner, start = self._autotuner, time.perf_counter()
-        if autotuner.notice_changed_code():  # it has another context, and no choices
+        if not autotuner.declaration.has_code_of(autotuner):
+            autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices)
         request, before = self._request(), choices.last(key)
         request.refuse_conflicts()
@@ -341,13 +342,14 @@ class Launch:
                 agreed on always does.
         """
         autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
-        autotuner.notice_changes_in_place()
+        _notice_changed_lists(autotuner)
         if autotuner.is_left_to_triton:
             only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
             config = only or autotuner.cache.get(launch_key(autotuner, args, kwargs))
             scenario = autotuner.declaration.scenario_key.scenario(args, kwargs)
             return None, Resolution("off", config, scenario, autotuner.context)
-        autotuner.notice_changed_code()
+        if not autotuner.declaration.has_code_of(autotuner):
+            autotuner.declare()
         key = self._find_key()
         request = self._request()
         if is_kept or autotuner.declaration.consensus != "none":
@@ -355,6 +357,13 @@ class Launch:
             if kept is not None and kept.resolution is not None and kept.resolution.final:
                 return request, kept.resolution
         return request, autotuner.resolver(request.not_stored).explain(request)
+
+
+def _notice_changed_lists(autotuner: CachedAutotuner) -> None:
+    """Declare anew if the list of configs or of keys has changed in place."""
+    declaration = vars(autotuner).get("declaration")
+    if declaration is not None and not declaration.has_lists_of(autotuner):
+        autotuner.declare()
 
 
 def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
