@@ -77,7 +77,7 @@ def test_what_is_wrong_is_left_out_and_said(policy: Path, caplog: pytest.LogCapt
         "'bucket' is unknown: did you mean 'buckets'?",
         "mode: choose from tune, reuse, strict, off; the rule is left out",
         "mode: did you mean 'reuse'?; the rule is left out",
-        "buckets: n: 16 is no bucket: give one such as",
+        "buckets: n: 16 is no bucket, such as",
     ):
         assert said in caplog.text
 

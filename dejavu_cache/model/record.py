@@ -1,8 +1,7 @@
 """Records of measurements: the one definition that files, wire and server share.
 
 A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a record owns one
-`Measurement` per `Config`. Of a damaged record, what can be read is used: one bad entry costs
-itself alone.
+`Measurement` per `Config`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -51,14 +50,12 @@ __all__ = [
     "NO_DEFAULT",
     "NO_MEMORY",
     "NO_WORK",
-    "REASONS",
     "SWITCHED_OFF",
     "Confidence",
     "Failure",
     "Measurement",
     "OutputVerdict",
     "Pin",
-    "ReadRecord",
     "Record",
     "RecordSet",
     "RecordedLaunch",
@@ -69,7 +66,6 @@ __all__ = [
     "has_reason",
     "join_results",
     "may_win",
-    "read_record",
     "reasons_not_compared",
     "record_set_line",
     "sum_up",
@@ -200,18 +196,6 @@ NOT_REPEATABLE = "not repeatable"
 HELD_BEFORE = "held before"
 """An output held its results before the launch, so nothing shows whether they are written."""
 
-REASONS = (
-    NO_MEMORY,
-    NO_WORK,
-    NO_DEFAULT,
-    SWITCHED_OFF,
-    BEHIND_POINTERS,
-    NOT_COPYABLE,
-    NOT_REPEATABLE,
-    HELD_BEFORE,
-)
-"""How the reasons begin for which results are not compared."""
-
 Results = Mapping[str, OutputVerdict]
 """Verdicts on one config, by output."""
 
@@ -237,7 +221,7 @@ def may_win(results: Results) -> bool:
 
 
 def has_reason(results: Results | None, reason: str) -> bool:
-    """Return whether some output was not compared for one of the `REASONS`."""
+    """Return whether some output was not compared for the reason that is named."""
     return any(
         verdict.outcome == "not_compared" and verdict.reason.startswith(reason)
         for verdict in (results or {}).values()
@@ -299,11 +283,6 @@ class Winner(FrozenModel):
     def is_compared(self) -> bool:
         """Return whether the config's results were compared, and none was found wrong."""
         return are_compared(self.results)
-
-    @property
-    def not_compared(self) -> list[str]:
-        """Return which outputs were not compared, and why, in words."""
-        return reasons_not_compared(self.results)
 
 
 class Pin(FrozenModel):
@@ -375,10 +354,7 @@ A kernel with more specialises on a value that varies from call to call.
 
 
 MOST_MEASUREMENTS = 10_000
-"""Largest number of measurements that a merge leaves in a record.
-
-Earlier versions wrote up to ten times as many, and those records can be read.
-"""
+"""Largest number of measurements in a record; a merge leaves out the oldest."""
 
 
 class Record(FrozenModel):
@@ -389,7 +365,7 @@ class Record(FrozenModel):
     pin: Pin | None = None
     launches: tuple[RecordedLaunch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
     """Launches to compile ahead of time with the winner; None if none was recorded."""
-    measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
+    measurements: tuple[Measurement, ...] = Field(default=(), max_length=MOST_MEASUREMENTS)
 
     def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
@@ -437,7 +413,7 @@ class Record(FrozenModel):
     def reasons_not_compared(self, config: Config) -> list[str]:
         """Return which results of a config were not compared with the default's, and why."""
         if self.winner is not None and self.winner.config == config:
-            return self.winner.not_compared
+            return reasons_not_compared(self.winner.results)
         return [f"{ALL_OUTPUTS}: this config has won no tune"]
 
     @property
@@ -454,24 +430,17 @@ class Record(FrozenModel):
         since = self.winner.adopted_at if self.winner else None
         if self.winner is None or since is None:
             return self
-        own = self.by_config.get(self.winner.config)
-        if own is not None and own.at <= since:
+        winning = self.by_config.get(self.winner.config)
+        if winning is not None and winning.at <= since:
             return self
-        return self.without_adopted()
+        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
+        return self.model_copy(update={"measurements": own})
 
     def as_adopted(self, at: datetime) -> Record:
         """Return the record as it is kept under another key of equal code from a moment on."""
         assert self.winner is not None
         winner = self.winner.model_copy(update={"adopted_at": at, "at": at})
         return self.model_copy(update={"winner": winner})
-
-    def without_adopted(self) -> Record:
-        """Return the record without measurements taken over from another key."""
-        since = self.winner.adopted_at if self.winner else None
-        if since is None:
-            return self
-        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
-        return self.model_copy(update={"measurements": own})
 
     @property
     def times_by_case(self) -> dict[Config, dict[str, float]]:
@@ -506,48 +475,6 @@ def record_set_line(context: Context, records: Iterable[Record]) -> Iterator[str
     yield "]}\n"
 
 
-Model = TypeVar("Model", bound=FrozenModel)
-
-
-class ReadRecord(NamedTuple):
-    """A record's readable part, and what is wrong with the rest.
-
-    Attributes:
-        record: the record without the entries that are damaged or of a newer version; None if
-            nothing of it can be used.
-        problem: what the first damaged entry is, or an empty string.
-    """
-
-    record: Record | None
-    problem: str = ""
-
-
-def read_record(text: str | bytes) -> ReadRecord:
-    """Read a record's JSON; a bad measurement, launch, winner or pin is left out."""
-    try:
-        return ReadRecord(Record.model_validate_json(text))
-    except ValidationError as error:
-        problem = first_problem(error)
-    try:
-        fields = json.loads(text)
-        scenario = Scenario.model_validate_json(json.dumps(fields["scenario"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ReadRecord(None, problem)
-    measurements = {entry.config: entry for entry in _readable(Measurement, fields, "measurements")}
-    launches = tuple(_readable(RecordedLaunch, fields, "launches"))
-    try:
-        record = Record(
-            scenario=scenario,
-            winner=next(_readable(Winner, fields, "winner"), None),
-            pin=next(_readable(Pin, fields, "pin"), None),
-            launches=launches or None,
-            measurements=tuple(measurements.values()),
-        )
-    except ValidationError:  # too many entries
-        return ReadRecord(None, problem)
-    return ReadRecord(None if record == Record(scenario=scenario) else record, problem)
-
-
 def version_of(text: str | bytes, field: str = "format") -> int:
     """Return the version that a JSON document states of its format; 0 if it does not."""
     try:
@@ -561,13 +488,3 @@ def first_problem(error: ValidationError) -> str:
     """Return the place and the text of a validation's first error."""
     first = error.errors(include_url=False, include_context=False)[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-
-
-def _readable(kind: type[Model], fields: dict[str, Any], name: str) -> Iterator[Model]:
-    """Yield the valid entries of a field that holds one or a list of them."""
-    entries = fields.get(name)
-    for entry in entries if isinstance(entries, list) else [entries]:
-        try:
-            yield kind.model_validate_json(json.dumps(entry))
-        except (ValidationError, RecursionError):
-            continue

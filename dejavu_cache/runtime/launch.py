@@ -18,7 +18,6 @@ from ..errors import (
     DejavuError,
     NoValidConfigError,
     ScenarioNotTuned,
-    SnapshotError,
     UncomparedResultsError,
 )
 from ..model.resolution import Resolution
@@ -293,9 +292,7 @@ class Launch:
             self._accept_default(resolution)
         if not resolution.is_idle:
             former = before.resolution if before else None
-            emit(
-                ConfigChosen(autotuner, resolver, request, resolution, benchmarked, seconds, former)
-            )
+            emit(ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former))
         await_digest()
         chosen = choices.add(key, resolution)
         # If they were forgotten meanwhile, the record has changed since it was read.
@@ -327,10 +324,8 @@ class Launch:
 
     def _resolve(self, request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
-        if request.has_no_choice:
-            return resolver.only_config(request), 0
         is_alone = self._autotuner.declaration.consensus == "none" or request.not_stored
-        if is_alone or request.has_empty_grid:
+        if is_alone or request.has_no_choice or request.has_empty_grid:
             return resolver.resolve(request, wait=wait)
         return agree(request, resolver, wait)
 
@@ -403,7 +398,7 @@ def _is_on_known_device(autotuner: CachedAutotuner) -> bool:
 
 def _leaves_to_triton(autotuner: CachedAutotuner, error: Exception) -> bool:
     """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
-    is_asked_for = isinstance(error, (ScenarioNotTuned, SnapshotError))
+    is_asked_for = isinstance(error, ScenarioNotTuned)
     return autotuner.is_adopted and not (is_asked_for or is_from_signal_handler(error))
 
 

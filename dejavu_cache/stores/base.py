@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult
-from ..model.merge import OnConflict, date_after
+from ..model.merge import date_after
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
 
 __all__ = ["CopyChanges", "Found", "FoundTree", "Store"]
 
@@ -89,10 +87,6 @@ class Store(ABC):
         """Return `Scenario.text` of all records of a context, as cheaply as the store can."""
         return (record.scenario.text for record in self.records(context))
 
-    def scenario_index(self, context: Context) -> ScenarioIndex:
-        """Return an index of all scenarios that have records in a context."""
-        return ScenarioIndex(self.scenario_texts(context))
-
     def revision(self, context: Context) -> Hashable | None:
         """Return a value that differs after each change of a context's records.
 
@@ -109,34 +103,27 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the store.
 
         Args:
             context: the kernel, environment and problem of the records.
             records: the records to merge.
-            on_conflict: the rule for two timings of the same config; `fail` raises.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
-            MergeConflictError: `on_conflict="fail"` met two timings; nothing was written.
             StoreError: the store cannot be written, for the reason in the message.
         """
 
-    def put_now(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records as `put` does, but return only once they are durable.
 
         Callers that delete their own copy afterwards, or report what was written, need this.
 
         Raises:
-            MergeConflictError: as in `put`.
             StoreError: the store or one of its tiers could not write; the call may be repeated.
         """
-        self.put(context, records, on_conflict)
+        self.put(context, records)
 
     def supersede(self, context: Context, record: Record) -> None:
         """Let a record's measurements and winner stand instead of the earlier ones of its configs.
@@ -217,22 +204,6 @@ class Store(ABC):
         """
         self._refuse_if_read_only()
         return False
-
-    def imported(self, function: str) -> Iterator[ForeignResult]:
-        """Return other autotuners' results for kernels with a function's name, in any order.
-
-        Not every store keeps such results.
-        """
-        return iter(())
-
-    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners; each replaces an earlier one with its subject.
-
-        Raises:
-            ReadOnlyStoreError: the store may only be read.
-            StoreError: the store keeps no such results, or cannot be written.
-        """
-        raise StoreError(f"{self.url} keeps no results of other tools: name a folder")
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Yield all records as one set per context, which is the form of an export."""

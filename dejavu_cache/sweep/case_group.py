@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import NoValidConfigError, SettingsError
-from ..model.merge import OnConflict, merge_records
+from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Results, Winner, join_results
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
@@ -68,7 +68,6 @@ class CaseGroup:
         """Keep what one request says of all cases, but not the request, which holds arguments."""
         self.context, self.scenario = request.context, request.scenario
         self._default = describe(request.default)
-        self._shortest = request.shortest_timing
         self._declared = list(request.declared)
         self._compares = request.check is not None
         configs = map(describe, request.autotuner.configs) if request.prunes else ()
@@ -175,13 +174,7 @@ class CaseGroup:
         return request
 
     def _best(self) -> Config | None:
-        return winner(
-            self._group.record,
-            self._selectable,
-            self._default,
-            shortest=self._shortest,
-            trusted=whoami(),
-        )
+        return winner(self._group.record, self._selectable, self._default, trusted=whoami())
 
     def _compare_in_cases(
         self, best: Config, tuner: CaseTuner
@@ -382,9 +375,7 @@ class CaseStore(Store):
         update = _scaled_quantiles(median, [measurement])
         return measurement.model_copy(update={**update, "cases": None})
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Write measurements and launches as the group's; remember the winner of the case."""
         for record in records:
             measurements = tuple(
