@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
 from ..stores.urls import as_tiers
-from ..system.fork_lock import cached_property
 from ..system.notices import show_log
 from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
