@@ -273,8 +273,11 @@ def cases(
             launches on this GPU, for its batches.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
-    sizes = re.fullmatch(r"(\d+)/(\d+)/(\d+)", preset)
-    model = Model(*map(int, sizes.groups())) if sizes else preset_of(preset, PRESETS)
+    if re.fullmatch(r"\d+/\d+/\d+", preset):
+        query_heads, kv_heads, head_size = map(int, preset.split("/"))
+        model = Model(query_heads, kv_heads, head_size)
+    else:
+        model = preset_of(preset, PRESETS)
     implementations = read_names("only", only, KERNELS)
     kinds = read_names("batches", batches, KINDS)
     float8 = [*map(dtype_name, FLOAT8)]
