@@ -9,12 +9,11 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..system.fork_lock import cached_property
 from ..triton_internals.environment import is_interpreting, supported_float8
 from ..triton_internals.identity import dtype_name
 

@@ -73,6 +73,13 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
         suite.load_cases({"only": "hopper"})
 
 
+def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
+    cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
+    assert cases[0].arguments()["q"].shape[1:] == (6, 64)
+    with pytest.raises(SettingsError, match="6/2"):
+        suite.load_cases({"preset": "6/2"})
+
+
 def test_a_case_of_a_float8_cache_has_scales() -> None:
     options = {"dtype": "float16", "cache": "float8_e4m3fn", "batches": "decode"}
     case = suite.load_cases(options)[0]
