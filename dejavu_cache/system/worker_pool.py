@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from .fork_lock import ForkCondition
+
 __all__ = ["WorkerPool"]
 
 
@@ -54,7 +56,7 @@ class WorkerPool(Generic[WorkerT, JobT]):
         self._attempt = attempt
         self._deadline = deadline
         self._left = len(jobs)
-        self._changed = threading.Condition()
+        self._changed = ForkCondition()
         self._parts: list[deque[JobT]] = []
         self._threads: list[threading.Thread] = []
         edges = [number * len(jobs) // len(workers) for number in range(len(workers) + 1)]
