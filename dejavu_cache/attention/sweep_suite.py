@@ -21,7 +21,7 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite, preset_of, read_names
 from ..triton_internals.identity import dtype_name
-from ..triton_internals.versions import GLUON_IS_COVERED
+from ..triton_internals.versions import COVERED
 from . import api
 from .batch import FLOAT8, Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
@@ -319,7 +319,7 @@ def cases(
     """
     model = preset_of(preset, PRESETS)
     implementations = read_names("only", only, LAUNCHES) if only else TUNED
-    if "hopper" in implementations and not GLUON_IS_COVERED:
+    if "hopper" in implementations and not COVERED:
         raise ValueError(f"only={only}: hopper takes Triton 3.6 to 3.9")
     kinds = read_names("batches", batches, KINDS)
     float8 = [*map(dtype_name, FLOAT8)]

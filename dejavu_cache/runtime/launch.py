@@ -174,14 +174,14 @@ class Launch:
         """Launch the chosen config or one that stands in for it, if its kernel is in memory."""
         with refusing_compilation(jit_function(self._autotuner)) as refused:
             result = self._run_config(chosen)
-            if not refused.count:
+            if not refused:
                 return result, chosen
             for config in self._stand_ins(chosen):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = ChosenConfig.of(config, until, chosen.resolution)
-                refused.count = 0
+                refused.clear()
                 result = self._run_config(stand_in)
-                if not refused.count:
+                if not refused:
                     name = self._autotuner._name
                     logger.info("%s: (%s) stands in for (%s)", name, config, chosen.config)
                     return result, stand_in

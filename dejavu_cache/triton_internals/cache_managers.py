@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
 from .environment import backend_hash, code_generation_variables, current_target, triton_key
@@ -78,60 +79,42 @@ def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
     """
     from triton.runtime.cache import CacheManager, FileCacheManager
 
-    fallback_class = otherwise or FileCacheManager
+    manager = otherwise or FileCacheManager
 
     class SealedCache(CacheManager):  # type: ignore[misc]
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-            self._key = key
-            flags = {"override": override, "dump": dump}
-            self._flags = {name: True for name, is_set in flags.items() if is_set}
-            self._sources = [] if self._flags else sources
+            self._arguments = key, override, dump
+            self._sources = () if override or dump else tuple(sources)
 
-        @property
-        def _fallback(self) -> Any:
-            if not hasattr(self, "_manager"):
-                self._manager = _writable_manager(fallback_class, self._key, self._flags)
-            return self._manager
+        @cached_property
+        def _writable(self) -> Any:
+            return _writable_manager(manager, self._arguments)
+
+        def _find(self, filename: str) -> str | None:
+            keys = [self._arguments[0], *([cuda_utils_key()] if filename == CUDA_UTILS else ())]
+            found = (source.find(key, filename) for key in keys for source in self._sources)
+            return next((str(path) for path in found if path is not None), None)
 
         def get_file(self, filename: str) -> str | None:
-            keys = [self._key, *([cuda_utils_key()] if filename == CUDA_UTILS else ())]
-            for key in keys:
-                for source in self._sources:
-                    sealed = source.find(key, filename)
-                    if sealed is not None:
-                        return str(sealed)
-            path: str | None = self._fallback.get_file(filename)
+            path: str | None = self._find(filename) or self._writable.get_file(filename)
             return path
 
         def get_group(self, filename: str) -> dict[str, str] | None:
-            for source in self._sources:
-                group = _sealed_group(source, self._key, filename)
-                if group is not None:
-                    return group
-            paths: dict[str, str] | None = self._fallback.get_group(filename)
-            return paths
+            if listing := self._find(f"__grp__{filename}"):
+                names = json.loads(Path(listing).read_bytes())["child_paths"]
+                paths = {name: path for name in names if (path := self._find(name))}
+                if len(paths) == len(names):  # none of them must not be loaded
+                    return paths
+            group: dict[str, str] | None = self._writable.get_group(filename)
+            return group
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            return str(self._fallback.put(data, filename, binary=binary))
+            return str(self._writable.put(data, filename, binary=binary))
 
         def put_group(self, filename: str, group: dict[str, str]) -> Any:
-            return self._fallback.put_group(filename, group)
+            return self._writable.put_group(filename, group)
 
     return SealedCache
-
-
-def _sealed_group(source: BinarySource, key: str, filename: str) -> dict[str, str] | None:
-    """Return the paths of a group's files by name, or None if one of them must not be loaded."""
-    listing = source.find(key, f"__grp__{filename}")
-    if listing is None:
-        return None
-    try:
-        names = json.loads(listing.read_bytes())["child_paths"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    paths = {name: source.find(key, name) for name in names}
-    group = {name: str(path) for name, path in paths.items() if path is not None}
-    return group if len(group) == len(paths) else None
 
 
 def relocatable_cache() -> Any:
@@ -184,17 +167,17 @@ def cuda_utils_key() -> str:
     return f"cuda-utils-{digest[:24]}"
 
 
-def _writable_manager(manager: Any, key: str, kind: dict[str, bool]) -> Any:
+def _writable_manager(manager: Any, arguments: tuple[str, bool, bool]) -> Any:
     """Return a cache manager that can write: in a temporary folder, if not where Triton would."""
     try:
-        return manager(key, **kind)
+        return manager(*arguments)
     except OSError as error:
         folder = private_temporary_folder() / "triton"
         warn_once(
             "triton cache", f"Triton's cache cannot be written ({error}): {folder} is used instead"
         )
         set_cache_folder(str(folder))
-        return manager(key, **kind)
+        return manager(*arguments)
 
 
 def launch_key(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DevicelessDriver",
-    "RefusedCompilations",
     "UnloadedModule",
     "add_compilation_listener",
     "build_driver_module",
@@ -116,24 +115,8 @@ def hash_callees_first() -> None:
 _thread = threading.local()
 
 
-class RefusedCompilations:
-    """The compilations of a function that a thread has refused.
-
-    Args:
-        function: the `JITFunction`.
-
-    Attributes:
-        count: their number.
-    """
-
-    def __init__(self, function: JITFunction) -> None:
-        """Begin without any."""
-        self.function = function
-        self.count = 0
-
-
 @contextmanager
-def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]:
+def refusing_compilation(function: JITFunction) -> Iterator[list[JITFunction]]:
     """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
@@ -142,6 +125,9 @@ def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]
 
     Args:
         function: the `JITFunction`.
+
+    Yields:
+        A list that gets the function at each refusal.
     """
     from triton import knobs
 
@@ -149,18 +135,19 @@ def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]
     if not getattr(previous, "refuses_for_dejavu_cache", False):
 
         def refuse(*args: Any, fn: Any, **kwargs: Any) -> Any:
-            for refused in getattr(_thread, "refused", ()):
-                if refused.function is fn.jit_function:
-                    refused.count += 1
+            for refused, refusals in getattr(_thread, "refused", ()):
+                if refused is fn.jit_function:
+                    refusals.append(refused)
                     return True
             return previous(*args, fn=fn, **kwargs) if previous is not None else None
 
         refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
         knobs.runtime.jit_cache_hook = refuse
-    outer, refused = getattr(_thread, "refused", ()), RefusedCompilations(function)
-    _thread.refused = (refused, *outer)
+    outer: tuple[Any, ...] = getattr(_thread, "refused", ())
+    refusals: list[JITFunction] = []
+    _thread.refused = ((function, refusals), *outer)
     try:
-        yield refused
+        yield refusals
     finally:
         _thread.refused = outer
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COVERED",
-    "GLUON_IS_COVERED",
-    "GLUON_IS_TESTED",
     "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
@@ -68,13 +66,7 @@ __all__ = [
 ]
 
 COVERED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether `JITFunction.run` of this Triton is known."""
-
-GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
-
-GLUON_IS_TESTED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether the Hopper kernel was run on a GPU with this Triton."""
+"""Whether `JITFunction.run` of this Triton is known, and the Hopper kernel was run with it."""
 
 HOOK_CHAIN: Any = knobs.HookChain
 """Class of launch hooks, whose instances are often empty and never None."""
@@ -174,7 +166,8 @@ def c_launcher(kernel: CompiledKernel, expanded: bool = False) -> Callable[..., 
             only for a kernel that has `expandable_descriptors`.
     """
     run = kernel.run
-    if not (expanded or _only_passes_on(run)):
+    # A Python launcher of Triton's own around the C function expands descriptors.
+    if not (expanded or (_allocates_nothing(run) and inspect.isbuiltin(run.launch))):
         return _python_launcher(kernel)
     launch = _behind_descriptors(run)["launcher"] if expanded else run.launch
     function, packed = kernel.function, kernel.packed_metadata
@@ -239,7 +232,7 @@ def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
 def _behind_descriptors(run: Any) -> dict[str, Any]:
     """Return what Triton's function that expands descriptors has in its closure, by name."""
     wrapper = run.launch
-    if not (GLUON_IS_COVERED and inspect.isfunction(wrapper)):
+    if not (COVERED and inspect.isfunction(wrapper)):
         return {}
     cells = wrapper.__closure__ or ()
     return {
@@ -254,11 +247,6 @@ def _descriptor_places(inside: Mapping[str, Any]) -> list[int]:
         return sorted(inside.get("tensordesc_indices", ()))
     paths = inside.get("relevant_paths", {})  # Triton 3.8 has a tree: {0: {}, 2: {1: {}}}
     return [] if any(paths.values()) else sorted(paths)
-
-
-def _only_passes_on(run: Any) -> bool:
-    """Return whether a Python launcher adds nothing to the arguments of the C function."""
-    return _allocates_nothing(run) and inspect.isbuiltin(run.launch)
 
 
 def _allocates_nothing(run: Any) -> bool:

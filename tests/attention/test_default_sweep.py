@@ -20,7 +20,7 @@ from dejavu_cache.attention.sweep_suite import (
     suite,
 )
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
+from dejavu_cache.triton_internals.versions import COVERED
 
 LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16, 1)
 
@@ -47,7 +47,6 @@ def sms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` give batches of bfloat16 queries and caches to the Hopper kernel."""
-    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(hopper_kernel, "suits", lambda batch: batch.k_cache.dtype == torch.bfloat16)
 
 
@@ -131,7 +130,7 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
     cases = suite.load_cases({"only": "static_grid+segmented"})
     assert len(cases) == 2 * len(list(lengths()))
     assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
-    if GLUON_IS_COVERED:
+    if COVERED:
         assert implementations(only="hopper") == {"hopper"}
     else:
         with pytest.raises(SettingsError, match=r"hopper takes Triton 3\.6"):
