@@ -82,10 +82,6 @@ class Settings(BaseModel):
     """Whether a config's results are compared with the default config's before it may win."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     """Largest distance of a nearest scenario, in powers of two summed over the key arguments."""
-    toolchain: Literal["strict", "loose"] = "strict"
-    """`loose`: records of another Triton version may serve as a labelled fallback."""
-    family: bool = False
-    """Whether records of another GPU of the same architecture may be a labelled fallback."""
     progress: bool = True
     """Whether a tune of over two seconds shows a bar on a terminal, or lines in the log."""
     log: Literal["", "debug", "info", "warning", "error"] = ""
@@ -102,7 +98,7 @@ class Settings(BaseModel):
     install: bool = False
     """Whether this package's plugins in other programs, such as vLLM, replace `triton.autotune`."""
 
-    @field_validator("mode", "toolchain", "consensus", "log", mode="before")
+    @field_validator("mode", "consensus", "log", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return (

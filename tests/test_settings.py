@@ -22,9 +22,9 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 def test_values_are_read() -> None:
     settings = Settings.from_environment(
-        {"DEJAVU_CACHE_MODE": " Strict ", "DEJAVU_CACHE_FAMILY": "1", "HOME": "/x"}
+        {"DEJAVU_CACHE_MODE": " Strict ", "DEJAVU_CACHE_SHIPPED": "0", "HOME": "/x"}
     )
-    assert (settings.mode, settings.family) == (Mode.STRICT, True)
+    assert (settings.mode, settings.shipped) == (Mode.STRICT, False)
 
 
 @pytest.mark.parametrize(

@@ -406,7 +406,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if self._declaration.consensus == "none":  # else no rank changes its choice alone
             tiers.keep_copies_right(self._note_change)
         max_distance = self._options.get("max_distance", settings.max_distance)
-        resolver = Resolver(tiers, self.mode, max_distance, settings, compares_code=True)
+        resolver = Resolver(tiers, self.mode, max_distance, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
 
     @cached_property
@@ -536,7 +536,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         request, resolution = Launch(self, args, kwargs).explain(is_kept=True)
         if request is None:
             return resolution
-        return self._resolver(request.not_stored).add_evidence(request, resolution)
+        return self._resolver(request.not_stored).add_notes(request, resolution)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.

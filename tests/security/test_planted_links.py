@@ -97,7 +97,7 @@ def test_a_link_as_the_file_of_records_is_not_read_and_stays(
     assert_unhurt(victim)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, ".locks", ".imported"])
+@pytest.mark.parametrize("depth", [0, 1, 2, ".locks"])
 def test_a_link_as_a_folder(store: FileStore, victim: Path, depth: int | str) -> None:
     """Neither records nor locks are written through it, and none are read."""
     context = _context()
@@ -111,7 +111,7 @@ def test_a_link_as_a_folder(store: FileStore, victim: Path, depth: int | str) ->
     before = state(victim)
     plant(path, inside)
     try_put(store)
-    if depth not in (".locks", ".imported"):
+    if depth != ".locks":
         with pytest.raises(StoreError, match="link"):
             store.get(context, _record(2).scenario)
         with pytest.raises(StoreError, match="link"):
