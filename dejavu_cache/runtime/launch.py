@@ -18,13 +18,12 @@ from ..model.scenario import Context, Scenario
 from ..model.selection import distance
 from ..settings import current_settings
 from ..system.notices import logger, warn_once
-from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import await_digest
 from ..triton_internals.hooks import refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from ..triton_internals.versions import Autotuner
+from ..triton_internals.versions import Autotuner, launch_key
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
 from .choices import Choices, ChosenConfig, ConfigCache
 from .consensus import agree

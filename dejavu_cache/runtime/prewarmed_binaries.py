@@ -18,7 +18,7 @@ from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.cache_managers import serve_binaries
+from ..triton_internals.hooks import serve_binaries
 
 __all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]
 

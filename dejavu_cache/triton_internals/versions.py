@@ -9,7 +9,7 @@ Triton's private objects that other packages use are imported from here alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ __all__ = [
     "is_covered",
     "kernel_follows_hooks",
     "knobs",
+    "launch_key",
     "load_box",
     "only_alignment_counts",
     "reinterpret_shared",
@@ -146,6 +147,16 @@ def autotuning_listener() -> Callable[..., None] | None:
     """Return the listener to call after an autotuner's choice; Triton 3.7 and later have one."""
     listener: Callable[..., None] | None = getattr(knobs.autotuning, "listener", None)
     return listener
+
+
+def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it."""
+    names = autotuner.arg_names
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in named.items() if name in names}
+    values = [arguments[name] for name in autotuner.keys if name in arguments]
+    dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
+    return (*values, *dtypes)
 
 
 def active_hook(hook: Any) -> Any:
