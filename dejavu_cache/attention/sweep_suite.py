@@ -20,10 +20,6 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite, preset_of, read_names
 from ..triton_internals.identity import dtype_name
-<<<<<<< HEAD
-from ..triton_internals.versions import COVERED
-=======
->>>>>>> main
 from . import api
 from .batch import FLOAT8, Batch, make_batch
 from .kernels import naive, qblock, segmented, static_grid
@@ -277,13 +273,7 @@ def cases(
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
     model = preset_of(preset, PRESETS)
-<<<<<<< HEAD
-    implementations = read_names("only", only, LAUNCHES) if only else TUNED
-    if "hopper" in implementations and not COVERED:
-        raise ValueError(f"only={only}: hopper takes Triton 3.6 to 3.9")
-=======
     implementations = read_names("only", only, KERNELS)
->>>>>>> main
     kinds = read_names("batches", batches, KINDS)
     float8 = [*map(dtype_name, FLOAT8)]
     if cache not in ("", dtype, *float8):

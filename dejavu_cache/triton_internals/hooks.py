@@ -16,11 +16,10 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..system.safe_files import private_temporary_folder
 

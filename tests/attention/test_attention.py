@@ -17,13 +17,9 @@ from dejavu_cache.attention import api, paged_attention
 from dejavu_cache.attention.batch import make_batch
 from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
-<<<<<<< HEAD
-from dejavu_cache.triton_internals.versions import COVERED
-=======
 from dejavu_cache.attention.schedule import Schedule
 from dejavu_cache.attention.sweep_suite import KERNELS
 from dejavu_cache.triton_internals.versions import COVERED
->>>>>>> main
 
 # The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")

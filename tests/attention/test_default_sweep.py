@@ -15,10 +15,6 @@ from dejavu_cache.attention.sweep_suite import (
     suite,
 )
 from dejavu_cache.errors import SettingsError
-<<<<<<< HEAD
-from dejavu_cache.triton_internals.versions import COVERED
-=======
->>>>>>> main
 
 LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16, 1)
 
@@ -72,16 +68,8 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
     cases = suite.load_cases({"only": "static_grid+segmented"})
     assert len(cases) == 2 * len(list(lengths()))
     assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
-<<<<<<< HEAD
-    if COVERED:
-        assert implementations(only="hopper") == {"hopper"}
-    else:
-        with pytest.raises(SettingsError, match=r"hopper takes Triton 3\.6"):
-            suite.load_cases({"only": "hopper"})
-=======
     with pytest.raises(SettingsError, match="choose from segmented, qblock, static_grid, naive"):
         suite.load_cases({"only": "hopper"})
->>>>>>> main
 
 
 @pytest.mark.usefixtures("hopper")
