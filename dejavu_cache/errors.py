@@ -10,8 +10,7 @@ DejavuError
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── UnknownDeviceError       records cannot describe the current device
 ├── UnsupportedTritonError   the installed Triton is too old
-├── PrewarmError             a folder cannot be prewarmed as asked
-├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
+├── PrewarmError             a folder cannot be prewarmed as asked, or a prewarmed one be used
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     its records were written by a newer version of this package
@@ -32,7 +31,6 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "BundleError",
     "DamagedRecordsError",
     "DejavuError",
     "ExitCode",
@@ -149,11 +147,7 @@ class UnsupportedTritonError(DejavuError, ImportError):
 
 
 class PrewarmError(DejavuError):
-    """A folder cannot be prewarmed as asked; the message says why."""
-
-
-class BundleError(DejavuError):
-    """A prewarmed folder or bundle cannot be used; nothing in it was loaded."""
+    """A folder cannot be prewarmed as asked, or a prewarmed one be used; the message says why."""
 
 
 class StoreError(DejavuError):
