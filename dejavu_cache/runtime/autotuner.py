@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, drop_own_frames
+from ..errors import DejavuError, ScenarioNotTuned, drop_own_frames
 from ..model.buckets import Bucket
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Scenario
@@ -16,7 +16,6 @@ from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
 from ..stores.urls import as_tiers
 from ..system.background_threads import is_from_signal_handler
-from ..system.fork_lock import cached_property
 from ..system.import_hooks import after_import
 from ..system.notices import show_log, warn_once
 from ..triton_internals.config_names import can_be_recorded
@@ -406,7 +405,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if self._declaration.consensus == "none":  # else no rank changes its choice alone
             tiers.keep_copies_right(self._note_change)
         max_distance = self._options.get("max_distance", settings.max_distance)
-        resolver = Resolver(tiers, self.mode, max_distance, settings, compares_code=True)
+        resolver = Resolver(tiers, self.mode, max_distance, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
 
     @cached_property
@@ -455,7 +454,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def _leaves_to_triton(self, error: Exception) -> bool:
         """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
-        is_asked_for = isinstance(error, (ScenarioNotTuned, SnapshotError))
+        is_asked_for = isinstance(error, ScenarioNotTuned)
         return self.is_adopted and not (is_asked_for or is_from_signal_handler(error))
 
     def _warn_of_triton(self, error: Exception) -> None:
@@ -536,7 +535,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         request, resolution = Launch(self, args, kwargs).explain(is_kept=True)
         if request is None:
             return resolution
-        return self._resolver(request.not_stored).add_evidence(request, resolution)
+        return self._resolver(request.not_stored).add_notes(request, resolution)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.

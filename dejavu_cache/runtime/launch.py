@@ -332,8 +332,8 @@ class Launch:
         if resolution.uncompared:
             self._accept_default(resolution)
         before = fallback.resolution if fallback else None
-        seconds, resolver = time.perf_counter() - start, autotuner._resolver(request.not_stored)
-        emit(ConfigChosen(autotuner, resolver, request, resolution, benchmarked, seconds, before))
+        seconds = time.perf_counter() - start
+        emit(ConfigChosen(autotuner, request, resolution, benchmarked, seconds, before))
         return resolution
 
     def _accept_default(self, resolution: Resolution) -> None:
@@ -356,10 +356,8 @@ class Launch:
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
         resolver = self._autotuner._resolver(request.not_stored)
-        if request.has_no_choice:
-            return resolver.only_config(request), 0
         is_alone = self._autotuner._declaration.consensus == "none" or request.not_stored
-        if is_alone or request.has_empty_grid:
+        if is_alone or request.has_no_choice or request.has_empty_grid:
             return resolver.resolve(request, wait=wait)
         return agree(request, resolver, wait)
 

@@ -20,7 +20,7 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
-from ..stores.folder import describe_failure, release_lock
+from ..stores.folder import describe_failure
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file, user_folder
@@ -232,8 +232,8 @@ def _lock_of(path: Path) -> FileLock:
 
 
 def _unlock(lock: FileLock) -> None:
-    release_lock(lock)
     with suppress(OSError):
+        lock.release()
         Path(lock.lock_file).unlink()
 
 

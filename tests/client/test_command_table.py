@@ -49,7 +49,6 @@ TABLE = {
     "export": Row(f"{{out}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
     "import": Row(f"{{lines}} {TARGET}", missing=OK, dead=UNUSABLE, read=REFUSED, full=UNUSABLE),
     "merge": Row("{local} --into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
-    "freeze": Row(f"{{new}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
     "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
     "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
     "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),

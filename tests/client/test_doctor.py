@@ -25,7 +25,7 @@ class TestDoctor:
     def test_unknown_and_senseless_settings_are_found(self) -> None:
         out = run_cli("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
         assert out.returncode == 1
-        assert "wrong DEJAVU_CACHE_MOOD: no such setting" in out.stdout
+        assert "DEJAVU_CACHE_MOOD is set, and no such setting exists" in out.stdout
         assert "DEJAVU_CACHE_MODE='sometimes'" in out.stdout
 
     def test_damaged_and_newer_files_are_found(self, store: FileStore) -> None:
@@ -35,7 +35,7 @@ class TestDoctor:
         out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 1
         assert "upgrade dejavu-cache" in out.stdout
-        assert "was damaged and set aside" in out.stdout
+        assert "was damaged; mend it" in out.stdout
 
     def test_a_store_without_room_is_not_one_without_access(self, store: FileStore) -> None:
         """Its remedy is that of a command which cannot write."""

@@ -22,7 +22,7 @@ from dejavu_cache.engines.vllm.fused_moe_suite import (
     make_arguments,
 )
 from dejavu_cache.runtime.resolver import Resolver
-from dejavu_cache.settings import Mode, current_settings
+from dejavu_cache.settings import Mode
 from dejavu_cache.stores import FileStore, TieredStore
 from dejavu_cache.sweep.case_tuner import make_request
 from dejavu_cache.sweep.suite import Case
@@ -90,7 +90,7 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bo
         kernel = experts_kernel.__wrapped__(layer, tuple(by_size))
         request = make_request(Case("a batch", kernel, (1,), partial(dict, arguments)))
         store = TieredStore([FileStore(tmp_path)])
-        resolver = Resolver(store, Mode.TUNE, 0.0, current_settings())
+        resolver = Resolver(store, Mode.TUNE)
         resolution, _ = resolver.resolve(request, wait=0.0)
         return int(resolution.config.kwargs["BLOCK"])
 

@@ -27,7 +27,7 @@ from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.policy import Policy
 from dejavu_cache.runtime.run_files import read_events
-from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
+from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
@@ -102,7 +102,6 @@ def read_store(store: Store) -> None:
         lambda: list(store.records(CONTEXT)),
         lambda: list(store.contexts()),
         lambda: [found.tree.rank({"n": 7, "x": "float16"}) for found in store.trees()],
-        lambda: list(store.imported("add")),
         lambda: [list(store.records(context)) for context in store.contexts()],
         store.close,
     ]
@@ -164,8 +163,6 @@ def read_all(folder: Path, server: HostileServer) -> None:
         lambda: open_store(str(folder / "prewarmed")),
     ):
         ignore_own_errors(lambda opener=opener: read_store(opener()))  # type: ignore[misc]
-    for snapshot in sorted((folder / "frozen").iterdir()):
-        ignore_own_errors(lambda path=snapshot: read_store(FrozenStore(path)))  # type: ignore[misc]
     ignore_own_errors(lambda: Policy.read(folder / "dejavu.toml"))
     ignore_own_errors(lambda: read_events(folder / "report"))
     prewarmed = folder / "prewarmed"

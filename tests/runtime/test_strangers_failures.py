@@ -163,7 +163,7 @@ def test_no_recorded_failure_makes_a_launch_raise(
     assert kernel.best_config in CONFIGS
 
 
-@pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9, 1e300])
+@pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9])
 def test_a_timing_that_no_launch_can_have_decides_nothing(tmp_path: Path, median: float) -> None:
     winner = Winner(config=DECLARED[0], at=FUTURE)
     plant(tmp_path, [timing(DECLARED[0], median, at=FUTURE)], winner)

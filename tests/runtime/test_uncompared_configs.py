@@ -207,7 +207,8 @@ class TestWhereNothingMayBeMeasured:
         missed = list_misses(kernel, monkeypatch)
         launch(kernel, 100)
         explained = kernel.explain(torch.rand(128), torch.zeros(128), 100)
-        assert (explained.how, explained.unfinished, explained.missing) == ("default", True, 0)
+        assert explained.how == "default"
+        assert "unmeasured" not in str(explained)
         assert "no winner: configs were timed, and their results not compared" in str(explained)
         assert "the nearest record" not in str(explained)
         assert [scenario.args for scenario in missed] == [{"n": 64}]

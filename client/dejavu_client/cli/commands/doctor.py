@@ -114,8 +114,8 @@ def _check_device() -> Finding:
 
 
 def _check_settings(url: str) -> Iterator[Finding]:
-    for name, remedy in unknown_variables(os.environ).items():
-        yield Finding("wrong", name, f"no such setting: {remedy}")
+    for problem in unknown_variables(os.environ):
+        yield Finding("wrong", "settings", problem)
     try:
         settings = Settings.from_environment()
         store = open_chosen_store(url)
@@ -123,7 +123,7 @@ def _check_settings(url: str) -> Iterator[Finding]:
         yield Finding("wrong", "settings", str(error))
         return
     yield Finding("ok", "mode", settings.mode.value)
-    yield from _check_policy(store)
+    yield from _check_policy()
     for tier in tiers_of(store):
         if isinstance(tier, FileStore):
             try:
@@ -164,24 +164,12 @@ def _check_prewarmed(folder: Path) -> Iterator[Finding]:
         yield Finding("ok", about, f"{counted(len(manifest.files), 'file')}, as it was made")
 
 
-def _check_policy(store: Store) -> Iterator[Finding]:
+def _check_policy() -> Iterator[Finding]:
     path = policy_file()
-    if path is None:
-        return
-    policy = Policy.read(path)
-    yield from (Finding("wrong", "policy", problem) for problem in policy.problems)
-    try:
-        kernels = {context.kernel.name for context in store.contexts()}
-    except (StoreError, OSError):
-        return
-    for kernel in kernels:
-        policy.rule_for(kernel)  # marks the rule that it finds as matched
-    for rule in policy.rules:
-        if rule.match in policy.unmatched:
-            text = f"{rule.match!r} matches no kernel that has records"
-            yield Finding("note", f"policy {path}", text)
-        else:
-            yield Finding("ok", f"policy {path}", f"{rule.match!r} matches recorded kernels")
+    if path is not None:
+        policy = Policy.read(path)
+        yield from (Finding("wrong", "policy", problem) for problem in policy.problems)
+        yield Finding("ok", f"policy {path}", counted(len(policy.rules), "rule"))
 
 
 def _check_answer(store: Store, wait: float) -> Finding:
@@ -207,26 +195,15 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
         return
     if store.root.exists():
         os.scandir(store.root).close()  # raises where a search would find nothing
-    store.read_only, read_only = True, store.read_only  # damaged files stay as they are
-    unreadable, damaged = store.unreadable(), store.damaged_records()
+    problems = store.problems()
     contexts = list(store.contexts())
     records = sum(1 for context in contexts for _ in store.records(context))
-    store.read_only = read_only
     amounts = f"{counted(len(contexts), 'context')}, {counted(records, 'record')}"
     yield Finding("ok", store.url, f"readable, {amounts}")
     yield _check_writable(store)
-    for path, reason in {**unreadable, **store.unreadable_trees()}.items():
-        yield Finding("wrong", str(path), f"passed over: {reason}")
-    for path, problems in damaged.items():
-        for problem in problems:
-            text = f"a damaged record, which costs no other: {problem}"
-            yield Finding("wrong", str(path), text)
-    for path in store.damaged_files():
-        yield Finding(
-            "wrong",
-            str(path),
-            "was damaged and set aside; mend it and `dejavu-cache import` it, or delete it",
-        )
+    for path, found in problems.items():
+        for problem in found:
+            yield Finding("wrong", str(path), problem)
 
 
 def _check_spools() -> Iterator[Finding]:

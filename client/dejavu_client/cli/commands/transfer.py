@@ -1,4 +1,4 @@
-"""`export`, `import`, `merge` and `freeze`: copies of records between stores and files."""
+"""`export`, `import` and `merge`: copies of records between stores and files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
-from dejavu_cache.stores.memory import freeze as write_snapshot
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
 from ..options import KernelOption, StoreOption, refuse_empty
-from ..output import note, say
+from ..output import note
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
-from ..record_queries import contexts_of, kernels_of
+from ..record_queries import contexts_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
@@ -38,7 +37,6 @@ def register(app: typer.Typer) -> None:
     app.command("export")(export_records)
     app.command("import")(import_records)
     app.command()(merge)
-    app.command()(freeze)
 
 
 def export_records(
@@ -119,19 +117,6 @@ def merge(
             note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
         merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target)
-
-
-def freeze(
-    folder: Annotated[
-        str, typer.Argument(help="Where the snapshot is written.", callback=refuse_empty)
-    ],
-    kernel: KernelOption = "",
-    store: StoreOption = "",
-) -> None:
-    """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
-    with open_complete_store(store) as source:
-        snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
-    say(snapshot.url)
 
 
 def _count_kernels(contexts: list[Context]) -> str:
