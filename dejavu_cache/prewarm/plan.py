@@ -148,7 +148,7 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
             target = target_of(context.environment.device)
             set_target(target)
             declared = kernel.configs(target.backend)
-            installed = Kernel(name=kernel.name, source=kernel.autotuners[0].source)
+            installed = Kernel(name=kernel.name, source=kernel.autotuners[0].declaration.source)
             current = Context(
                 kernel=installed, environment=context.environment, problem=context.problem
             )
