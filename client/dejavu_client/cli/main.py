@@ -15,7 +15,6 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
-    bundle,
     compare,
     doctor,
     explain,
@@ -66,7 +65,6 @@ for family in (
     sweep,
     heuristics,
     prewarm,
-    bundle,
     verify,
     doctor,
     compare,
