@@ -31,7 +31,6 @@ from ..triton_internals.hooks import (
 )
 from ..triton_internals.identity import find_jit_function
 from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
-from .choices import ConfigCache
 from .request import Request
 from .run_files import ConfigRun, has_report, report_event, write_config_run
 
@@ -86,8 +85,7 @@ def tell_triton(event: ConfigChosen) -> None:
     autotuner, resolution = event.autotuner, event.resolution
     key = launch_key(autotuner, event.request.args, event.request.kwargs)
     config, timings = resolution.config, _timings(event)
-    if isinstance(autotuner.cache, ConfigCache):
-        autotuner.cache.report(key, config)
+    autotuner.cache.report(key, config)
     if timings:
         autotuner.configs_timings = timings
     listener, function = autotuning_listener(), find_jit_function(autotuner)

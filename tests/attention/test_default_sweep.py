@@ -79,6 +79,13 @@ def test_misses_and_checks_of_winners_see_kernels_that_auto_does_not_take() -> N
     assert seen == {"naive", "qblock", "segmented", "static_grid"}
 
 
+def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
+    cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
+    assert cases[0].arguments()["q"].shape[1:] == (6, 64)
+    with pytest.raises(SettingsError, match="6/2"):
+        suite.load_cases({"preset": "6/2"})
+
+
 def test_a_case_of_a_float8_cache_has_scales() -> None:
     options = {"dtype": "float16", "cache": "float8_e4m3fn", "batches": "decode"}
     case = suite.load_cases(options)[0]
