@@ -348,7 +348,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make."""
-        return self.declaration.request(self._copy_with(args), self.device(), args, kwargs)
+        return self.declaration.request(self, self.device(), args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.
