@@ -143,17 +143,17 @@ def uninstall_inductor_pass() -> None:
 def _add_pass(config: Any) -> None:
     """Add the pass, for all threads if the program has set none of its own."""
     # Torch hides an option that a program has deleted, as `mock.patch` does.
-    present = getattr(config, _OPTION, None)
+    present: Any = getattr(config, _OPTION, None)
     if present in _made:
         present.is_active = True
         return
     graph_pass = _make_pass(present)
     _made.append(graph_pass)
     # From torch 2.13 on, what is assigned counts in the thread that assigns it; a default, in all.
-    entry = getattr(config, "_config", {}).get(_OPTION)
+    entry: Any = getattr(config, "_config", {}).get(_OPTION)
     if present is None and hasattr(entry, "default"):
         entry.default = graph_pass
-    else:
+    if getattr(config, _OPTION, None) is not graph_pass:
         setattr(config, _OPTION, graph_pass)
 
 
@@ -167,7 +167,7 @@ def _make_pass(previous: Any) -> Any:
     is_aware = any(isinstance(other, aware) for other in others)
     kind: Any = aware if is_aware else custom_graph_pass.CustomGraphPass
 
-    class RecordedConfigPass(kind):  # type: ignore[misc, valid-type]
+    class RecordedConfigPass(kind):  # type: ignore[misc]
         is_active = True
 
         def __deepcopy__(self, memo: object) -> RecordedConfigPass:

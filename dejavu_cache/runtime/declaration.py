@@ -49,6 +49,7 @@ class Declaration:
         scenario_key: makes a launch's scenario.
         problem: what is tuned, as records have it.
         prunes: whether pruning may leave out a config of some launch.
+        pruning: asks anew within a bucket; None if a key's first launch answers for all.
         has_buckets: whether values of a key argument count as equal.
         exact: the key arguments for whose value no other value may stand in.
         budget: how much tuning a scenario gets.
@@ -68,6 +69,7 @@ class Declaration:
     scenario_key: ScenarioKey
     problem: Problem
     prunes: bool
+    pruning: Pruning | None
     has_buckets: bool
     exact: frozenset[str]
     budget: TuningBudget
@@ -96,6 +98,9 @@ class Declaration:
         names = [key for key in autotuner.keys if key in autotuner.arg_names]
         wide = {name: bucket for name, bucket in buckets.items() if not isinstance(bucket, Exact)}
         space = configs if isinstance(configs, ConfigSpace) else None
+        # Triton does not ask pruning about a single config.
+        prunes = len(configs) > 1 and _has_pruning(autotuner)
+        is_per_launch = options.get("prune_per") != "scenario"
         return cls(
             name=name,
             function=find_jit_function(autotuner),
@@ -113,8 +118,8 @@ class Declaration:
                 buckets={name: bucket for name, bucket in wide.items() if name in names},
                 method=method,
             ),
-            # Triton does not ask pruning about a single config.
-            prunes=len(configs) > 1 and _has_pruning(autotuner),
+            prunes=prunes,
+            pruning=Pruning(autotuner) if prunes and wide and is_per_launch else None,
             has_buckets=bool(wide),
             exact=frozenset(buckets.keys() - wide.keys()),
             budget=TuningBudget(

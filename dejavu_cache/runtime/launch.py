@@ -253,7 +253,7 @@ class Launch:
         autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
         device = self._device = autotuner.device()
         raw = autotuner.declaration.scenario_key.raw(device, args, kwargs)
-        pruning = autotuner._pruning
+        pruning = autotuner.declaration.pruning
         if pruning is None:  # it is asked once per key, as by Triton
             self._configs = None
             return raw
