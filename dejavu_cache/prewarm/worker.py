@@ -16,13 +16,13 @@ from filelock import FileLock
 from ..errors import PrewarmError
 from ..stores.manifest import BINARIES
 from ..system.worker_process import ParentConnection, serve
-from ..triton_internals.cache_managers import relocatable_cache
 from ..triton_internals.compilation import recreate_compilation, target_of_arch
 from ..triton_internals.hooks import (
     build_driver_module,
     build_host_modules_with,
     build_launcher,
     hash_callees_first,
+    relocatable_cache,
     set_cache_manager,
     set_target,
     store_binaries_in,

@@ -18,8 +18,8 @@ from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.cache_managers import serve_binaries
 from ..triton_internals.environment import triton_version
+from ..triton_internals.hooks import serve_binaries
 
 __all__ = [
     "SealedBinaries",

@@ -180,14 +180,14 @@ STEPS = [
     (Declaration, "of"),
     (Declaration, "request"),
     (Declaration, "context"),
-    (Launch, "_resolve"),
+    (Launch, "_find_key"),
     (Launch, "_choose"),
     (launch, "toolchain_on"),
     (autotuner, "current_settings"),
     (launch, "current_settings"),
     (autotuner, "Resolver"),
     (events, "tell_triton"),
-    (events, "report_choice"),
+    (events, "log_choice"),
     (events, "launch_key"),
 ]
 
