@@ -371,9 +371,9 @@ def _default(
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that compile alike."""
-    noted = {"wheel", "config", "code"}
-    return list({launch.model_dump_json(exclude=noted): launch for launch in launches}.values())
+    """Drop launches that compile alike, and what they say of the process that noted them."""
+    alike = {"wheel": wheel(), "config": None, "code": None}
+    return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
 
 
 _TYPES = {
