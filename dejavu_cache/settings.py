@@ -88,8 +88,6 @@ class Settings(BaseModel):
     """`loose`: records of another Triton version may serve as a labelled fallback."""
     family: bool = False
     """Whether records of another GPU of the same architecture may be a labelled fallback."""
-    progress: bool = True
-    """Whether a tune of over two seconds shows a bar on a terminal, or lines in the log."""
     log: Literal["", "debug", "info", "warning", "error"] = ""
     """Level from which on the library logs to standard error; empty: as the program's `logging`."""
     shipped: bool = True

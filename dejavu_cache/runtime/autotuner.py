@@ -30,7 +30,7 @@ from ..triton_internals.environment import (
 from ..triton_internals.hooks import foreign_run
 from ..triton_internals.identity import identify, kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
-from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, wall_clock
+from ..tuning.benchmark_methods import METHODS, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
 from .declaration import (
@@ -337,7 +337,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Benchmark function: the caller's, or else a timer of the device or interpreter."""
         if self._interpreted and self._do_bench is None:
             return wall_clock
-        method = self.method.removesuffix(KERNEL_ALONE)
+        method = self.method
         if method in METHODS and not is_timed_by_triton(self):
             return DeviceTimer(method)
         bench: Callable[..., Any] = self._do_bench or super().do_bench

@@ -23,7 +23,7 @@ from ..triton_internals.environment import current_environment, unreadable_setti
 from ..triton_internals.identity import PROCESS, KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.versions import Autotuner
-from ..tuning.benchmark_methods import method_name, name_for, wall_clock
+from ..tuning.benchmark_methods import method_name, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
@@ -236,19 +236,16 @@ def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str |
     method = None if is_interpreted or bench is not None else options.get("method")
     is_graph = autotuner.use_cuda_graph and not is_assigned
     try:
-        name = method or method_name(bench, is_graph, is_interpreted)
-        return name if is_timed_by_triton(autotuner) else name_for(autotuner, name), None
+        return method or method_name(bench, is_graph, is_interpreted), None
     except (TypeError, OSError) as error:
         name = f"custom:{type(bench).__qualname__} {PROCESS} {id(bench)}"
         return name, f"its benchmark function: {error}"
 
 
 def _budget_of(configs: Sequence[Any], options: KernelOptions) -> TuningBudget:
-    settings = current_settings()
-    space = configs if isinstance(configs, ConfigSpace) else None
-    most = options.get("tune_configs") or (space.budget if space else None)
+    settings, most = current_settings(), options.get("tune_configs")
     return TuningBudget(
-        strategy=space.search if space else "exhaustive",
+        searches=most is not None and isinstance(configs, ConfigSpace),
         seconds=options.get("tune_seconds") or settings.tune_seconds,
         configs=most or settings.tune_configs,
     )

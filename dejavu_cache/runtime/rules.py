@@ -5,7 +5,7 @@ and write nothing. A launch asks them in this order:
 
 1. `known_record`: which measurements count. Those of other code do not; this process's own stand
    before what others have recorded of the same config.
-2. `suspected_configs`: which configs may end or block this process, so that it leaves them out.
+2. `suspected_configs`: which configs may end this process, so that it leaves them out.
 3. `recorded_choice`: what the record says. A person's choice, if the launch may run it, or else
    the config that `model.selection` calls the best.
 4. `trusted_choice`: the same, as far as it may run without comparing its results here.
@@ -37,7 +37,6 @@ from ..model.selection import is_credible, winner
 from ..stores import Found
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
-from ..tuning.compile_ahead import is_repeatable
 from ..tuning.measurement_marks import Suspect
 from .request import Request
 
@@ -121,14 +120,14 @@ def corrected_record(record: Record, findings: Findings) -> Record:
 def suspected_configs(
     request: Request, record: Record | None, suspects: Iterable[Suspect]
 ) -> dict[Config, str]:
-    """Return the declared configs that may end or block this process, and why.
+    """Return the declared configs that may end this process, and why.
 
     A config that a person pinned is none.
 
     Args:
         request: the launch's.
         record: the record of its scenario, if there is one.
-        suspects: configs that processes were measuring when they died or hung.
+        suspects: configs that processes were measuring when they died.
     """
     pinned = record.pinned if record else None
     return {
@@ -362,7 +361,7 @@ def untried_failures(
         request: the scenario.
         record: its record.
         findings: what this process knows of it.
-        suspects: configs that processes were measuring when they died or hung.
+        suspects: configs that processes were measuring when they died.
     """
     measured, default = record.by_config, describe(request.default)
     tried = {*findings.trials, *(suspect.config for suspect in suspects)}
@@ -396,8 +395,7 @@ def may_launch_default(request: Request, record: Record) -> bool:
     default = record.by_config.get(describe(request.default))
     if default is None or default.failure is None or default.skipped:
         return True
-    is_lasting = default.by == whoami() and not is_repeatable(default.failure)
-    return default.failure.kind != "crash" and not is_lasting
+    return default.by != whoami() and default.failure.kind != "crash"
 
 
 def winner_config(request: Request, record: Record, best: Config) -> Config:

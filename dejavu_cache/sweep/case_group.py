@@ -150,7 +150,7 @@ class CaseGroup:
         self._tuned.add(case.name)
         self._attempted.update((case.name, config) for config in undecided)
         if case is not self._cases[0]:  # A search of its own chose the configs in the first case.
-            budget = replace(request.budget, strategy="exhaustive", configs=None)
+            budget = replace(request.budget, configs=None)
             request = replace(request, budget=budget)
         settled = self._group.settled_configs(case.name)
         rest = [c for c in request.declared if c not in undecided and c not in settled]

@@ -20,7 +20,6 @@ from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import CheckOptions, refuse_uncompared
-from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
 from .case_tuner import make_request
 from .suite import Case
@@ -194,10 +193,10 @@ class _Verification:
         launch = request.candidate_launch(default if default in configs else configs[0])
         measured: dict[Config, Measurement] = {}
 
-        def keep(measurement: Measurement) -> None:
-            measured[measurement.config] = measurement
-            if measurement.has_crashed:
-                self._store.put_now(request.context, [self._new_record([measurement])])
+        def keep(measurements: Sequence[Measurement]) -> None:
+            measured.update((measurement.config, measurement) for measurement in measurements)
+            if any(measurement.has_crashed for measurement in measurements):
+                self._store.put_now(request.context, [self._new_record(measurements)])
 
         tuner = Tuner(
             launch,
@@ -205,7 +204,7 @@ class _Verification:
             race=not is_called_once(method),
             around=self._mark.around,
         )
-        tuner.tune(Exhaustive(configs))
+        tuner.tune(configs)
         return measured
 
     def _set_winner_aside(self, look: Mapping[Config, Measurement]) -> Config:

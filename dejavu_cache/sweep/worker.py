@@ -177,7 +177,7 @@ class SweepWorker:
         measurements: list[Measurement] = []
         CaseTuner(job, self._parent).announce(best)
         launch = request.candidate_launch(default=best)
-        Tuner(launch, measurements.append).remeasure(best)
+        Tuner(launch, measurements.extend).remeasure(best)
         measurement = measurements[-1]
         if measurement.failure is not None:
             return {

@@ -45,13 +45,9 @@ __all__ = [
     "failure_of",
     "forget_frames",
     "is_out_of_memory",
-    "is_repeatable",
     "threads_for",
 ]
 
-
-REPEATABLE = ("compile_error", "ptxas_error")
-"""Kinds that count only when they occur twice; a lack of resources is computed, so it recurs."""
 
 BEFORE_LAUNCH = ("compile_error", "out_of_resources", "ptxas_error")
 """Kinds of failures that are raised before the kernel runs."""
@@ -140,11 +136,6 @@ def forget_frames(error: BaseException) -> None:
     """
     for cause in _causes(error):
         cause.__traceback__ = None
-
-
-def is_repeatable(failure: Failure | None) -> bool:
-    """Return whether a failure is to be recorded only if a second attempt fails too."""
-    return failure is not None and failure.kind in REPEATABLE
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -299,13 +290,10 @@ def compile_ahead(
 
 
 def _tile_of_a_warp(config: Any) -> float:
-    """Return the logarithm of the product of a config's numbers per warp.
-
-    The time to compile grows with it. Numbers that are no sizes move a config in the order alone.
-    """
-    values = [value for value in config.kwargs.values() if type(value) is int and value > 0]
+    """Return the product of a config's sizes per warp, with which the time to compile grows."""
+    sizes = [value for value in config.kwargs.values() if type(value) is int and value > 0]
     warps = config.num_warps if type(config.num_warps) is int else 0
-    return math.fsum(map(math.log2, values)) - math.log2(max(warps, 1))
+    return float(math.log2(math.prod(sizes)) - math.log2(max(warps, 1)))
 
 
 def _submit(

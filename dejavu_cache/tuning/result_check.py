@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -194,43 +194,19 @@ class CheckedLaunches:
     @contextmanager
     def launch(self, config: Any) -> Iterator[None]:
         """Launch a config under its mark; an error of the device shows when results are read."""
-        with self._mark(describe(config)), self._launch_unmarked(config):
-            yield
+        seen: list[Accesses] = []
+        with self._mark(describe(config)), ExitStack() as watch:
 
-    @contextmanager
-    def _launch_unmarked(self, config: Any) -> Iterator[None]:
-        """Launch a config as Triton's benchmark does, hooks included.
+            def begin() -> None:
+                nonlocal seen
+                if is_interpreting() and id(config) not in self._accesses:
+                    spans = spans_of_arguments(self.arguments)
+                    seen = watch.enter_context(watch_interpreter(spans))
 
-        A post hook may complete the results, so it runs first; one that restores arguments would
-        erase them, so it runs when the context ends.
-        """
-        autotuner = self._launch.autotuner
-        current = {**self._launch.kwargs, **config.all_kwargs()}
-        arguments = {**autotuner.nargs, **current}
-        if config.pre_hook is not None:
-            config.pre_hook(arguments)
-        autotuner.pre_hook(arguments)
-        try:
-            self._run(config, current)
-        except Exception as error:
-            autotuner.post_hook(arguments, exception=error)
-            raise
-        if not autotuner.restore_value:
-            autotuner.post_hook(arguments, exception=None)
-        try:
-            yield
-        finally:
-            if autotuner.restore_value:
-                autotuner.post_hook(arguments, exception=None)
-
-    def _run(self, config: Any, current: Mapping[str, Any]) -> None:
-        run, args = self._launch.autotuner.fn.run, self._launch.args
-        if not is_interpreting() or id(config) in self._accesses:
-            run(*args, **current)
-            return
-        with watch_interpreter(spans_of_arguments(self.arguments)) as seen:
-            run(*args, **current)
-        (self._accesses[id(config)],) = seen
+            with self._launch.launched(config, begin, watch.close):
+                if seen:
+                    (self._accesses[id(config)],) = seen
+                yield
 
 
 class ResultCheck:

@@ -40,7 +40,7 @@ from ...sweep.suite import Case, Suite
 from ...system.notices import logger
 from ...triton_internals.identity import dtype_name
 from ...tuning.compile_ahead import compile_together
-from ...tuning.tuner import progress
+from ...tuning.tuner import progress_lines
 from .planned_attention import (
     SHORTEST_CONTEXT,
     ExpectedBatch,
@@ -445,15 +445,14 @@ def _sweep(spec: SweepSpec, device: torch.device, deadline: float) -> str:
     watch.start()
     try:
         cases = host.start()
-        shown = current_settings().progress
-        with progress("attention", len(cases), unit="batches", wanted=shown) as advance:
+        advance = progress_lines("attention", len(cases), "batches")
 
-            def on_event(event: Mapping[str, Any]) -> None:
-                if event["event"] == "outcome":
-                    advance()
+        def on_event(event: Mapping[str, Any]) -> None:
+            if event["event"] == "outcome":
+                advance()
 
-            budget = max(deadline - time.monotonic(), 0.0)
-            stopped = Sweep([host], cases, budget=budget, on_event=on_event).run().stopped
+        budget = max(deadline - time.monotonic(), 0.0)
+        stopped = Sweep([host], cases, budget=budget, on_event=on_event).run().stopped
     finally:
         watch.cancel()
         host.close()
