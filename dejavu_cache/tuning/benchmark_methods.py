@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +28,9 @@ __all__ = [
 def benchmark_name(do_bench: Any) -> str:
     """Return a name that tells benchmark functions apart, the same in every process.
 
-    A function of a module goes by its name. Anything else, of which there may be several of one
-    name (a partial, a lambda, a closure, a method, an object), goes by its code and the plain
-    values that it is bound to: what an object holds may change with its calls.
+    A function of a module goes by its name. Any other one, of which there may be several of one
+    name (a lambda, a closure, a partial), goes by its code and the plain values that it is bound
+    to. A method or an object goes by its code alone: what it holds may change with its calls.
 
     Raises:
         TypeError: it is not written in Python.
@@ -38,19 +39,22 @@ def benchmark_name(do_bench: Any) -> str:
     bound: list[Any] = []
     function = do_bench
     while isinstance(function, functools.partial):
-        bound += [*function.args, *sorted(function.keywords.items())]
+        bound += [*function.args, *itertools.chain(*sorted(function.keywords.items()))]
         function = function.func
-    if not (inspect.isfunction(function) or inspect.ismethod(function)):
-        function = type(function).__call__
-    function = getattr(function, "__func__", function)
+    if inspect.isfunction(function):
+        bound += [cell.cell_contents for cell in function.__closure__ or ()]
+        bound += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    else:
+        function = getattr(function, "__func__", type(function).__call__)
     if not inspect.isfunction(function):
         raise TypeError(f"a {type(do_bench).__qualname__} has no code of Python's")
     name = f"{module_name(function)}.{function.__qualname__}"
     if function is do_bench and function.__qualname__.isidentifier():
         return name
-    bound += [cell.cell_contents for cell in function.__closure__ or ()]
-    bound += [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
-    texts = [value_text(value) or type(value).__qualname__ for value in bound]
+    texts = [
+        (None if isinstance(value, list) else value_text(value)) or type(value).__qualname__
+        for value in bound  # of what may change, such as a list, only the type
+    ]
     digest = hashlib.sha256("\0".join([syntax_of(function), *texts]).encode()).hexdigest()
     return f"{name} {digest[:16]}"
 

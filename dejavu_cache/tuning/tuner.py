@@ -123,8 +123,8 @@ class CandidateLaunch(NamedTuple):
 
         The autotuner's hooks, which save, zero and restore arguments, run at benchmarks alone, and
         their time would hide the difference of two short configs. So only what an ordinary launch
-        runs is between `begin` and `end`. A hook that restores arguments would erase the results, so it
-        runs when the context ends; any other one may complete them, so it runs before.
+        runs is between `begin` and `end`. A hook that restores arguments would erase the results,
+        so it runs when the context ends; any other one may complete them, so it runs before.
         """
         autotuner = self.autotuner
         current = {**self.kwargs, **config.all_kwargs()}

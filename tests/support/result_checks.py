@@ -80,7 +80,8 @@ def checker(
         **options: declarations.
     """
     known = accesses if callable(accesses) else lambda write: accesses
-    made = Checker(FunctionCalls(arguments, default, known), CheckOptions(**options))
+    calls: Any = FunctionCalls(arguments, default, known)
+    made = Checker(calls, CheckOptions(**options))
     made.prepare()
     return made
 

@@ -298,8 +298,8 @@ def test_only_what_an_ordinary_launch_runs_is_timed() -> None:
         [config], key=[], restore_value=["x_ptr"], reset_to_zero=["total_ptr"]
     )(add_in_place)
     kernel.nargs = {"x_ptr": x, "total_ptr": total}
-    declared = DeclaredConfigs("kernel", [config])
-    launch = CandidateLaunch(kernel, declared, next(iter(declared)), (x, total), {"grid": (1,)})
+    declared, options = DeclaredConfigs("kernel", [config]), {"grid": (1,), "warmup": False}
+    launch = CandidateLaunch(kernel, declared, next(iter(declared)), (x, total), options)
     with launch.launched(config, lambda: note("begin"), lambda: note("end")):
         note("result")
     note("after")
