@@ -15,9 +15,7 @@ DejavuError
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     its records were written by a newer version of this package
-    ├── DamagedRecordsError  its content is not a record set
-    ├── SnapshotError        a frozen snapshot is missing, or is not what its name says
-    └── MergeConflictError   two measurements of one config met under `on_conflict="fail"`
+    └── DamagedRecordsError  its content is not a record set
 
 `drop_own_frames` shows authors their own errors as Triton shows them.
 """
@@ -38,7 +36,6 @@ __all__ = [
     "DejavuError",
     "ExitCode",
     "KeyArgumentError",
-    "MergeConflictError",
     "NewerFormatError",
     "NoValidConfigError",
     "NothingComparedError",
@@ -46,7 +43,6 @@ __all__ = [
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
     "SettingsError",
-    "SnapshotError",
     "StoreError",
     "TooFewRecordsError",
     "UncomparedResultsError",
@@ -187,16 +183,6 @@ class NewerFormatError(StoreError):
 
 class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
-
-
-class SnapshotError(StoreError):
-    """A frozen snapshot is missing, or is not what its name says."""
-
-
-class MergeConflictError(StoreError):
-    """Two different measurements of one config met under `on_conflict="fail"`."""
-
-    exit_code = ExitCode.NEGATIVE
 
 
 def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:

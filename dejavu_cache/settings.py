@@ -78,8 +78,6 @@ class Settings(BaseModel):
     """Seconds that tuning a scenario may take; the next process continues. Unset: no limit."""
     tune_configs: int | None = Field(default=None, gt=0)
     """Number of measured configs with which a scenario counts as tuned. Unset: all of them."""
-    warmup_seconds: float = Field(default=0.0, ge=0, le=LONGEST, allow_inf_nan=False)
-    """Seconds that vLLM's start may take longer to tune attention; 0: it tunes nothing."""
     check: bool = True
     """Whether a config's results are compared with the default config's before it may win."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)

@@ -123,6 +123,7 @@ def speedups(ms: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
 def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
 
+    from dejavu_cache.engines.tuned_tables import collect_tables, vllm_files, write_table
     from dejavu_cache.engines.vllm.fused_moe_suite import (
         PRESETS,
         SIZES,
@@ -130,15 +131,13 @@ def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
         make_arguments,
         run_experts,
     )
-    from dejavu_cache.integrations.tuned_tables import TABLE_FILES, collect_tables, write_tables
     from dejavu_cache.triton_internals.environment import triton_version
 
     layer = PRESETS[name]
     cases = list(layer_cases(layer, SIZES))
     result: dict[str, Any] = {"layer": str(layer), "tune": tune(cases, store, seconds)}
-    tables = TABLE_FILES["vllm"](collect_tables(store), triton_version() or "")
-    paths = write_tables(tables, OUT / "tables")
-    log("tables:", *(path.name for path in paths))
+    for file in vllm_files(collect_tables(store), triton_version() or ""):
+        log("table:", write_table(file, OUT / "tables"))
     ours, shipped = read_table(layer, OUT / "tables"), read_table(layer, None)
     if ours is None:
         raise SystemExit(f"vLLM reads no table for {layer} in {OUT / 'tables'}")

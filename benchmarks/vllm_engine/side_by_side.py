@@ -3,7 +3,7 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `mamba`, `tuning`, `starts` (these two), `compiled`.
+three), `float8`, `profile`, `cold`, `mamba`, `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -263,11 +263,6 @@ def run_cold() -> None:
         engine.end()
 
 
-def run_starts() -> None:
-    run_mamba_starts()
-    run_tuning_starts()
-
-
 def run_mamba_starts() -> None:
     """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
@@ -291,35 +286,6 @@ def run_mamba_starts() -> None:
             engine.end()
 
 
-def run_tuning_starts(limit: int = 150) -> None:
-    """Start a decoder without tuning, and twice with some seconds for it; count what steps miss.
-
-    It computes in float32, which the Hopper kernel does not cover and no record ships for.
-    """
-    for name, cache, seconds in (
-        ("untuned", "untuned", 0),
-        ("tuned-first", "tuned", limit),
-        ("tuned-second", "tuned", limit),
-    ):
-        engine = start_one(
-            name,
-            "CUSTOM",
-            # A float32 cache takes twice the memory for the same tokens.
-            options={"dtype": "float32", "kv_cache_memory_bytes": 22 << 30},
-            cache=cache,
-            DEJAVU_CACHE_SHIPPED="0",
-            DEJAVU_CACHE_WARMUP_SECONDS=str(seconds),
-        )
-        for command in (
-            ("decode", 8, 4000, 60),
-            ("decode", 32, 2000, 60),
-            ("prefill", 1, 2000, 3),
-            ("prefill", 8, 1000, 3),
-        ):
-            keep("starts", name, " ".join(map(str, command)), value=engine.tell(*command))
-        engine.end()
-
-
 def run_compiled() -> None:
     """Run with vLLM's own defaults: torch.compile, piecewise and full graphs."""
     engines = start("fa3", "ours", compilation_config=None)
@@ -338,9 +304,7 @@ def run_compiled() -> None:
     "figure9": run_figure9,
     "day": run_day,
     "cold": run_cold,
-    "starts": run_starts,
     "mamba": run_mamba_starts,
-    "tuning": run_tuning_starts,
     "compiled": run_compiled,
 }[PLAN]()
 log("done")

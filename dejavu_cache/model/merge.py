@@ -7,12 +7,10 @@ makes, and the order of merges does not matter. A recall names parts by the dige
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from ..errors import MergeConflictError
 from .record import (
     MOST_LAUNCHES,
     MOST_MEASUREMENTS,
@@ -22,10 +20,9 @@ from .record import (
     RecordedLaunch,
     Winner,
 )
-from .scenario import Scenario, canonical_json, is_from_future, moment_after
+from .scenario import Scenario, canonical_json, moment_after
 
 __all__ = [
-    "OnConflict",
     "date_after",
     "merge_into",
     "merge_launches",
@@ -38,18 +35,13 @@ __all__ = [
 
 _Dated = TypeVar("_Dated", Measurement, Pin, Winner)
 
-OnConflict = Literal["newest", "fastest", "fail"]
 
-
-def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest") -> Record:
+def merge_records(left: Record, right: Record) -> Record:
     """Return the union of two records of one scenario.
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
-    `on_conflict` decides, unless one measured more cases; the later winner and the later pin stand,
-    except those from the future, and winners that were not compared.
-
-    Raises:
-        MergeConflictError: `on_conflict="fail"`, and two timings of one config differ.
+    the later measurement stands, unless one measured more cases; of winners and pins, the later one
+    stands, except a winner that was not compared beside one that was.
     """
     if left.scenario != right.scenario:
         raise ValueError(f"these are different scenarios: {left.scenario} and {right.scenario}")
@@ -58,9 +50,7 @@ def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest
     measurements = left.by_config
     for config, theirs in right.by_config.items():
         ours = measurements.get(config)
-        measurements[config] = (
-            theirs if ours is None else _merge_measurements(ours, theirs, on_conflict)
-        )
+        measurements[config] = theirs if ours is None else _merge_measurements(ours, theirs)
     return Record(
         scenario=left.scenario,
         winner=_latest(left.winner, right.winner),
@@ -84,40 +74,25 @@ def merge_launches(*records: Record | None) -> tuple[RecordedLaunch, ...] | None
     return tuple(sorted(union, key=lambda launch: launch.text)[:MOST_LAUNCHES]) or None
 
 
-def _merge_measurements(
-    ours: Measurement, theirs: Measurement, on_conflict: OnConflict
-) -> Measurement:
+def _merge_measurements(ours: Measurement, theirs: Measurement) -> Measurement:
     if ours == theirs:
         return ours
     if ours.skipped != theirs.skipped:
         return theirs if ours.skipped else ours
     if ours.is_wrong != theirs.is_wrong:  # A later timing does not make wrong results right.
         return ours if ours.is_wrong else theirs
-    if on_conflict == "fail":
-        raise MergeConflictError(
-            f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} "
-            f"and {theirs.median} ms at {theirs.at}"
-        )
     if ours.case_count != theirs.case_count:
         return max(ours, theirs, key=lambda measurement: measurement.case_count)
-    if on_conflict == "fastest":
-        return min(ours, theirs, key=_slowness)
     return max(ours, theirs, key=_recency)
 
 
-def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, bool, datetime, str]:
+def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:
     """Return a key that is greatest for the latest of several entries, ties broken by their text.
 
-    A moment in the future is a wrong clock's: such an entry gives way to any other, since nothing
-    could ever replace it. A winner that was not compared gives way to one that was.
+    A winner that was not compared gives way to one that was.
     """
     is_compared = isinstance(entry, Winner) and entry.is_compared
-    return not is_from_future(entry.at), is_compared, entry.at, canonical_json(entry)
-
-
-def _slowness(measurement: Measurement) -> tuple[float, str]:
-    median = measurement.median
-    return (math.inf if median is None else median), canonical_json(measurement)
+    return is_compared, entry.at, canonical_json(entry)
 
 
 def _latest(left: _Dated | None, right: _Dated | None) -> _Dated | None:
@@ -146,21 +121,19 @@ def date_after(record: Record, earlier: Record) -> Record:
 
 
 def _date_after(entry: _Dated, earlier: _Dated | None) -> _Dated:
-    if earlier is None or earlier.at < entry.at or is_from_future(earlier.at):
+    if earlier is None or earlier.at < entry.at:
         return entry
     return entry.model_copy(update={"at": moment_after(earlier.at)})
 
 
 def merge_into(
-    base: Mapping[Scenario, Record], records: Iterable[Record], on_conflict: OnConflict = "newest"
+    base: Mapping[Scenario, Record], records: Iterable[Record]
 ) -> dict[Scenario, Record]:
     """Return `base` with `records` merged in, as a new dictionary."""
     merged = dict(base)
     for record in records:
         before = merged.get(record.scenario)
-        merged[record.scenario] = (
-            record if before is None else merge_records(before, record, on_conflict)
-        )
+        merged[record.scenario] = record if before is None else merge_records(before, record)
     return merged
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -22,8 +23,6 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 
 from ..system.fork_lock import cached_property
@@ -108,37 +107,23 @@ _Count = Annotated[StrictInt, Field(ge=0)]
 CLOCK_TOLERANCE = timedelta(days=1)
 """How far another machine's clock may be ahead of this one's."""
 
-_PLAUSIBLE_YEARS = range(2024, 2200)
+_YEARS = range(2000, 2200)
+"""Years that a clock may show: a moment after another one is in the calendar too."""
 
 _corrections = [timedelta(0)]
 """What is added to this machine's clock."""
 
-_RFC_3339 = re.compile(
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
-)
-
-
 _KEY = re.compile(r"(?<= )[0-9a-f]{32}\b")
 
 
-def _parse_moment(value: object, parse: ValidatorFunctionWrapHandler) -> datetime:
-    # Without its offset, a moment would be read in the reader's time zone.
-    if not isinstance(value, str | datetime) or (
-        isinstance(value, str) and not _RFC_3339.fullmatch(value)
-    ):
-        raise ValueError(
-            "a moment is written as in RFC 3339, with its offset: 2026-01-31T12:00:00Z"
-        )
-    moment: datetime = parse(value)
-    if moment.tzinfo is None:
-        raise ValueError("a moment needs its time zone")
-    try:
-        return moment.astimezone(timezone.utc)
-    except OverflowError:
-        raise ValueError("this moment lies outside the calendar in UTC") from None
+def _in_utc(moment: datetime) -> datetime:
+    if moment.year not in _YEARS:
+        raise ValueError(f"a moment lies in the years {_YEARS.start} to {_YEARS.stop - 1}")
+    return moment.astimezone(timezone.utc)
 
 
-Moment = Annotated[datetime, WrapValidator(_parse_moment)]
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A moment with its offset: without one, it would be read in the reader's time zone."""
 
 
 def sort_by_name(mapping: Mapping[str, T]) -> dict[str, T]:
@@ -173,34 +158,29 @@ def correct_clock(present: datetime) -> bool:
         Whether `now` has changed.
     """
     error = present - now()
-    if abs(error) <= CLOCK_TOLERANCE or present.year not in _PLAUSIBLE_YEARS:
+    if abs(error) <= CLOCK_TOLERANCE or present.year not in _YEARS:
         return False
     _corrections[:] = [_corrections[-1] + error]
     return True
 
 
-def is_from_future(moment: datetime, present: datetime | None = None) -> bool:
-    """Return whether a moment lies further ahead than the clocks of two machines differ.
-
-    Args:
-        moment: The moment.
-        present: The present moment by another clock than this machine's.
-    """
-    return moment - (present or now()) > CLOCK_TOLERANCE
+def is_from_future(moment: datetime, present: datetime) -> bool:
+    """Return whether a moment lies further ahead than the clocks of two machines differ."""
+    return moment - present > CLOCK_TOLERANCE
 
 
 def moment_after(earlier: datetime | None, present: datetime | None = None) -> datetime:
     """Return the present moment, or the next one after that of an entry that is to be replaced.
 
     Of two entries, a merge keeps the later one, and another machine's clock may be ahead of this
-    one's. An entry from the future gives way to any other, so that it need not be outdone.
+    one's.
 
     Args:
         earlier: The moment of the entry.
         present: The present moment by another clock than this machine's.
     """
     present = present or now()
-    if earlier is None or earlier < present or is_from_future(earlier, present):
+    if earlier is None or earlier < present:
         return present
     return earlier + timedelta(microseconds=1)
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from .record import Measurement, Record
-from .scenario import Config, Scenario, is_from_future
+from .scenario import Config, Scenario
 
 __all__ = [
     "BEHIND",
@@ -113,10 +113,8 @@ def winner(
     best = min(timed.values(), key=lambda timing: (timing.median, timing.config.text))
     previous = timed.get(record.winner.config) if record.winner else None
     if previous and not _slower(previous, timed.get(default) if default else None):
-        unchallenged = (
-            record.winner
-            and not is_from_future(record.winner.at)
-            and all(timing.at <= record.winner.at for timing in timed.values())
+        unchallenged = record.winner and all(
+            timing.at <= record.winner.at for timing in timed.values()
         )
         if _ties(previous, best) or (unchallenged and _contends(previous, best)):
             return previous.config

@@ -8,7 +8,7 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DejavuError, ScenarioNotTuned, SnapshotError, drop_own_frames
+from ..errors import DejavuError, ScenarioNotTuned, drop_own_frames
 from ..model.buckets import Bucket
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Scenario
@@ -455,7 +455,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def _leaves_to_triton(self, error: Exception) -> bool:
         """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
-        is_asked_for = isinstance(error, (ScenarioNotTuned, SnapshotError))
+        is_asked_for = isinstance(error, ScenarioNotTuned)
         return self.is_adopted and not (is_asked_for or is_from_signal_handler(error))
 
     def _warn_of_triton(self, error: Exception) -> None:

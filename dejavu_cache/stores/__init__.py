@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Found, FoundTree, Store
 from .file import FileStore
-from .memory import FrozenStore, MemoryStore
+from .memory import MemoryStore
 from .tiered import TieredStore, tiers_of, wait_longer
 from .urls import check_url, make_absolute, open_store, prewarmed_folders, shipped_stores
 
@@ -12,7 +12,6 @@ __all__ = [
     "FileStore",
     "Found",
     "FoundTree",
-    "FrozenStore",
     "MemoryStore",
     "Store",
     "TieredStore",

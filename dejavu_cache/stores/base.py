@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult
-from ..model.merge import OnConflict, date_after
+from ..model.merge import date_after
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import ScenarioIndex
@@ -109,34 +109,27 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the store.
 
         Args:
             context: the kernel, environment and problem of the records.
             records: the records to merge.
-            on_conflict: the rule for two timings of the same config; `fail` raises.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
-            MergeConflictError: `on_conflict="fail"` met two timings; nothing was written.
             StoreError: the store cannot be written, for the reason in the message.
         """
 
-    def put_now(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records as `put` does, but return only once they are durable.
 
         Callers that delete their own copy afterwards, or report what was written, need this.
 
         Raises:
-            MergeConflictError: as in `put`.
             StoreError: the store or one of its tiers could not write; the call may be repeated.
         """
-        self.put(context, records, on_conflict)
+        self.put(context, records)
 
     def supersede(self, context: Context, record: Record) -> None:
         """Let a record's measurements and winner stand instead of the earlier ones of its configs.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,16 +14,14 @@ from filelock import Timeout
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
-from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, read_file, replace_file, user_folder
+from ..system.safe_files import expand_home, read_file
 from .base import Found, FoundTree, Store
-from .file_layout import HEAD_BYTES, Page, context_of_head, find_record
-from .folder import Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
+from .file_layout import Page, find_record
+from .folder import LOCKS, Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
 
 __all__ = ["FileStore"]
 
@@ -32,18 +29,15 @@ _TREE = ".tree.json"
 
 T = TypeVar("T")
 
-WORTHWHILE = 256
-"""Least number of records of a file whose index is kept; indexing fewer takes about 1 ms."""
-
 
 class FileStore(Store):
     """Records in a folder: `file:///path`, or a bare path; `?read_only=1` never writes.
 
     The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
     under the file's lock, merge their records with those in the file, and replace it atomically and
-    durably. A damaged file is renamed, never overwritten, and a damaged record costs only itself. A
-    decision tree is the file `METHOD-DIGEST.tree.json` beside the records it was fitted to. Results
-    of other autotuners are in `.imported`.
+    durably. A damaged record costs only itself, and a damaged file is kept under another name
+    before it is overwritten. A decision tree is the file `METHOD-DIGEST.tree.json` beside the
+    records it was fitted to. Results of other autotuners are in `.imported`.
 
     The first write creates the folder.
     """
@@ -72,19 +66,16 @@ class FileStore(Store):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
 
-        A file that was not read before is bisected. That may miss a record in a file whose records
-        somebody has put out of order, so `fresh`, for whoever would tune next, reads it whole.
+        A file that was not read before is only searched for it, and not kept in memory.
         """
-        path, record = self.path(context), None
+        path = self.path(context)
         if path not in self._pages:
-            # What is wrong with a file, reading it whole says.
-            with suppress(OSError, ValueError), self._folder.open(path) as file:
-                record = find_record(file, context, scenario, str(path))
-                if record is None and not fresh:
-                    return None
-        if record is None:
-            page = self._page(context)
-            record = page.get(scenario) if page else None
+            with suppress(OSError, ValueError):  # what is wrong with a file, `_page` says
+                content = read_file(path, self.root)
+                record = find_record(content, context, scenario, str(path))
+                return Found(record, self.url) if record else None
+        page = self._page(context)
+        record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
@@ -97,21 +88,6 @@ class FileStore(Store):
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())
 
-    def scenario_index(self, context: Context) -> ScenarioIndex:
-        """Return the index of a context's file; that of a large file comes from the disk.
-
-        A launch without a record of its own asks for the nearest scenario. In a new process,
-        indexing a file of ten thousand records for that takes a thousand times as long as reading
-        its index.
-        """
-        path = self.path(context)
-        with suppress(OSError, ValueError):
-            return _read_index(path, signature_of(path))
-        page, kept = self._page(context), self._pages.get(path)
-        if page is None or kept is None:
-            return ScenarioIndex(page.scenario_texts() if page else ())
-        return _make_index(path, *kept)
-
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
         try:
@@ -122,19 +98,18 @@ class FileStore(Store):
             return None
 
     def _page(self, context: Context) -> Page | None:
-        """Return a file's page, or None if there is no file, or a damaged one is set aside.
+        """Return a file's page, or None if there is no file, or it is damaged as a whole.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        path = self.path(context)
         try:
-            return self._load(path, context)
+            return self._load(self.path(context))
         except DamagedRecordsError as error:
-            self._set_aside(path, context, str(error))
+            warn_once(f"{self.path(context)}", f"{error}; it is passed over")
             return None
 
-    def _load(self, path: Path, context: Context) -> Page | None:
+    def _load(self, path: Path) -> Page | None:
         """Return a file's page, read again only if the file has changed; None without a file.
 
         Raises:
@@ -147,10 +122,10 @@ class FileStore(Store):
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
                     page = Page.parse(self._folder.read(path), str(path))
-                    if page.context != context:
-                        raise DamagedRecordsError(
-                            f"{path} holds records of another context: {page.context.kernel.name}"
-                        )
+                    expected = self.path(page.context)
+                    if expected != path:
+                        name = expected.relative_to(self.root)
+                        raise DamagedRecordsError(f"{path} has records that belong in {name}")
                     self._pages[path] = cached = (signature, page)
                 return cached[1]
             except (FileNotFoundError, NotADirectoryError):  # another process may just delete it
@@ -161,89 +136,52 @@ class FileStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
-        contexts = [context for _, context in self._readable(".json", self._context_of, kernel)]
-        named = (context for context in contexts if kernel in (None, context.kernel.name))
-        return iter(sorted(named, key=lambda context: context.text))
+        pages = [page for _, page in self._readable("*.json", self._load, kernel) if page]
+        contexts = {page.context for page in pages if kernel in (None, page.context.kernel.name)}
+        return iter(sorted(contexts, key=lambda context: context.text))
 
-    def unreadable(self) -> dict[Path, str]:
-        """Return why files are ignored: a newer format, damage, or a path of another context."""
-        found = self._walk(".json", self._whole_page)
-        return {path: str(page) for path, page in found if isinstance(page, Exception)}
-
-    def why_unreadable(self) -> str:
-        """Return why no file can be read; an empty text if one can, or if there is none."""
-        first = ""
-        for path, context in self._walk(".json", self._context_of):
-            if isinstance(context, Context):
-                return ""
-            first = first or f"{path}: {context}"
-        return first
-
-    def damaged_records(self) -> dict[Path, list[str]]:
-        """Return what is wrong with records that are damaged in files that can be read."""
-        found = self._walk(".json", self._whole_page)
-        damages = {path: page.damages() for path, page in found if isinstance(page, Page)}
-        return {path: problems for path, problems in damages.items() if problems}
+    def problems(self) -> dict[Path, list[str]]:
+        """Return what is wrong with files of the folder, and which were kept as damaged."""
+        problems: dict[Path, list[str]] = {}
+        for path, page in self._walk("*.json", self._load):
+            problems[path] = page.problems() if isinstance(page, Page) else [f"passed over: {page}"]
+        for path, tree in self._walk(f"*{_TREE}", self._tree_of):
+            problems[path] = [] if isinstance(tree, Tree) else [f"passed over: {tree}"]
+        for path in self._folder.find("*.json.damaged-*"):
+            problems[path] = ["was damaged; mend it and `dejavu-cache import` it, or delete it"]
+        return {path: found for path, found in problems.items() if found}
 
     def _readable(
-        self, ending: str, read: Callable[[Path], T], kernel: str | None
+        self, pattern: str, read: Callable[[Path], T], kernel: str | None
     ) -> Iterator[tuple[Path, T]]:
         """Yield the files of a kernel's folder that can be read, and warn about the others."""
-        for path, content in self._walk(ending, read, kernel):
+        for path, content in self._walk(pattern, read, kernel):
             if isinstance(content, Exception):
                 warn_once(f"{path}", f"{path} is passed over: {content}")
             else:
                 yield path, content
 
     def _walk(
-        self, ending: str, read: Callable[[Path], T], kernel: str | None = None
+        self, pattern: str, read: Callable[[Path], T], kernel: str | None = None
     ) -> Iterator[tuple[Path, T | Exception]]:
-        """Yield the files with an ending, and what is read from each or why it cannot be read."""
+        """Yield the files of a pattern, and what is read from each or why it cannot be read."""
         below = "" if kernel is None else folder_name(kernel)
-        for path, unlisted in self._folder.find(ending, below=below):
-            if path.name.endswith(_TREE) and ending != _TREE:
+        for path in self._folder.find(pattern, below=below):
+            if path.name.endswith(_TREE) and not pattern.endswith(_TREE):
                 continue
             try:
-                if unlisted is not None:
-                    raise unlisted
-                content: T | Exception = read(path)
-            except (StoreError, OSError, UnicodeDecodeError) as error:
-                content = error
-            yield path, content
-
-    def _whole_page(self, path: Path) -> Page | None:
-        return self._load(path, self._context_of(path))
+                yield path, read(path)
+            except (StoreError, OSError) as error:
+                yield path, error
 
     def _tree_of(self, path: Path) -> Tree:
         return Tree.parse(self._folder.read(path), str(path))
 
-    def _context_of(self, path: Path) -> Context:
-        """Return the context of the records in a file.
-
-        Raises:
-            StoreError: it is damaged, or does not belong at its path.
-            OSError: it cannot be read.
-        """
-        with self._folder.open(path) as file:
-            context = context_of_head(file.read(HEAD_BYTES), str(path))
-        context = context or Page.parse(self._folder.read(path), str(path)).context
-        expected = self.path(context)
-        # On a file system that ignores case, the folder of `pkg.Add` is that of `pkg.add` too.
-        is_alike = str(expected).casefold() == str(path).casefold()
-        if expected != path and not (is_alike and expected.exists() and expected.samefile(path)):
-            raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
-        return context
-
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        for path, tree in self._readable(_TREE, self._tree_of, kernel):
+        for path, tree in self._readable(f"*{_TREE}", self._tree_of, kernel):
             if kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
-
-    def unreadable_trees(self) -> dict[Path, str]:
-        """Return why files of decision trees are passed over."""
-        found = self._walk(_TREE, self._tree_of)
-        return {path: str(tree) for path, tree in found if isinstance(tree, Exception)}
 
     def put_tree(self, tree: Tree) -> str:
         """Write the tree's file, beside the records of its context."""
@@ -290,14 +228,12 @@ class FileStore(Store):
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{folder_name(function)}.jsonl"
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
         with self._changing(context) as page:
-            page.merge(records, on_conflict)
+            page.merge(records)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records under the file's lock, and the file with its last record."""
@@ -320,7 +256,7 @@ class FileStore(Store):
         is_ours = True
         with ExitStack() as held:
             if not self.read_only:
-                lock = self._folder.lock_path(f"{context.digest}-{scenario.digest}.lease")
+                lock = self.root / LOCKS / f"{context.digest}-{scenario.digest}.lease"
                 try:
                     held.enter_context(hold_lock(lock, wait))
                 except Timeout:
@@ -333,17 +269,21 @@ class FileStore(Store):
                     )
             yield is_ours
 
-    def damaged_files(self) -> list[Path]:
-        """Return the damaged files that were renamed to be set aside."""
-        return sorted(self.root.rglob("*.json.damaged-*"))
-
     def delete_leftovers(self, older_than: float = 86_400.0) -> int:
-        """Delete the leftovers of killed writers, and return the number of deleted files.
+        """Delete unfinished files of killed writers and leases; return the number of files.
 
         Args:
             older_than: the least age of a leftover, in seconds.
         """
-        return self._folder.delete_leftovers(older_than)
+        deleted, until = 0, time.time() - older_than
+        for _, _, names, folder in os.fwalk(self.root):  # it follows no links
+            for name in names:
+                if name.endswith(".lease") or ".tmp-" in name:
+                    with suppress(OSError):  # its writer was quicker
+                        if os.lstat(name, dir_fd=folder).st_mtime < until:
+                            os.unlink(name, dir_fd=folder)
+                            deleted += 1
+        return deleted
 
     @contextmanager
     def _changing(self, context: Context) -> Iterator[Page]:
@@ -361,94 +301,22 @@ class FileStore(Store):
 
     def _page_to_write(self, path: Path, context: Context) -> Page:
         """Return a file's content, or an empty page if there is no file or a damaged one."""
+        page = Page(context, where=str(path))
         try:
-            return self._load(path, context) or Page(context, where=str(path))
+            return self._load(path) or page
         except DamagedRecordsError as error:
-            self._rename_damaged(path, str(error))
-            return Page(context, where=str(path))
+            page.loss = str(error)
+            return page
 
     def _write(self, path: Path, page: Page) -> None:
-        if page.displaced:
-            self._folder.keep_beside(path, "".join(f"{{{text}\n" for text in page.displaced))
-            page.displaced = []
-        if not len(page):
+        if page.loss:
+            copy = self._folder.keep_damaged(path)
+            warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
+        if len(page):
+            self._folder.write(path, page.text)
+        else:
             self._folder.remove(path)
-            self._pages.pop(path, None)
-            return
-        self._folder.write(path, page.text)
-        page.is_changed = page.is_cut = False
-        self._remember(path, page)
-
-    def _remember(self, path: Path, page: Page) -> None:
-        """Keep the page that was just written to a file, and index a large one."""
-        try:
-            signature = signature_of(path)
-        except OSError:  # What was written is durable, whether or not it can be looked at now.
-            self._pages.pop(path, None)
-            return
-        self._pages[path] = signature, page
-        if len(page) >= WORTHWHILE:
-            _make_index(path, signature, page)
-
-    def _set_aside(self, path: Path, context: Context, why: str) -> None:
-        """Rename a damaged file, and warn once; in a read-only store, only warn.
-
-        A file that somebody writes now is left to them, and one that was replaced is not damaged.
-        """
+        page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
-        if self.read_only:
-            warn_once(
-                f"{path}", f"{why}; the store is read-only, so the file stays and is passed over"
-            )
-            return
-        with ExitStack() as held:
-            try:
-                held.enter_context(hold_lock(self._folder.lock_path(f"{context.digest}.lock"), 0.0))
-            except Timeout:
-                warn_once(
-                    f"locked {path}", f"{why}; another process has its lock, so it is passed over"
-                )
-                return
-            except OSError as error:
-                raise describe_failure(error, path, "set aside") from error
-            with self._lock:
-                self._page_to_write(path, context)
-
-    def _rename_damaged(self, path: Path, why: str) -> None:
-        """Rename a damaged file, whose lock is held, and warn once."""
-        self._pages.pop(path, None)
-        aside = self._folder.set_aside(path)
-        if aside is not None:
-            warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
-
-
-def _read_index(path: Path, signature: Signature) -> ScenarioIndex:
-    """Return the index of one state of a file, from the user's cache folder.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is damaged, or of another state.
-    """
-    head, _, packed = read_file(_index_path(path)).partition(b"\n")
-    if head != _index_head(path, signature):
-        raise ValueError("it is of another state of the file")
-    return ScenarioIndex.unpack(packed)
-
-
-def _make_index(path: Path, signature: Signature, page: Page) -> ScenarioIndex:
-    """Index the scenarios of one state of a file; write that down if it is worthwhile."""
-    index = ScenarioIndex(page.scenario_texts())
-    if len(page) >= WORTHWHILE:
-        content = _index_head(path, signature) + b"\n" + index.pack()
-        with suppress(OSError):
-            replace_file(_index_path(path), content, mode=0o600)
-    return index
-
-
-def _index_head(path: Path, signature: Signature) -> bytes:
-    return json.dumps([2, str(path), *signature]).encode()
-
-
-def _index_path(path: Path) -> Path:
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    return user_folder("indexes") / name
+        with suppress(OSError):  # what was written is durable, whether or not it can be looked at
+            self._pages[path] = signature_of(path), page

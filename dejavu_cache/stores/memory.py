@@ -1,28 +1,18 @@
-"""Stores in the memory of a process: one that lasts as long as it, and immutable snapshots."""
+"""A store in the memory of a process."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
-from ..errors import SnapshotError, StoreError
-from ..model.merge import OnConflict, merge_into, without_parts
-from ..model.record import Record, record_set_line
+from ..model.merge import merge_into, without_parts
+from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkCondition
-from ..system.safe_files import read_file, replace_file
 from .base import Found, Store
-from .file_layout import read_set
-from .folder import delete_unfinished
 
-__all__ = [
-    "FrozenStore",
-    "MemoryStore",
-    "freeze",
-]
+__all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
@@ -60,19 +50,12 @@ class MemoryStore(Store):
             ]
         return iter(sorted(contexts, key=lambda context: context.text))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into a context, all of them or none."""
         self._refuse_if_read_only()
-        self._merge(context, records, on_conflict)
-
-    def _merge(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
         with self._lock:
             before = self._records.get(context, {})
-            merged = merge_into(before, records, on_conflict)
+            merged = merge_into(before, records)
             if merged != before:
                 self._replace(context, merged)
 
@@ -121,68 +104,3 @@ class MemoryStore(Store):
                 del self._leases[lease]
             with self._lock:
                 self._lock.notify_all()
-
-
-SUFFIX = ".jsonl"
-
-
-class FrozenStore(MemoryStore):
-    """Records in a file named by the SHA-256 of its content: `frozen:///folder/DIGEST.jsonl`.
-
-    The file is read completely and verified when it is opened.
-    """
-
-    read_only = True
-
-    def __init__(self, path: Path) -> None:
-        """Read and verify a snapshot.
-
-        Raises:
-            SnapshotError: the snapshot is missing, or its content does not have the digest in its
-                name.
-        """
-        super().__init__()
-        path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
-        self.url = path.absolute().as_uri().replace("file:", "frozen:", 1)
-        try:
-            # A link does no harm here, since the content is checked, and mounts are made of them.
-            content = read_file(Path(os.path.realpath(path)))
-        except OSError as error:
-            raise SnapshotError(
-                f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or "
-                "name another in DEJAVU_CACHE_URL; `dejavu-cache freeze` makes one"
-            ) from None
-        if hashlib.sha256(content).hexdigest() != path.stem:
-            raise SnapshotError(
-                f"{path} is not the snapshot that its name says: it was changed or cut; "
-                "copy it again"
-            )
-        for line in content.splitlines():
-            record_set = read_set(line, str(path))
-            self._merge(record_set.context, record_set.records)
-
-
-def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = None) -> FrozenStore:
-    """Write a store's records to a snapshot; equal records give an equal name.
-
-    Args:
-        store: the store to copy.
-        folder: the folder of the snapshot; it is created.
-        kernels: qualified names of the kernels to copy; None copies all.
-
-    Raises:
-        StoreError: the snapshot cannot be written.
-    """
-    names = {kernels} if isinstance(kernels, str) else kernels
-    lines: list[str] = []
-    for context in store.contexts():
-        if names is None or context.kernel.name in names:
-            lines += record_set_line(context, store.records(context))
-    content = "".join(lines).encode()
-    path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
-    delete_unfinished(path)
-    try:
-        replace_file(path, content, mode=0o444)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror}") from None
-    return FrozenStore(path)

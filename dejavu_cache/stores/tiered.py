@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import TypeVar
 
-from ..errors import MergeConflictError, StoreError
+from ..errors import StoreError
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult
-from ..model.merge import OnConflict, merge_into, merge_records
+from ..model.merge import merge_into, merge_records
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import ScenarioIndex
@@ -150,19 +150,15 @@ class TieredStore(Store):
         results = list(entries)
         self._write_to_first(lambda tier: tier.put_imported(results))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if none accepted them."""
         records = list(records)
-        self._write(lambda tier: tier.put(context, records, on_conflict), to_all=self.strict)
+        self._write(lambda tier: tier.put(context, records), to_all=self.strict)
 
-    def put_now(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if one did not accept them."""
         records = list(records)
-        self._write(lambda tier: tier.put_now(context, records, on_conflict), to_all=True)
+        self._write(lambda tier: tier.put_now(context, records), to_all=True)
 
     def supersede(self, context: Context, record: Record) -> None:
         """Replace measurements in every writable tier; raise if one did not accept them."""
@@ -172,7 +168,6 @@ class TieredStore(Store):
         """Write to every writable tier, and warn of those that fail.
 
         Raises:
-            MergeConflictError: a tier met two timings of a config; those after it are not asked.
             StoreError: a tier failed although all have to accept, or all tiers did.
         """
         self._refuse_if_read_only()
@@ -180,8 +175,6 @@ class TieredStore(Store):
         for tier in self._writable:
             try:
                 put(tier)
-            except MergeConflictError:
-                raise
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..errors import SettingsError, did_you_mean
 from ..settings import current_settings
@@ -18,8 +18,8 @@ from ..system.notices import warn_once
 from ..system.safe_files import expand_home
 from .base import Store
 from .file import FileStore
-from .manifest import MANIFEST, RECORDS, is_prewarmed
-from .memory import FrozenStore, MemoryStore
+from .manifest import RECORDS, is_prewarmed
+from .memory import MemoryStore
 from .tiered import TieredStore, tiers_of
 
 __all__ = [
@@ -40,15 +40,23 @@ PREWARMED = "prewarmed"
 """Scheme of prewarmed folders, the only ones from which a process loads binaries."""
 
 SHIPPED = "dejavu_cache.records"
-"""Entry-point group of shipped records; an entry point is a folder, or a module in one."""
+"""Entry-point group of shipped records; an entry point is a package that contains them."""
+
+_ACCEPTED = (
+    "give a folder (/path, file:///path or file:///path?read_only=1), prewarmed:///folder, "
+    "memory:// or https://server, or ./NAME for a folder whose name looks like a URL"
+)
+
+_HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!//)|(https?|file)//|[^:]*\?read_only=")
+"""Mistyped URLs, which would otherwise be folders of that name."""
 
 
 def open_store(url: str) -> Store:
     """Open the store of a URL; several URLs, separated by commas, make a tiered store.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, `frozen:///path`, `prewarmed:///path` or a scheme
-            that a package adds, such as `https://…`.
+        url: `file:///path`, `/path`, `memory://`, `prewarmed:///path` or a scheme that a package
+            adds, such as `https://…`.
 
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
@@ -78,15 +86,12 @@ def _schemes_of(url: str) -> list[tuple[str, str]]:
     Raises:
         SettingsError: there is no tier, or one is mistyped or of a scheme that nothing knows.
     """
-    if not isinstance(url, str):
-        raise SettingsError(f"{url!r} is no URL: give a text, such as file:///folder")
+    parts = _parts_of(url) if isinstance(url, str) else []
+    if not parts:
+        raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
     tiers = []
-    for part in filter(None, map(str.strip, url.split(","))):
-        _refuse_what_looks_like_a_url(part)
-        try:
-            scheme = urlsplit(part).scheme if "://" in part else "file"
-        except ValueError as error:
-            raise SettingsError(f"{part!r} is no URL: {error}") from None
+    for part in parts:
+        scheme = part.partition("://")[0] if "://" in part else "file"
         if scheme not in _BUILT_IN:
             known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
             if scheme not in known:
@@ -95,11 +100,24 @@ def _schemes_of(url: str) -> list[tuple[str, str]]:
                     f"{did_you_mean(scheme, known)}"
                 )
         tiers.append((scheme, part))
-    if not tiers:
-        raise SettingsError(
-            "no store is named: give a folder, file:///folder, memory:// or https://server"
-        )
     return tiers
+
+
+def _parts_of(url: str) -> list[str]:
+    """Return the URLs of a list that commas separate.
+
+    Raises:
+        SettingsError: one of them is mistyped.
+    """
+    parts = [part for part in map(str.strip, url.split(",")) if part]
+    for part in parts:
+        try:
+            is_mistyped = _HALF_A_URL.match(part) or not urlsplit(part).geturl()
+        except ValueError:  # a host's address in one bracket
+            is_mistyped = True
+        if is_mistyped:
+            raise SettingsError(f"{part!r} names no store: {_ACCEPTED}")
+    return parts
 
 
 def make_absolute(url: str) -> str:
@@ -108,61 +126,21 @@ def make_absolute(url: str) -> str:
     Raises:
         SettingsError: one of them is mistyped.
     """
-    parts = [part.strip() for part in url.split(",") if part.strip()]
-    for part in parts:
-        _refuse_what_looks_like_a_url(part)
-    return ",".join(part if "://" in part else _uri_of(part) for part in parts)
+    return ",".join(part if "://" in part else _uri_of(part) for part in _parts_of(url))
 
 
 def prewarmed_folders(url: str) -> list[Path]:
     """Return the folders that a URL names as prewarmed, in order.
 
     Raises:
-        SettingsError: one of the names is not a path.
+        SettingsError: one of the URLs is mistyped.
     """
-    parts = [part.strip() for part in url.split(",")]
-    return [_prewarmed_path(part) for part in parts if part.startswith(f"{PREWARMED}://")]
-
-
-def _refuse_what_looks_like_a_url(url: str) -> None:
-    """Raise for a mistyped URL, which would otherwise be a folder of that name.
-
-    Raises:
-        SettingsError: it has a scheme without its slashes, options without a scheme, or characters
-            that no path has.
-    """
-    if "://" in url:
-        if "%00" in url:
-            raise SettingsError(f"{url!r}: no path has null characters")
-        return
-    if scheme := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):|(https?|file)//", url):
-        raise SettingsError(
-            f"{url!r}: write {scheme[1] or scheme[2]}://… for a URL, "
-            f"or ./{url} for a folder of that name"
-        )
-    if "?read_only=" in url:
-        raise SettingsError(f"{url!r}: a path takes no options: write file:///folder?read_only=1")
+    return [_path_of(part)[0] for part in _parts_of(url) if part.startswith(f"{PREWARMED}://")]
 
 
 def _open_file(url: str) -> FileStore:
-    if "://" not in url:
-        return _file_store(expand_home(url), read_only=False)
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    read_only = options.pop("read_only", "0")
-    if options or read_only not in ("0", "1"):
-        raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
-    if parts.netloc not in ("", "localhost"):
-        raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
-    if not parts.path or parts.fragment:
-        raise SettingsError(
-            f"{url!r}: a folder is named by its whole path, file:///folder, with %23 for #"
-        )
-    return _file_store(_path_in(parts.path), read_only=read_only == "1")
-
-
-def _file_store(folder: Path, read_only: bool) -> FileStore:
     """Open a folder of records; of a prewarmed folder, the records alone are used."""
+    folder, read_only = _path_of(url) if "://" in url else (expand_home(url), False)
     if not is_prewarmed(folder):
         return FileStore(folder, read_only=read_only)
     warn_once(
@@ -174,47 +152,36 @@ def _file_store(folder: Path, read_only: bool) -> FileStore:
 
 
 def _open_prewarmed(url: str) -> FileStore:
-    folder = _prewarmed_path(url)
-    try:
-        folder.stat()
-        (folder / MANIFEST).stat()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if Path(error.filename) == folder:
-            raise SettingsError(f"{url!r}: there is no folder {folder}: correct the path") from None
+    folder, _ = _path_of(url)
+    if not is_prewarmed(folder):
         raise SettingsError(
-            f"{url!r}: {folder} has no {MANIFEST}, as `dejavu-cache prewarm` makes it; "
-            "write the path alone for a folder of records"
-        ) from None
-    except OSError as error:
-        remedy = ": give this user access to it" if isinstance(error, PermissionError) else ""
-        raise SettingsError(f"{url!r}: {folder} cannot be read: {error.strerror}{remedy}") from None
+            f"{url!r}: `dejavu-cache prewarm` made no folder {folder}, or this user may not read it"
+        )
     return FileStore(folder / RECORDS, read_only=True)
 
 
-def _open_frozen(url: str) -> FrozenStore:
-    return FrozenStore(_whole_path(url, "a snapshot", "frozen:///folder/DIGEST.jsonl"))
+def _path_of(url: str) -> tuple[Path, bool]:
+    """Return the path in a URL, whose bytes need not be UTF-8, and whether it is `read_only`.
 
-
-def _prewarmed_path(url: str) -> Path:
-    return _whole_path(url, "a prewarmed folder", f"{PREWARMED}:///folder")
-
-
-def _whole_path(url: str, what: str, example: str) -> Path:
+    Raises:
+        SettingsError: the URL names a host, something beside a path, or other options.
+    """
     parts = urlsplit(url)
-    if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(f"{url!r}: {what} is named by its path: {example}")
-    return _path_in(parts.path)
-
-
-def _path_in(quoted: str) -> Path:
-    """Return the path in a URL, whose bytes need not be UTF-8."""
-    return Path(unquote(quoted, errors="surrogateescape"))
+    path = unquote(parts.path, errors="surrogateescape")
+    if (
+        not path
+        or "\0" in path
+        or parts.netloc not in ("", "localhost")
+        or parts.fragment
+        or parts.query not in ("", "read_only=0", "read_only=1")
+    ):
+        raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
+    return Path(path), parts.query == "read_only=1"
 
 
 _BUILT_IN: dict[str, Callable[[str], Store]] = {
     "file": _open_file,
     "memory": lambda _: MemoryStore(),
-    "frozen": _open_frozen,
     PREWARMED: _open_prewarmed,
 }
 
@@ -230,25 +197,22 @@ def _shipped_points(path: tuple[str, ...]) -> list[EntryPoint]:
 
 
 def _folder_of(point: EntryPoint) -> Path:
-    """Return the folder that an entry point names.
+    """Return the folder of the package that an entry point names.
 
-    A module's is found without importing it, which would import the packages around it, too.
+    It is found without importing the packages around it.
     """
     package, *inner = point.module.split(".")
-    spec = None if point.attr else find_spec(package)
-    for location in (spec.submodule_search_locations if spec else None) or ():
-        folder = Path(location, *inner)
-        if folder.is_dir():
-            return folder
-    target = point.load()
-    return Path(target if isinstance(target, (str, Path)) else target.__path__[0])
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError(f"there is no package {package}")
+    return Path(spec.submodule_search_locations[0], *inner)
 
 
 def shipped_stores() -> list[Store]:
     """Open the records that installed packages ship, for reading only.
 
-    A package ships records by an entry point in the group `dejavu_cache.records`. Its object is the
-    path of a folder, or a module whose folder contains the records.
+    A package ships records by an entry point in the group `dejavu_cache.records`, which names the
+    package whose folder contains them.
     """
     stores: list[Store] = []
     for point in _shipped_points(tuple(sys.path)):
@@ -274,8 +238,7 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
     """Return the tiers that a launch reads: shipped records, a store and this process's memory.
 
     With the memory as the last tier, a process can reuse its own results even if the store cannot
-    be written. Shipped records are left out before a frozen snapshot, because an upgrade of the
-    package that ships them would change the results.
+    be written.
 
     Args:
         store: the store or its URL; None stands for the default store.
@@ -286,10 +249,8 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
         home = store
     else:  # a path may have characters, such as commas, that mean more in a URL
         home = open_store(store if isinstance(store, str) else _uri_of(store))
-    tiers = tiers_of(home)
-    frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
-    shipped = shipped_stores() if current_settings().shipped and not frozen else []
-    return TieredStore([*shipped, *tiers, MemoryStore()])
+    shipped = shipped_stores() if current_settings().shipped else []
+    return TieredStore([*shipped, *tiers_of(home), MemoryStore()])
 
 
 def _uri_of(path: str | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import NoValidConfigError, SettingsError
-from ..model.merge import OnConflict, merge_records
+from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Results, Winner, join_results
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
@@ -382,9 +382,7 @@ class CaseStore(Store):
         update = _scaled_quantiles(median, [measurement])
         return measurement.model_copy(update={**update, "cases": None})
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Write measurements and launches as the group's; remember the winner of the case."""
         for record in records:
             measurements = tuple(

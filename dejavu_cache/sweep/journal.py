@@ -15,12 +15,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
-from ..model.merge import OnConflict, merge_into, merge_records
+from ..model.merge import merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
-from ..stores.folder import describe_failure, release_lock
+from ..stores.folder import describe_failure
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file, user_folder
@@ -100,9 +100,7 @@ class Journal(Store):
         """Return the store's contexts."""
         return self.home.contexts(kernel)
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Write records to the journal; `flush` hands them to the store.
 
         Raises:
@@ -116,9 +114,7 @@ class Journal(Store):
             except StoreError as error:
                 warn_once(f"{self.path}", f"{error}; measurements go to {self.url} one by one")
                 self.unsaved = failure = error
-            self._pending[context] = merge_into(
-                self._pending.get(context, {}), records, on_conflict
-            )
+            self._pending[context] = merge_into(self._pending.get(context, {}), records)
             if self.unsaved is not None and not self._hand_over() and failure is not None:
                 raise failure
 
@@ -236,8 +232,8 @@ def _lock_of(path: Path) -> FileLock:
 
 
 def _unlock(lock: FileLock) -> None:
-    release_lock(lock)
     with suppress(OSError):
+        lock.release()
         Path(lock.lock_file).unlink()
 
 

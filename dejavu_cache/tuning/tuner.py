@@ -70,8 +70,8 @@ LINE_EVERY = 10.0
 """Seconds between two lines in the log."""
 
 
-def progress_lines(title: str, total: int, unit: str = "configs") -> Callable[[], None]:
-    """Return a function to call after each step, which logs now and then how far they are."""
+def progress_lines(title: str, total: int) -> Callable[[], None]:
+    """Return a function to call after each step, which logs now and then how far a tune is."""
     start, done, lines = time.monotonic(), 0, 0
 
     def advance() -> None:
@@ -80,7 +80,7 @@ def progress_lines(title: str, total: int, unit: str = "configs") -> Callable[[]
         seconds = time.monotonic() - start
         if seconds // LINE_EVERY > lines:
             lines = int(seconds // LINE_EVERY)
-            logger.info("tuning %s: %d of %d %s after %.0f s", title, done, total, unit, seconds)
+            logger.info("tuning %s: %d of %d configs after %.0f s", title, done, total, seconds)
 
     return advance
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -52,6 +53,7 @@ token_app = typer.Typer(no_args_is_help=True, help="Who may use the server.")
 def register(app: typer.Typer) -> None:
     """Add the server's commands to the main command."""
     app.command()(serve)
+    app.command()(pages)
     app.add_typer(database_app, name="db")
     app.add_typer(token_app, name="token")
 
@@ -108,6 +110,30 @@ def serve(
             )
             typer.echo(f"To serve others:  {serving.token_command(opened)}", err=True)
         serving.run(settings)
+
+
+def pages(
+    store: Annotated[
+        str,
+        typer.Option("--store", metavar="URL", help="Where the records are; else your own store."),
+    ] = "",
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
+    ] = None,
+) -> None:
+    """Show what a store holds: the server's pages for its records, in a browser.
+
+    The records are copied to a temporary database first; nothing is written to the store.
+    """
+    with _reported_errors():
+        from .store_pages import serve_pages, write_overview
+
+        if output is None:
+            serve_pages(store)
+        else:
+            write_overview(store, output)
+            typer.echo(f"{output} shows what is tuned.")
 
 
 @database_app.command("upgrade")
@@ -259,28 +285,31 @@ def _open_database(
         ready: Whether the schema must be current.
         existing: Whether a SQLite file must exist; otherwise it is created.
     """
-    from pydantic import ValidationError
-    from sqlalchemy.exc import DBAPIError
-
     from .settings import read_settings
     from .storage import schema
     from .storage.database import Database, require_file
 
-    opened: Database | None = None
-    try:
+    with _reported_errors():
         settings = read_settings({"database": url, **(flags or {})})
         if existing:
             require_file(settings.database)
-        opened = Database(settings.database, settings.pool)
-        if ready:
-            schema.require_current(opened)
-        yield settings, opened
+        with closing(Database(settings.database, settings.pool)) as opened:
+            if ready:
+                schema.require_current(opened)
+            yield settings, opened
+
+
+@contextmanager
+def _reported_errors() -> Iterator[None]:
+    """Report expected errors within the block in one line, and exit with their code."""
+    from pydantic import ValidationError
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        yield
     except (DejavuError, DBAPIError, ValidationError, OSError) as error:
         typer.echo(f"error: {_message(error)}", err=True)
         raise typer.Exit(_exit_code(error)) from None
-    finally:
-        if opened is not None:
-            opened.close()
 
 
 def _exit_code(error: Exception) -> ExitCode:

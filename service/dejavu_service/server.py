@@ -70,7 +70,7 @@ class Server:
             settings=settings,
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
-            bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
+            bodies=BodyGate(settings.max_body, settings.pool),
             identities=_open_exchange(settings),
             exchanging=asyncio.Semaphore(_EXCHANGES),
             page_turns=asyncio.Semaphore(_PAGES),

@@ -20,7 +20,7 @@ from support.service import Running, running_server
 
 from dejavu_cache.errors import ExitCode
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.scenario import Config, canonical_json
 from dejavu_cache.stores import FileStore
 
 MAX_BODY = 20_000
@@ -83,12 +83,27 @@ def test_local_stores_count_as_servers_do(tmp_path: Path) -> None:
 def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
     server: Running, export: Callable[..., Path]
 ) -> None:
-    large = record(16, *(measurement(block) for block in range(300)))
+    named = Config(params={f"P{index}": "x" * 400 for index in range(2 * MAX_BODY // 400)})
+    large = record(16, Measurement(config=named, median=1.0, at=MOMENT))
     out = dejavu("import", export((record(16),), (large,), (record(16),)), "--store", server.base)
     assert out.returncode == ExitCode.PARTIAL
     assert out.stdout.startswith("2 new, 0 known")
     assert re.search(r"1 of k\.1 on NVIDIA H200: .*413", out.stderr)
     assert kernels_on(server) == ["k.0", "k.2"]
+
+
+def test_a_record_that_is_too_large_for_a_request_is_sent_in_parts(
+    server: Running, export: Callable[..., Path]
+) -> None:
+    large = record(16, *(measurement(block) for block in range(300)))
+    out = dejavu("import", export((large,)), "--store", server.base)
+    assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "1 new, 0 known"), out
+    client = ProtocolClient(server.base)
+    (of,) = client.contexts()
+    stored = client.record(of, large.scenario)
+    client.close()
+    assert stored is not None
+    assert set(stored.by_config) == set(large.by_config)
 
 
 def test_many_records_of_one_context_are_sent_in_parts(tmp_path: Path) -> None:
@@ -156,9 +171,8 @@ class TestExport:
         complete = backup.read_bytes()
         path = store.path(context())
         path.write_text(path.read_text().replace('"median"', '"mean"'))
-        for arguments in (("export", backup), ("freeze", tmp_path / "frozen")):
-            out = dejavu(*arguments, "--store", store.root)
-            assert (out.returncode, str(path) in out.stderr) == (ExitCode.UNUSABLE, True)
+        out = dejavu("export", backup, "--store", store.root)
+        assert (out.returncode, str(path) in out.stderr) == (ExitCode.UNUSABLE, True)
         assert backup.read_bytes() == complete
         assert path.exists(), "a command that reads must not rename what it cannot read"
 

@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,21 @@ def test_reading_raises_in_time_and_then_at_once(store: RemoteStore, server: Bad
             store.get(context(), record(1).scenario)
     if opened:
         assert server.connections <= 2, "the first read, and once more should it be repeated"
+
+
+@pytest.mark.parametrize("moment", ["0", formatdate(1e9, usegmt=True)], ids=["0", "the past"])
+@pytest.mark.parametrize("status", ["429 Too Many", "503 Busy"])
+def test_a_busy_server_that_asks_for_no_pause_is_left_alone_all_the_same(
+    status: str, moment: str, tmp_path: Path
+) -> None:
+    """As of a proxy's own default, or by a clock that is wrong."""
+    server = BadServer(lambda peer: peer.sendall(answer(status, b"{}", f"Retry-After: {moment}")))
+    store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path))
+    with store.lease(context(), record(1).scenario, wait=3.0):
+        pass
+    store.close()
+    assert 2 <= server.connections <= 8
+    server.close()
 
 
 def test_a_launch_goes_on_with_one_warning(

@@ -50,7 +50,6 @@ TABLE = {
     "export": Row(f"{{out}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
     "import": Row(f"{{lines}} {TARGET}", missing=OK, dead=UNUSABLE, read=REFUSED, full=UNUSABLE),
     "merge": Row("{local} --into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
-    "freeze": Row(f"{{new}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
     "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
     "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
     "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
@@ -81,7 +80,7 @@ TABLE = {
     "compare": Row("{absent} {absent}", missing=UNUSABLE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
     "audit": Row("no_such_suite --store {store}", UNUSABLE, USAGE, UNUSABLE, USAGE),
-    "report": Row(f"{{kernel}} --to {{out}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
+    "pages": Row(f"--output {{out}} {SOURCE}", **READS, full=UNUSABLE),
     "prewarm": Row(
         "no_such_module --device X --out {new} --from {store}", UNUSABLE, None, UNUSABLE
     ),

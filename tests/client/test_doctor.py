@@ -35,7 +35,7 @@ class TestDoctor:
         out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 1
         assert "upgrade dejavu-cache" in out.stdout
-        assert "was damaged and set aside" in out.stdout
+        assert "was damaged; mend it" in out.stdout
 
     def test_a_store_without_room_is_not_one_without_access(self, store: FileStore) -> None:
         """Its remedy is that of a command which cannot write."""

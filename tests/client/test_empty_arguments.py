@@ -21,7 +21,6 @@ from dejavu_cache.stores import FileStore
         ("export", "--kernel", "", "--store", "{store}"),
         ("export", "--vllm", "", "--store", "{store}"),
         ("export", "", "--store", "{store}"),
-        ("freeze", "", "--store", "{store}"),
         ("push", "--server", "", "--store", "{store}"),
         ("ls", "--device", "", "--store", "{store}"),
         ("ls", "--triton", "", "--store", "{store}"),

@@ -52,14 +52,6 @@ def test_gc_keeps_recorded_launches_as_long_as_something_of_their_kernel(store: 
     assert set(FileStore(store.root).contexts()) == {*untuned}
 
 
-def test_gc_believes_no_clock_that_is_ahead(store: FileStore) -> None:
-    """A host with such a clock that runs old code would have the current records deleted."""
-    ahead = context(source="f" * 32)
-    store.put(ahead, [record(16, measurement(64, 1.0, now() + timedelta(days=9000)))])
-    run_cli("gc", "--store", store.root)
-    assert set(FileStore(store.root).contexts()) == {context(), ahead}
-
-
 def test_gc_keeps_what_is_tuned_while_it_works(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
 from support.command_line import run_cli
 from support.lossy_proxy import hanging_proxy
-from support.processes import environment, run_python
+from support.processes import environment
 from support.records import context, record
 from support.service import Running, running_server
 
@@ -147,33 +147,6 @@ def answer_question(store: Path, key: bytes) -> tuple[int, str]:
                 seen += os.read(terminal, 1024)
     os.close(terminal)
     return program.wait(240), seen.decode()
-
-
-KILLED_WHILE_WRITING = """
-import os, signal, sys
-from pathlib import Path
-from dejavu_cache.system.safe_files import open_replacement
-with open_replacement(Path(sys.argv[1])):
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("command", ["export {}", "report --to {}", "freeze {}"])
-def test_what_a_killed_command_left_is_removed_by_the_next(command: str, tmp_path: Path) -> None:
-    """Until an hour after it was last written to, its command may be at work."""
-    store, folder = FileStore(tmp_path / "store"), tmp_path / "out"
-    store.put(context(), [record(1)])
-    folder.mkdir()
-    target = folder if command.startswith("freeze") else folder / "[a]"
-    words = [*command.format(target).split(), "--store", str(store.root)]
-    assert run_cli(*words).returncode == 0
-    (written,) = folder.iterdir()
-    for _ in range(2):
-        assert run_python(KILLED_WHILE_WRITING, str(written), check=False).returncode < 0
-    abandoned, young = sorted(folder.glob("*.tmp-*"))
-    os.utime(abandoned, (0, 0))
-    assert run_cli(*words).returncode == 0
-    assert sorted(folder.iterdir()) == sorted([written, young])
 
 
 @pytest.mark.parametrize(

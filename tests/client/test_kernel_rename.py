@@ -99,7 +99,7 @@ def test_an_interrupted_rename_is_completed(
 
 def test_nothing_is_removed_that_was_not_written() -> None:
     class Forgetful(MemoryStore):
-        def put_now(self, context: Context, records: object, rule: object = "newest") -> None:
+        def put_now(self, context: Context, records: object) -> None:
             pass
 
     store = Forgetful()

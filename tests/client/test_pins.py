@@ -147,13 +147,3 @@ def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) 
     assert run_cli("unpin", "add", "--store", store.root).returncode == 0
     for found in store.contexts():
         assert [entry.pinned for entry in store.records(found) if entry.pinned] == []
-
-
-def test_a_clock_that_is_ahead_does_not_decide_which_code_is_pinned(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    ahead = context(source="f" * 32)
-    store.put(context(), [record(16)])
-    store.put(ahead, [record(16, measurement(at=now() + timedelta(days=9000)))])
-    assert run_cli("pin", "add", "--config", "BLOCK=64", "--store", tmp_path).returncode == 0
-    assert [entry.pinned for entry in store.records(context())] == [config()]
-    assert [entry.pinned for entry in store.records(ahead)] == [None]

@@ -57,37 +57,26 @@ def test_nothing_of_a_damaged_export_is_imported(
     assert not (tmp_path / "copy").exists()
 
 
-CUT = "the end of the file is missing"
-
-
-RECORD_FILE_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
-    "a measurement": (lambda text: text.replace('"median": 2.0', '"medXan": 2.0'), '{"M": 16,'),
-    "a winner": (
-        lambda text: text.replace('"measurements"', '"winner": 7,\n "measurements"', 1),
-        '{"M": 16,',
+RECORD_FILE_DAMAGE: dict[str, Callable[[str], str]] = {
+    "a measurement": lambda text: text.replace('"median": 2.0', '"medXan": 2.0'),
+    "a winner": lambda text: text.replace('"measurements"', '"winner": 7,\n "measurements"', 1),
+    "a scenario's name": lambda text: text.replace(
+        '{"scenario": {"args": {"M": 32', '{"scene": {"args": {"M": 32'
     ),
-    "a scenario's name": (
-        lambda text: text.replace('{"scenario": {"args": {"M": 32', '{"scene": {"args": {"M": 32'),
-        "not a record",
-    ),
-    "a newer version's field": (
-        lambda text: text.replace('"median": 2.0', '"p99": 3.0, "median": 2.0'),
-        "p99",
-    ),
-    "the context": (lambda text: text.replace('"arch"', '"arc"'), "environment.device"),
-    "cut in a record": (lambda text: text[: text.index('"median": 2.0')], CUT),
-    "cut between records": (lambda text: text[: text.rindex("\n{")], CUT),
-    "cut at the end of the last record": (lambda text: text.removesuffix("\n]}\n"), CUT),
+    "a newer version's field": lambda text: text.replace('"median": 2.0', '"p99": 3, "median": 2'),
+    "the context": lambda text: text.replace('"arch"', '"arc"'),
+    "cut in a record": lambda text: text[: text.index('"median": 2.0')],
+    "cut between records": lambda text: text[: text.rindex("\n{")],
+    "cut at the end of the last record": lambda text: text.removesuffix("\n]}\n"),
 }
 
 
-@pytest.mark.parametrize("arguments", [["import"], ["import", "--vllm"]], ids=" ".join)
-def test_an_import_reads_no_sparse_file_into_memory(arguments: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "results" / "E=8,N=1024,device_name=NVIDIA_H200.json"
+def test_an_import_reads_no_sparse_file_into_memory(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "records.json"
     path.parent.mkdir()
     path.touch()
     os.truncate(path, 1 << 40)
-    out = run_cli(*arguments, path.parent, "--store", tmp_path / "store")
+    out = run_cli("import", path.parent, "--store", tmp_path / "store")
     assert out.returncode == 3, out.stderr
     assert str(path) in out.stderr
     assert "nothing was imported" in out.stderr
@@ -138,15 +127,13 @@ def test_nothing_of_a_damaged_record_file_is_imported(
 ) -> None:
     store.put(context(device="NVIDIA B200"), [record(16)])
     path = store.path(context())
-    damaged, problem = RECORD_FILE_DAMAGE[damage]
     before = path.read_text()
-    path.write_text(damaged(before))
+    path.write_text(RECORD_FILE_DAMAGE[damage](before))
     assert path.read_text() != before
     source = store.root if whole_folder else path
     out = run_cli("import", source, "--store", tmp_path / "copy")
     assert (out.returncode, out.stdout) == (3, "")
     assert f"{path} is damaged, so nothing was imported; repair it, get it again" in out.stderr
-    assert problem in out.stderr
     assert not (tmp_path / "copy").exists()
     assert "doctor" not in out.stderr + caplog.text, "no store has the file"
     assert "aside" not in out.stderr + caplog.text
@@ -154,24 +141,11 @@ def test_nothing_of_a_damaged_record_file_is_imported(
     assert (merged.returncode, merged.stdout) == (3, "")
 
 
-def test_an_error_names_some_of_many_damaged_records(store: FileStore, tmp_path: Path) -> None:
-    store.put(context(), [record(m) for m in range(100, 150)])
-    path = store.path(context())
-    path.write_text(path.read_text().replace('"median"', '"medXan"'))
-    out = run_cli("import", path, "--store", tmp_path / "copy")
-    assert out.returncode == 3
-    assert len(out.stderr.splitlines()) < 30
-    assert "and 32 more" in out.stderr
-
-
-@pytest.mark.parametrize(("rule", "median"), [("newest", 3.0), ("fastest", 1.0), ("fail", None)])
-def test_merge_settles_conflicts_as_told(
-    store: FileStore, tmp_path: Path, rule: str, median: float | None
-) -> None:
+def test_merge_keeps_the_newer_timing(store: FileStore, tmp_path: Path) -> None:
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
-    out = run_cli("merge", other.root, "--into", store.root, "--on-conflict", rule)
+    out = run_cli("merge", other.root, "--into", store.root)
     pinned = FileStore(store.root).get(context(), record(32).scenario)
     assert pinned
-    assert out.returncode == (0 if median else 1)
-    assert pinned.record.measurements[0].median == (median or 1.0)
+    assert out.returncode == 0
+    assert pinned.record.measurements[0].median == 3.0

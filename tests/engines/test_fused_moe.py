@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,6 @@ from dejavu_cache.engines.vllm.fused_moe_suite import (
     ExpertLayer,
     experts_kernel,
     make_arguments,
-    shipped_configs,
 )
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode, current_settings
@@ -35,8 +33,8 @@ LAYER = ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)
 @pytest.fixture(autouse=True)
 def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the weights, which take the engine to make."""
-    weights = fused_moe._Weights(torch.zeros(16, 64, 8), torch.zeros(16, 8, 32), None)
-    monkeypatch.setattr(fused_moe, "_weights", lambda layer: weights)
+    weights = fused_moe.Weights(torch.zeros(16, 64, 8), torch.zeros(16, 8, 32), None)
+    monkeypatch.setattr(fused_moe, "make_weights", lambda layer: weights)
 
 
 def chosen_experts(arguments: dict[str, Any]) -> list[set[int]]:
@@ -61,24 +59,6 @@ def test_a_large_batch_chooses_all_experts_and_is_measured_once() -> None:
     assert chosen_experts(arguments) == [set(range(16))]
 
 
-def test_tables_of_a_family_differ_in_sizes_and_the_number_of_the_gpu(tmp_path: Path) -> None:
-    blocks = "dtype=fp8_w8a8,block_shape=[128,128].json"
-    for at, name in enumerate(
-        (
-            f"E=1,N=2,device_name=NVIDIA_H100_80GB_HBM3,{blocks}",
-            f"E=3,N=4,device_name=NVIDIA_H200,{blocks}",
-            f"E=3,N=4,device_name=NVIDIA_A100-SXM4-80GB,{blocks}",
-            "E=3,N=4,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128,128].json",
-            "E=3,N=4,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[64,64].json",
-        )
-    ):
-        content = {"triton_version": "3.5.0", "1": {"num_warps": at}, "64": {"num_warps": 10 + at}}
-        (tmp_path / name).write_text(json.dumps(content))
-    wanted = f"E=512,N=512,device_name=NVIDIA_H20,{blocks}"
-    assert [c["num_warps"] for c in shipped_configs(tmp_path, wanted, 8)] == [0, 1]
-    assert [c["num_warps"] for c in shipped_configs(tmp_path, wanted, 4096)] == [10, 11]
-
-
 def add_two(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Add two, in blocks of 64 quickly and with one rounded result."""
     out = arguments["out"]
@@ -92,7 +72,7 @@ def add_two(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
 
 
 @pytest.fixture
-def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], int]:
+def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, int], int]:
     """Return a function that tunes a layer's batch in an engine that adds, and names the winner."""
     engine = ModuleType("vllm.model_executor.layers.fused_moe")
     engine.fused_moe = SimpleNamespace(fused_moe_kernel=add_one)  # type: ignore[attr-defined]
@@ -103,8 +83,8 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     monkeypatch.setattr(fused_moe, "_candidates", lambda layer, tokens: by_size[tokens])
     monkeypatch.setattr(fused_moe, "run_experts", add_two)
 
-    def tune(dtype: str, tokens: int) -> int:
-        layer = ExpertLayer(16, 32, 8, 2, dtype)
+    def tune(is_float8: bool, tokens: int) -> int:
+        layer = ExpertLayer(16, 32, 8, 2, is_float8)
         tensors = {"hidden_states": torch.arange(40.0), "out": torch.zeros(40)}
         arguments = {**dict.fromkeys(("w1", "w2", "routing")), **tensors, **layer.key(tokens)}
         kernel = experts_kernel.__wrapped__(layer, tuple(by_size))
@@ -119,9 +99,9 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the tensors are on the host")
 @pytest.mark.parametrize(
-    ("dtype", "tokens", "block"), [("float16", 8, 16), ("fp8_w8a8", 8, 64), ("fp8_w8a8", 16, 16)]
+    ("is_float8", "tokens", "block"), [(False, 8, 16), (True, 8, 64), (True, 16, 16)]
 )
 def test_a_batch_has_configs_of_its_own_and_float8_may_round(
-    tuned_block: Callable[[str, int], int], dtype: str, tokens: int, block: int
+    tuned_block: Callable[[bool, int], int], is_float8: bool, tokens: int, block: int
 ) -> None:
-    assert tuned_block(dtype, tokens) == block
+    assert tuned_block(is_float8, tokens) == block

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.addition import CONFIGS, add_one
 
-from dejavu_cache.engines.vllm.fused_moe_suite import CompiledLaunches, EngineOperation
+from dejavu_cache.engines.vllm.fused_moe_suite import CompiledLaunches, ExpertsOperation
 from dejavu_cache.model.record import Record
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
@@ -30,7 +30,7 @@ def engine() -> ModuleType:
     return module
 
 
-class TwoAdditions(EngineOperation):
+class TwoAdditions(ExpertsOperation):
     """Adds two in two launches, and refuses blocks of 32."""
 
     def __init__(self, engine: ModuleType, launches: list[Mapping[str, Any]]) -> None:

@@ -21,7 +21,6 @@ from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
 from dejavu_cache.attention.kernels.hopper import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
-from dejavu_cache.engines.vllm.attention_suite import launch_batch
 from dejavu_cache.engines.vllm.planned_attention import (
     ExpectedBatch,
     LayerFeatures,
@@ -29,6 +28,7 @@ from dejavu_cache.engines.vllm.planned_attention import (
     ServingLimits,
     StepInputs,
     batches_to_expect,
+    launch_batch,
     made_up_step,
     plan_layer,
     run_layer,

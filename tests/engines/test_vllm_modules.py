@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -19,14 +18,10 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.attention.kernels import hopper  # noqa: E402
-from dejavu_cache.attention.kernels.hopper import padded  # noqa: E402
 from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
-    ExpectedBatch,
     LayerFeatures,
     LayerShape,
     ServingLimits,
-    made_up_step,
     plan_layer,
     run_layer,
 )
@@ -123,36 +118,6 @@ def test_a_layer_s_scale_may_be_set_later(
     out = torch.full_like(query, float("nan"))
     layer.forward(None, query, None, None, engine_cache(backend, batch.arguments), step, out)
     assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.skipif(not HAS_LAYOUTS, reason="the backend itself says how a cache is shaped")
-@pytest.mark.parametrize("head_size", [80, 96, 112, 128, 192, 256])
-def test_layers_whose_heads_would_have_gaps_ask_for_heads_before_tokens(
-    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, head_size: int
-) -> None:
-    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
-    from vllm.v1.kv_cache_layout import KVCacheLayout
-
-    def has_no_gaps(layout: Any) -> bool:
-        dtypes = torch.float16, torch.float16
-        shape = LayerShape(4, 2, head_size, 16, *dtypes, cache_order=layout.layer_view_order)
-        batch, features = ExpectedBatch((1,), 40), LayerFeatures(0.1, (-1, -1), 0.0)
-        *_, keys, _ = made_up_step(shape, features, batch, torch.device("cpu"))
-        return hopper.has_no_gaps(keys, padded(head_size))
-
-    preferred = get_supported_kv_cache_layouts([backend])[0]
-    assert preferred is KVCacheLayout.LBNHC, "no GPU here has the kernel"
-    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.available", lambda device: True)
-    layers = [make(head_size=head_size, alibi_slopes=[0.5] * 4), make(head_size=128)]
-    assert get_supported_kv_cache_layouts([backend])[0] is preferred
-    layers.append(make(head_size=head_size))
-    layouts = get_supported_kv_cache_layouts([backend])
-    assert (layouts[0] is preferred) == has_no_gaps(preferred)
-    assert has_no_gaps(layouts[0])
-    assert set(layouts) == set(KVCacheLayout), "VLLM_KV_CACHE_LAYOUT may name any"
-    layers.clear()  # another engine in this process
-    gc.collect()
-    assert get_supported_kv_cache_layouts([backend])[0] is preferred
 
 
 def test_a_step_is_computed_through_vllm_s_interface(

@@ -16,7 +16,7 @@ from support.kernels import load
 from support.processes import fork_program
 from triton.runtime.errors import OutOfResources
 
-from dejavu_cache.errors import ScenarioNotTuned, SnapshotError
+from dejavu_cache.errors import ScenarioNotTuned
 from dejavu_cache.installation.autotune_replacement import _TRITON_AUTOTUNE, install, uninstall
 from dejavu_cache.runtime import autotuner, events, launch
 from dejavu_cache.runtime.declaration import Declaration
@@ -262,17 +262,6 @@ def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = {"early_config_prune": lambda configs, named, **_: configs[1:]}
     kernel = run(triton.autotune, copy_block, 3, prune_configs_by=pruned)
     assert (kernel.best_config.kwargs, kernel.benchmarked) == ({"B": 32}, 0)
-
-
-def test_a_snapshot_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dejavu_cache.settings import current_settings
-    from dejavu_cache.stores.urls import default_store
-
-    monkeypatch.setenv("DEJAVU_CACHE_URL", f"frozen:///missing/{'0' * 64}.jsonl")
-    current_settings.cache_clear()
-    default_store.cache_clear()
-    with pytest.raises(SnapshotError, match="cannot be read"):
-        run(triton.autotune, copy_block, 3)
 
 
 @pytest.mark.parametrize("before", [True, False])

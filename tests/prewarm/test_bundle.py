@@ -280,14 +280,6 @@ def test_an_image_layout_is_what_registries_take(
     assert names[0] == names[1]
 
 
-def test_what_a_killed_packing_left_is_removed_by_the_next(folder: Path, tmp_path: Path) -> None:
-    abandoned = tmp_path / f"made.tar.zst.tmp-7-{'0' * 16}"
-    abandoned.touch()
-    os.utime(abandoned, (0, 0))
-    archive.create(folder, tmp_path / "made.tar.zst")
-    assert [path.name for path in tmp_path.iterdir()] == ["made.tar.zst"]
-
-
 def test_what_a_killed_extraction_left_is_removed_by_the_next(bundle: Path, tmp_path: Path) -> None:
     abandoned, other = (tmp_path / name for name in (".out.making", ".outer.making"))
     for folder in (abandoned, other):

@@ -29,7 +29,7 @@ from dejavu_cache.policy import Policy
 from dejavu_cache.prewarm.bundle.archive import extract
 from dejavu_cache.prewarm.bundle.compatibility import read_any
 from dejavu_cache.runtime.run_files import read_events
-from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
+from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
 
@@ -165,8 +165,6 @@ def read_all(folder: Path, server: HostileServer) -> None:
         lambda: open_store(str(folder / "prewarmed")),
     ):
         ignore_own_errors(lambda opener=opener: read_store(opener()))  # type: ignore[misc]
-    for snapshot in sorted((folder / "frozen").iterdir()):
-        ignore_own_errors(lambda path=snapshot: read_store(FrozenStore(path)))  # type: ignore[misc]
     ignore_own_errors(lambda: Policy.read(folder / "dejavu.toml"))
     ignore_own_errors(lambda: read_events(folder / "report"))
     ignore_own_errors(lambda: read_any(folder / "bundle.tar.zst"))
@@ -176,9 +174,6 @@ def read_all(folder: Path, server: HostileServer) -> None:
     home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
     ignore_own_errors(lambda: Journal(home, folder / "journal").close())
     ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
-    for tool in ("triton_cache", "triton_dejavu", "fla", "vllm"):
-        options = {tool: str(folder / "foreign"), "store": target}
-        ignore_own_errors(lambda options=options: import_records("", **options))  # type: ignore[misc]
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""

@@ -15,8 +15,12 @@ import time
 import torch
 import triton
 
-from dejavu_cache.engines.vllm.attention_suite import warm_up_attention
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, LayerShape, ServingLimits
+from dejavu_cache.engines.vllm.planned_attention import (
+    LayerFeatures,
+    LayerShape,
+    ServingLimits,
+    warm_up_attention,
+)
 
 threads: list[str] = []
 seconds: list[float] = []

@@ -50,8 +50,8 @@ def decorate(**options: Any) -> Any:
         ({"store": 7}, r"store=7: give a Store, a URL or a folder"),
         ({"store": "htps://host"}, r"scheme 'htps' of 'htps://host': did you mean 'https'\?"),
         ({"store": "fil:///records"}, r"scheme 'fil' of .*: did you mean 'file'\?"),
-        ({"store": "https//host"}, r"'https//host': write https://"),
-        ({"store": ""}, r"no store is named: give a folder"),
+        ({"store": "https//host"}, r"'https//host' names no store: give a folder"),
+        ({"store": ""}, r"'' names no store: give a folder"),
         (
             {"buckets": {"n": 16}},
             r"buckets\['n'\]: 16 is no bucket: give one such as Multiple\(16\)",

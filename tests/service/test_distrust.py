@@ -36,7 +36,7 @@ from dejavu_cache.model.record import (
 from dejavu_cache.model.scenario import Config, now
 
 HOME = f"/v1/main/contexts/{context().digest}"
-FUTURE = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
+FUTURE = datetime(2199, 12, 31, tzinfo=timezone.utc)
 
 
 def post(client: httpx.Client, *records: Record) -> dict[str, Any]:

@@ -57,7 +57,6 @@ BODIES: dict[str, tuple[bytes, int]] = {
     ),
     "no date": (GOOD.replace("2026-01-02T03:04:05Z", "yesterday").encode(), 422),
     "no offset": (GOOD.replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05").encode(), 422),
-    "seconds since 1970": (GOOD.replace('"2026-01-02T03:04:05Z"', "1767323045").encode(), 422),
     "a newer format": (GOOD.replace('"format": 2', f'"format": {FORMAT + 1}').encode(), 422),
     "format 0": (GOOD.replace('"format": 2', '"format": 0').encode(), 422),
     "one config twice": (GOOD.replace('"BLOCK_M": 32', '"BLOCK_M": 16').encode(), 422),

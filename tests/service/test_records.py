@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import random
@@ -13,8 +12,7 @@ import httpx
 import pytest
 from dejavu_service.bulk_read.answer_cache import Answer, AnswerCache
 from dejavu_service.routes import bulk
-from dejavu_service.services import json_items, layers, transfer
-from dejavu_service.services import records as records_service
+from dejavu_service.services import layers, transfer
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import load_record_set
 from dejavu_service.storage.tables import measurements
@@ -281,31 +279,3 @@ def test_namespaces_know_nothing_of_each_other(client: httpx.Client) -> None:
     post(client, record_set(record(median=0.2)), "pr-1")
     assert read(client, "main") == [record(median=0.1)]
     assert read(client, "pr-1") == [record(median=0.2)]
-
-
-def test_a_large_set_is_never_in_memory_together(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent = record_set(*(record(m) for m in range(50)))
-    content = sent.model_dump_json(exclude_none=True)
-    monkeypatch.setattr(json_items, "_SMALL", 0)
-    monkeypatch.setattr(records_service, "_PART", 10)
-    alive, merge_part = [], records_service._merge_part
-
-    def count_alive(*arguments: Any, **options: Any) -> Any:
-        alive.append(sum(type(item) is Record for item in gc.get_objects()) - before)
-        return merge_part(*arguments, **options)
-
-    monkeypatch.setattr(records_service, "_merge_part", count_alive)
-    before = sum(type(item) is Record for item in gc.get_objects())
-    headers = {"Content-Type": "application/json"}
-    for new in (150, 0):
-        answer = client.post("/v1/main/records", content=content, headers=headers)
-        assert answer.json() == {"records": 50, "measurements": new, "beside": 0}
-    assert len(alive) == 10
-    assert max(alive) < 30
-    stored, expected = (
-        {(entry.scenario, entry.winner, frozenset(entry.measurements)) for entry in entries}
-        for entries in (read(client), sent.records)
-    )
-    assert stored == expected

@@ -25,7 +25,6 @@ from support.store_machine import (
 )
 from support.store_model import LocalModel, ServerModel
 
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, now
 from dejavu_cache.stores import MemoryStore, Store
@@ -103,12 +102,10 @@ class ServerMachine(StoreMachine):
     def forget(self, home: Context, scenarios: list[Scenario] | None) -> int:
         return self.server_model.forget(home, scenarios, now())
 
-    def expect_copies(
-        self, store: Store, home: Context, copied: list[Record], on_conflict: OnConflict
-    ) -> None:
+    def expect_copies(self, store: Store, home: Context, copied: list[Record]) -> None:
         before = {record.scenario: record.pin for record in self.model.all_records(home)}
         for record in copied:
-            self.model.put(home, record, on_conflict)
+            self.model.put(home, record)
         for record in copied:
             present = self.model.record(home, record.scenario)
             earlier = before.get(record.scenario)
@@ -177,14 +174,14 @@ def test_a_server_agrees_after_the_calls_that_searches_have_found(shared_server:
     ServerMachine.base = shared_server.base
     machine, home, scenario = ServerMachine(), CONTEXTS[0], SCENARIOS[0]
     machine.miss(0, home, scenario)
-    machine.put(0, home, [Record(scenario=scenario, launches=(LAUNCHES[0],))], "newest", False)
+    machine.put(0, home, [Record(scenario=scenario, launches=(LAUNCHES[0],))], False)
     machine.list_misses(0)
     machine.delete(0, home, None)
     old, new = (Measurement(config=config, median=1.0, p20=1.0, p80=1.0, at=at)
                 for config, at in zip(CONFIGS, (MOMENT, now()), strict=False))  # fmt: skip
     winner = Winner(config=old.config, at=new.at)
     sent = Record(scenario=scenario, measurements=(old, new), winner=winner)
-    machine.put(0, home, [sent], "newest", False)
+    machine.put(0, home, [sent], False)
     machine.list_misses(0)
     machine.teardown()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -13,16 +12,13 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from hypothesis import given
-from hypothesis import strategies as st
 from support.processes import run_python
 from support.records import MOMENT, context, record
 
-from dejavu_cache.errors import DamagedRecordsError, StoreError
+from dejavu_cache.errors import StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, folder
-from dejavu_cache.stores.file_layout import FileBlocks
 from dejavu_cache.stores.folder import Folder
 
 LOOK_UP = """
@@ -49,47 +45,6 @@ def lock_of(store: FileStore) -> FileLock:
     return FileLock(store.root / ".locks" / f"{context().digest}.lock")
 
 
-PARTS = st.lists(
-    st.one_of(
-        st.sampled_from([b"\n{", b"\n", b"{", b",\n"]),
-        st.builds(bytes.__mul__, st.just(b"x"), st.integers(0, 20_000)),
-    ),
-    max_size=12,
-)
-
-
-@given(PARTS, st.sampled_from([b"\n{", b",\n"]), st.data())
-def test_a_search_finds_what_a_search_of_the_bytes_finds(
-    parts: list[bytes], text: bytes, data: st.DataObject
-) -> None:
-    content = b"".join(parts)
-    start = data.draw(st.integers(0, len(content)))
-    stop = data.draw(st.integers(start, len(content)))
-    with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        blocks = FileBlocks(file.fileno())
-        assert blocks.find(text, start, stop) == content.find(text, start, stop)
-
-
-def test_a_file_that_becomes_shorter_ends_its_search() -> None:
-    with tempfile.TemporaryFile() as file:
-        file.write(b"x" * 100_000)
-        file.flush()
-        blocks = FileBlocks(file.fileno())
-        file.truncate(10)
-        with pytest.raises(ValueError, match="shorter"):
-            blocks.find(b"\n{", 0, blocks.length)
-
-
-def test_a_search_reads_no_more_than_its_bound() -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(1 << 40)
-        blocks = FileBlocks(file.fileno())
-        with pytest.raises(ValueError, match="too much"):
-            blocks.find(b"\n{", 0, blocks.length)
-
-
 def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
     store.put(context(), [record(m) for m in range(1, 2001)])
@@ -108,20 +63,6 @@ def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) ->
     finally:
         is_over.set()
         writer.join()
-
-
-@pytest.mark.parametrize("length", [1 << 26, 1 << 40])
-def test_a_sparse_file_counts_as_damaged(store: FileStore, length: int) -> None:
-    """It has a valid begin and end, and takes no room on the disk."""
-    path = store.path(context())
-    whole = path.read_bytes()
-    with path.open("r+b") as file:
-        file.truncate(length)
-        file.seek(length - 5)
-        file.write(whole[-5:])
-    reader = FileStore(store.root)
-    assert reader.get(context(), record(64).scenario) is None
-    assert [aside.stat().st_size for aside in reader.damaged_files()] == [length]
 
 
 def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(
@@ -180,41 +121,12 @@ def test_a_writer_that_is_stuck_is_waited_for_once(
     assert len(list(FileStore(store.root).records(context()))) == 4
 
 
-def test_a_file_that_was_mended_meanwhile_stays(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One process reads a damaged file; another one has replaced it before the first acts."""
-    reader = FileStore(store.root)
-
-    def late(*_: object) -> None:
-        monkeypatch.undo()
-        raise DamagedRecordsError("it was damaged")
-
-    monkeypatch.setattr(reader, "_load", late)
-    assert list(reader.records(context())) == []
-    assert reader.damaged_files() == []
-    assert FileStore(store.root).get(context(), record(16).scenario) is not None
-
-
-def test_a_damaged_file_that_somebody_writes_is_left_to_them(
-    store: FileStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = store.path(context())
-    path.write_text("{")
-    with lock_of(store):
-        assert FileStore(store.root).get(context(), record(16).scenario) is None
-        assert path.exists()
-    assert "another process has its lock" in caplog.text
-    assert FileStore(store.root).get(context(), record(16).scenario) is None
-    assert not path.exists()
-
-
 def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
     path = store.path(context())
     path.write_text(path.read_text().rstrip("\n").replace('"median"', '"medixn"', 1))
     assert len(list(FileStore(store.root).records(context()))) == 1
-    (damages,) = FileStore(store.root).damaged_records().values()
-    assert len(damages) == 1
+    (problems,) = FileStore(store.root).problems().values()
+    assert len(problems) == 1
 
 
 def test_a_file_that_another_process_deletes_meanwhile_is_no_file(

@@ -58,5 +58,5 @@ def test_killing_writers_at_random_leaves_a_readable_store(tmp_path: Path) -> No
     assert acknowledged <= {
         entry.scenario.args["M"] for entry in FileStore(root).records(context())
     }
-    assert FileStore(root).damaged_files() == []
+    assert FileStore(root).problems() == {}
     FileStore(root).put(context(), [record(1)])

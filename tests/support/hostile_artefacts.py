@@ -29,7 +29,6 @@ from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.prewarm.bundle.archive import _SEAL, _SKIPPED, create
 from dejavu_cache.prewarm.bundle.oci_image import write_layout
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.memory import freeze
 from dejavu_cache.testing import _context, _measurement, _record
 
 from .processes import PROGRAMS, environment
@@ -123,7 +122,6 @@ def write_honest_artefacts(folder: Path) -> None:
     )  # fmt: skip
     timing = ForeignTiming(config=config)
     store.put_imported([ForeignResult(origin="fla", function="add", key=("1",), timings=(timing,))])
-    freeze(store, folder / "frozen")
     line = canonical_json(record_set) + "\n"
     for name in ("export.jsonl", "journal/host-1-abc.jsonl", "answer"):
         (folder / name).parent.mkdir(exist_ok=True)

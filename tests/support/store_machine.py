@@ -22,8 +22,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dejavu_cache.errors import MergeConflictError
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, now
 from dejavu_cache.stores import FileStore, Store
@@ -37,7 +35,6 @@ CONTEXTS = [context(), context(source="1" * 32), context(kernel="pkg.kernels.add
 SCENARIOS = [Scenario(args={"M": m, "name": 'ü"x'}, dtypes={"x": "float16"}) for m in (4, 30, 100)]
 CONFIGS = [config(block) for block in (16, 32, 64)]
 LAUNCHES = [RecordedLaunch(wheel="triton 3.6.0 cp311", constants={"n": n}) for n in range(3)]
-RULES: list[OnConflict] = ["newest", "fastest", "fail"]
 
 STEPS_PER_RUN = 30
 HANDLES = st.integers(0, 1)
@@ -134,28 +131,15 @@ class StoreMachine(RuleBasedStateMachine):
         number=HANDLES,
         home=st.sampled_from(CONTEXTS),
         sent=st.lists(records(), max_size=2),
-        on_conflict=st.sampled_from(RULES),
         at_once=st.booleans(),
     )
-    def put(
-        self, number: int, home: Context, sent: list[Record], on_conflict: OnConflict, at_once: bool
-    ) -> None:
-        if on_conflict == "fail":  # of two records of one scenario, the second meets the first
-            sent = list({record.scenario: record for record in sent}.values())
+    def put(self, number: int, home: Context, sent: list[Record], at_once: bool) -> None:
         store = self.use(number)
         before = self.model.all_records(home), store.revision(home)
         put = store.put_now if at_once else store.put
-        refused = on_conflict == "fail" and any(
-            self.model.conflicts(home, record) for record in sent
-        )
-        try:
-            put(home, sent, on_conflict)
-        except MergeConflictError:
-            assert refused
-        else:
-            assert not refused
-            for record in sent:
-                self.model.put(home, record, on_conflict)
+        put(home, sent)
+        for record in sent:
+            self.model.put(home, record)
         self.check_revision(store, home, *before)
 
     @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS),
@@ -239,19 +223,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.other.put(home, [sent])
         self.other_model.put(home, sent)
 
-    @rule(number=HANDLES, on_conflict=st.sampled_from(RULES[:2]))
-    def merge_folder(self, number: int, on_conflict: OnConflict) -> None:
+    @rule(number=HANDLES)
+    def merge_folder(self, number: int) -> None:
         """Copy the folder's records into the store, as `merge` and `import` do."""
         store = self.use(number)
-        merge_acknowledged(self.other.record_sets(), store, on_conflict, must_take_all=False)
+        merge_acknowledged(self.other.record_sets(), store, must_take_all=False)
         for home in self.other_model.contexts():
-            self.expect_copies(store, home, self.other_model.all_records(home), on_conflict)
+            self.expect_copies(store, home, self.other_model.all_records(home))
 
-    def expect_copies(
-        self, store: Store, home: Context, copied: list[Record], on_conflict: OnConflict
-    ) -> None:
+    def expect_copies(self, store: Store, home: Context, copied: list[Record]) -> None:
         for record in copied:
-            self.model.put(home, record, on_conflict)
+            self.model.put(home, record)
 
     @rule(number=HANDLES)
     def export_to_folder(self, number: int) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 
@@ -45,7 +44,7 @@ class ExpectedRecord:
 
 
 class LocalModel:
-    """The newest measurement of a config stands, unless another rule is asked for."""
+    """The newest measurement of a config stands."""
 
     def __init__(self) -> None:
         self.records: dict[Key, ExpectedRecord] = {}
@@ -65,22 +64,11 @@ class LocalModel:
     def contexts(self) -> list[Context]:
         return sorted({context for context, _ in self.records}, key=lambda context: context.text)
 
-    def conflicts(self, context: Context, record: Record) -> bool:
-        """Return whether the rule `fail` refuses a record."""
-        expected = self.records.get((context, record.scenario), ExpectedRecord())
-        return any(
-            (ours := expected.measurements.get(theirs.config)) is not None
-            and ours != theirs
-            and ours.skipped == theirs.skipped
-            and ours.is_wrong == theirs.is_wrong
-            for theirs in record.measurements
-        )
-
-    def put(self, context: Context, record: Record, rule: OnConflict = "newest") -> None:
+    def put(self, context: Context, record: Record) -> None:
         expected = self.records.setdefault((context, record.scenario), ExpectedRecord())
         for theirs in record.measurements:
             ours = expected.measurements.get(theirs.config, theirs)
-            expected.measurements[theirs.config] = _choose(ours, theirs, rule)
+            expected.measurements[theirs.config] = _choose(ours, theirs)
         expected.winner = _later(expected.winner, record.winner)
         expected.pin = _later(expected.pin, record.pin)
         expected.launches |= set(record.launches or ())
@@ -104,7 +92,7 @@ class ServerModel(LocalModel):
         self.deleted_at: dict[Key, datetime] = {}
         self.missed: set[Key] = set()
 
-    def put(self, context: Context, record: Record, rule: OnConflict = "newest") -> None:
+    def put(self, context: Context, record: Record) -> None:
         key = context, record.scenario
         deleted_at = self.deleted_at.get(key)
         measurements = [
@@ -148,21 +136,14 @@ class ServerModel(LocalModel):
         self.records[context, scenario].pin = pin
 
 
-def _choose(ours: Measurement, theirs: Measurement, rule: OnConflict) -> Measurement:
+def _choose(ours: Measurement, theirs: Measurement) -> Measurement:
     if ours.skipped != theirs.skipped:
         return theirs if ours.skipped else ours
     if ours.is_wrong != theirs.is_wrong:
         return ours if ours.is_wrong else theirs
     if len(ours.cases or ()) != len(theirs.cases or ()):
         return max(ours, theirs, key=lambda measurement: len(measurement.cases or ()))
-    if rule == "fastest":
-        return min(ours, theirs, key=_slowness)
     return max(ours, theirs, key=lambda measurement: (measurement.at, canonical_json(measurement)))
-
-
-def _slowness(measurement: Measurement) -> tuple[float, str]:
-    median = float("inf") if measurement.median is None else measurement.median
-    return median, canonical_json(measurement)
 
 
 def _overrules(theirs: Measurement, ours: Measurement) -> bool:

@@ -81,8 +81,8 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
     for folder in folders:
         if folder.root.is_dir() and not os.access(folder.root, os.R_OK | os.X_OK):
             raise StoreError(f"{folder.root} cannot be read: give this user access")
-        if reason := folder.why_unreadable():
-            raise StoreError(f"{folder.url} has no file that can be read: {reason}")
+        if next(folder.contexts(), None) is None and (problems := _problems_of(folder)):
+            raise StoreError(f"{folder.url} has no file that can be read: {problems[0]}")
     if not write:
         for folder in folders:
             folder.read_only = True
@@ -117,10 +117,7 @@ def open_complete_store(url: str) -> Iterator[Store]:
 
 
 def _problems_of(folder: FileStore) -> list[str]:
-    problems = [f"{path}: {reason}" for path, reason in folder.unreadable().items()]
-    for path, damages in folder.damaged_records().items():
-        problems += [f"{path}: {damage}" for damage in damages]
-    return problems
+    return [f"{path}: {text}" for path, found in folder.problems().items() for text in found]
 
 
 def require_records(store: Store) -> None:

@@ -7,7 +7,6 @@ from importlib import import_module
 __all__ = ["extra_of", "require_triton"]
 
 _EXTRAS = {
-    "jinja2": "sweep",
     "numpy": "sweep",
     "opentelemetry": "otel",
     "optuna": "sweep",

@@ -11,7 +11,7 @@ from dejavu_cache.stores import Store
 
 from .columns import sort_rows
 from .output import note, show_table
-from .record_queries import last_measured
+from .record_queries import NEVER, last_measured
 
 __all__ = ["show_kernels", "sort_kernels", "summarize_context"]
 
@@ -35,12 +35,12 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
     """Return what a line about a context tells; `tuning_seconds` is what its measurements took."""
     scenarios, seconds = 0, 0.0
     configs: set[Config] = set()
-    last = None
+    last = NEVER
     for record in store.records(context):  # a large context has gigabytes of them
         scenarios += 1
         seconds += sum(measurement.seconds for measurement in record.measurements)
         configs.update(record.by_config)
-        last = max(filter(None, (last, last_measured([record]))), default=None)
+        last = max(last, last_measured([record]))
     return {
         "kernel": context.kernel.name,
         "source": context.kernel.source[:8],
@@ -50,7 +50,7 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
         "scenarios": scenarios,
         "configs": len(configs),
         "tuning_seconds": round(seconds, 1),
-        "last_tuned": last.isoformat(timespec="seconds") if last else None,
+        "last_tuned": last.isoformat(timespec="seconds") if last > NEVER else None,
         "context": context.digest,
     }
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.stores.folder import delete_unfinished
 from dejavu_cache.system.safe_files import open_replacement, open_to_write
 
 __all__ = ["open_output"]
@@ -53,6 +52,5 @@ def _open_binary(path: Path) -> AbstractContextManager[IO[bytes]]:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return open(open_to_write(path), "wb")
     os.stat(path.parent)  # a mistyped folder is an error, and not made
-    delete_unfinished(path)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
     return open_replacement(path, mode=mode)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dejavu_cache.errors import MergeConflictError, NewerFormatError, ReadOnlyStoreError, StoreError
-from dejavu_cache.model.merge import OnConflict, merge_records
+from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
+from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
@@ -56,7 +56,6 @@ class CopyReport:
 def merge_acknowledged(
     record_sets: Iterable[RecordSet],
     store: Store,
-    rule: OnConflict = "newest",
     *,
     must_take_all: bool = True,
 ) -> None:
@@ -68,14 +67,12 @@ def merge_acknowledged(
     Args:
         record_sets: what to copy.
         store: where to.
-        rule: which of two different timings of a config stays.
         must_take_all: whether it is an error that a server passes over records, because they were
             deleted or replaced there; otherwise they are only counted.
 
     Raises:
         StoreError: the store took nothing, for the reason in the message.
         PartlyDoneError: it took some of the records; the message names the others.
-        MergeConflictError: `rule` is `fail`, and two timings differ.
         KeyboardInterrupt: the user ended it, after a note on what is there.
     """
     report, lines = CopyReport(), ProgressLines(f"copying to {store.url}")
@@ -86,7 +83,7 @@ def merge_acknowledged(
                 report.add_missing(part, None)
                 continue
             try:
-                _merge_part(part, store, rule, report)
+                _merge_part(part, store, report)
                 lines.update(f"{report.added} new, {report.unchanged} known")
             except StoreError as error:
                 report.add_missing(part, error)
@@ -109,9 +106,9 @@ def merge_acknowledged(
         raise _failure(report, store)
 
 
-def _merge_part(part: RecordSet, store: Store, rule: OnConflict, report: CopyReport) -> None:
+def _merge_part(part: RecordSet, store: Store, report: CopyReport) -> None:
     before = {record.scenario: record for record in store.records(part.context)}
-    store.put_now(part.context, part.records, rule)
+    store.put_now(part.context, part.records)
     acknowledged = part.records
     if store.remote:
         acknowledged = _acknowledged_records(part, store, report)
@@ -119,7 +116,7 @@ def _merge_part(part: RecordSet, store: Store, rule: OnConflict, report: CopyRep
             record for record in acknowledged if _needs_pin(before.get(record.scenario), record)
         ]
         _set_pins(part.context, pins, store, report)
-    new = sum(_adds(before.get(record.scenario), record, store, rule) for record in acknowledged)
+    new = sum(_adds(before.get(record.scenario), record, store) for record in acknowledged)
     report.added += new
     report.unchanged += len(acknowledged) - new
 
@@ -175,13 +172,13 @@ def _split(record_set: RecordSet, store: Store) -> Iterator[RecordSet]:
         yield RecordSet(context=record_set.context, records=tuple(part))
 
 
-def _adds(before: Record | None, record: Record, store: Store, rule: OnConflict) -> bool:
+def _adds(before: Record | None, record: Record, store: Store) -> bool:
     """Return whether a record added anything to what the store had."""
     if before is None:
         return True
-    if store.remote:  # a server keeps the first measurement of a config, whatever the rule
+    if store.remote:  # a server keeps the first measurement of a config
         return not _storable_configs(record) <= before.by_config.keys()
-    return merge_records(before, record, rule) != before
+    return merge_records(before, record) != before
 
 
 def _needs_pin(before: Record | None, record: Record) -> bool:
@@ -204,8 +201,8 @@ def _failure(report: CopyReport, store: Store) -> Exception:
         f"{counted(count, 'record is', 'records are')} not known to be in {store.url}:{separator}"
     )
     text += separator.join(lines)
-    if isinstance(report.error, (MergeConflictError, ReadOnlyStoreError)):
-        return type(report.error)(text)
+    if isinstance(report.error, ReadOnlyStoreError):
+        return ReadOnlyStoreError(text)
     if report.added or report.unchanged:
         return PartlyDoneError(text)
     failure = StoreError(text)

@@ -12,14 +12,11 @@ from pydantic import ValidationError
 
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, StoreError
 from dejavu_cache.model.record import FORMAT, RecordSet, first_problem
-from dejavu_cache.stores.file_layout import find_damages, read_set
+from dejavu_cache.stores.file_layout import read_set
 
 __all__ = ["RecordText", "read_record_texts"]
 
 _BLOCK = 1 << 20
-
-NAMED_DAMAGES = 20
-"""Damages of a file that an error names one by one."""
 
 
 class RecordText(NamedTuple):
@@ -73,7 +70,7 @@ def _read_texts(file: str) -> Iterator[RecordText]:
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise _refuse(file, [str(error)]) from None
+        raise _refuse(file, str(error)) from None
     # A line of an export is a whole object; a store's own file, also if reformatted, has several.
     if not text.lstrip().partition("\n")[0].rstrip().endswith("}") and "\n" in text.strip():
         yield RecordText(text, file, is_line=False)
@@ -92,7 +89,7 @@ def _read_bytes(file: str) -> bytes:
     with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as stream:
         while block := stream.read(_BLOCK):
             if b"\0" in block:
-                raise _refuse(file, ["it has NUL bytes"])
+                raise _refuse(file, "it has NUL bytes")
             blocks.append(block)
     return b"".join(blocks)
 
@@ -102,22 +99,13 @@ def _parse_record_file(text: str, file: str) -> RecordSet:
     try:
         return read_set(text, file)
     except DamagedRecordsError as error:
-        problem = str(error).removeprefix(f"{file} is damaged: ")
-    try:
-        damages = find_damages(text, file)
-    except DamagedRecordsError:  # of its context, which is what `problem` says
-        damages = []
-    raise _refuse(file, damages or [problem])
+        raise _refuse(file, str(error).removeprefix(f"{file} is damaged: ")) from None
 
 
-def _refuse(position: str, damages: list[str]) -> DamagedRecordsError:
-    shown = damages[:NAMED_DAMAGES]
-    if len(damages) > len(shown):
-        shown.append(f"and {len(damages) - len(shown)} more")
-    listed = "\n".join(f"  {damage}" for damage in shown)
+def _refuse(position: str, problem: str) -> DamagedRecordsError:
     return DamagedRecordsError(
-        f"{position} is damaged, so nothing was imported; repair it, get it again or leave it out:"
-        f"\n{listed}"
+        f"{position} is damaged, so nothing was imported; repair it, get it again or leave it out: "
+        f"{problem}"
     )
 
 
@@ -125,7 +113,7 @@ def _parse_line(line: str, position: str) -> RecordSet:
     try:
         record_set = RecordSet.model_validate_json(line)
     except ValidationError as error:
-        raise _refuse(position, [first_problem(error)]) from None
+        raise _refuse(position, first_problem(error)) from None
     if record_set.format > FORMAT:
         raise NewerFormatError(position, record_set.format, FORMAT)
     return record_set

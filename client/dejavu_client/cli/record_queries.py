@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from pydantic import ValidationError
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, is_from_future
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
@@ -17,6 +17,7 @@ from .errors import NothingFoundError
 from .kernel_names import kernel_matches, matching_kernels
 
 __all__ = [
+    "NEVER",
     "context_matches",
     "contexts_of",
     "current_records",
@@ -27,7 +28,6 @@ __all__ = [
     "matching_records",
     "newest_record_sets",
     "record_sets_of",
-    "tuning_order",
     "winning_measurement",
 ]
 
@@ -124,10 +124,10 @@ def _scenarios(store: Store, context: Context) -> Iterator[Scenario]:
 
 def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:
     """Return the records of each scenario's last tuned source, in each environment and problem."""
-    newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], Context]] = {}
+    newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
     keys = [(*_key_without_source(context), record.scenario.text) for context, record in records]
     for key, (context, record) in zip(keys, records, strict=True):
-        measured_at = tuning_order([record])
+        measured_at = last_measured([record])
         if key not in newest or measured_at > newest[key][0]:
             newest[key] = measured_at, context
     return [
@@ -149,19 +149,13 @@ def winning_measurement(record: Record) -> Measurement | None:
     return record.by_config.get(config) if config else None
 
 
-def last_measured(records: Iterable[Record]) -> datetime | None:
-    """Return when the newest measurement of some records was made; None if there is none."""
+NEVER = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def last_measured(records: Iterable[Record]) -> datetime:
+    """Return when the newest measurement of some records was made; `NEVER` if there is none."""
     moments = (measurement.at for record in records for measurement in record.measurements)
-    return max(moments, default=None)
-
-
-def tuning_order(records: Iterable[Record]) -> tuple[bool, datetime]:
-    """Return a key by which versions of a kernel's code are ordered, the last tuned one last.
-
-    What only a clock that is ahead has dated counts as older than all else, as in `gc`.
-    """
-    moments = (measurement.at for record in records for measurement in record.measurements)
-    return max(((not is_from_future(moment), moment) for moment in moments), default=_NEVER)
+    return max(moments, default=NEVER)
 
 
 def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
@@ -179,7 +173,7 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
     Raises:
         NothingFoundError: no kernel matches, or none with the device and the version of Triton.
     """
-    newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], RecordSet]] = {}
+    newest: dict[tuple[str, ...], tuple[datetime, RecordSet]] = {}
     contexts = contexts_of(store, kernel, device, triton)
     if not contexts:
         raise NothingFoundError(
@@ -188,17 +182,14 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
         )
     for context in contexts:
         record_set = RecordSet(context=context, records=tuple(store.records(context)))
-        measured_at = tuning_order(record_set.records)
-        if measured_at == _NEVER:
+        measured_at = last_measured(record_set.records)
+        if measured_at == NEVER:
             continue
         key = _key_without_source(context)
         if key not in newest or measured_at > newest[key][0]:
             newest[key] = measured_at, record_set
     for _, record_set in newest.values():
         yield record_set
-
-
-_NEVER = (False, datetime.min.replace(tzinfo=timezone.utc))
 
 
 def _key_without_source(context: Context) -> tuple[str, str, str]:

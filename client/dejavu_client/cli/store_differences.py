@@ -11,7 +11,7 @@ from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 
 from .kernel_names import kernel_matches
-from .record_queries import context_matches, tuning_order, winning_measurement
+from .record_queries import context_matches, last_measured, winning_measurement
 
 __all__ = ["ComparedSide", "differences", "environment_differences"]
 
@@ -25,12 +25,12 @@ class ComparedSide(NamedTuple):
 
     def contexts(self, kernel: str) -> dict[tuple[str, ...], Context]:
         """Return by kernel, source and problem the context that was tuned last."""
-        newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], Context]] = {}
+        newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
         for context in self.store.contexts():
             if context_matches(context, kernel, self.device, self.triton):
                 identity = context.kernel
                 key = (identity.name, identity.source, context.problem.model_dump_json())
-                candidate = tuning_order(self.store.records(context)), context
+                candidate = last_measured(self.store.records(context)), context
                 newest[key] = max(newest.get(key, candidate), candidate, key=lambda item: item[0])
         return {key: context for key, (_, context) in newest.items()}
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write_table
 from dejavu_cache.errors import StoreError
-from dejavu_cache.integrations.tuned_tables import (
-    ANY_VERSION,
-    TABLE_FILES,
-    collect_tables,
-    write_tables,
-)
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
-from dejavu_cache.system.safe_files import open_folder
 from dejavu_cache.triton_internals.environment import triton_version
 
 from .errors import NothingFoundError, PartlyDoneError
@@ -29,33 +24,30 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
         source: the store.
         engine: a key of `TABLE_FILES`.
         folder: is made if it does not exist; other files in it stay.
-        version: of Triton, or `any`; empty for the installed one, and for all where the engine
-            keeps one folder for each.
+        version: of Triton; empty for the installed one, and for all where the engine keeps one
+            folder for each.
 
     Raises:
-        NothingFoundError: the store has no tables, or none of that engine and version.
+        NothingFoundError: the store has no tables, or none of that version.
         StoreError: the first file cannot be written.
         PartlyDoneError: a later one cannot be written.
     """
     tables = collect_tables(source)
+    wanted = version or ("" if engine == "sglang" else triton_version() or "")
+    files = list(TABLE_FILES[engine](tables, wanted))
+    for name, count in sum((table.unknown for table in tables), Counter()).items():
+        note(f"{counted(count, 'config')} left out: {engine}'s tables set no {name}")
     if not tables:
-        raise NothingFoundError(f"{source.url} has no records or imported tables for engines")
-    installed = "" if engine == "sglang" else triton_version() or ""
-    files = list(TABLE_FILES[engine](tables, version or installed))
+        raise NothingFoundError(f"{source.url} has no records of an engine's fused experts")
     if not files:
-        if not list(TABLE_FILES[engine](tables, ANY_VERSION)):
-            raise NothingFoundError(f"{engine} reads none of the tables that {source.url} makes")
-        versions = ", ".join(sorted({table.triton or "unknown" for table in tables}))
+        versions = ", ".join(sorted({table.subject.triton for table in tables}))
         raise NothingFoundError(
-            f"no table of {source.url} is for {engine} and Triton {version or installed}, but for "
-            f"{versions}: choose one by --triton, or the newest by --triton {ANY_VERSION}"
+            f"no table of {source.url} is for Triton {wanted}, but for {versions}: choose one by "
+            "--triton"
         )
     for count, file in enumerate(files):
         try:
-            write_tables([file], folder)
-            if engine == "sglang":  # lists this folder, and fails if products alone were exported
-                with open_folder(folder, folder / "configs", create=True):
-                    pass
+            write_table(file, folder)
         except OSError as error:
             message = f"{folder / file.path} cannot be written: {error.strerror or error}"
             if count:

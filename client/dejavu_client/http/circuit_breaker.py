@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 from dejavu_cache.system.fork_lock import ForkCondition
@@ -12,6 +13,15 @@ __all__ = ["FIRST_PAUSE", "CircuitBreaker"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until the first probe after a failure, and the limit to which the pause doubles."""
+
+SHORTEST_BUSY = 0.5
+"""Seconds to leave a busy server alone at least, doubled each time that it asks again.
+
+What it asks for may be nothing, or, by this machine's clock, a moment that has passed.
+"""
+
+_jitter = random.SystemRandom()
+"""Random numbers of its own: those of the program's `random` module may be seeded."""
 
 
 class CircuitBreaker:
@@ -35,6 +45,7 @@ class CircuitBreaker:
         self._hope_until = 0.0
         self.is_hopeful = True
         self._busy_until = 0.0
+        self._busy_pause = 0.0
         self._busy: BusyError | None = None
 
     @property
@@ -79,13 +90,22 @@ class CircuitBreaker:
             self._pause = FIRST_PAUSE if now < self._hope_until else doubled
             self._next_probe = now + self._pause
 
-    def record_busy(self, error: BusyError) -> None:
-        """Close the circuit, since the server answered, and leave it alone as long as it asks."""
+    def record_busy(self, error: BusyError) -> BusyError:
+        """Close the circuit, since the server answered, and leave it alone as long as it asks.
+
+        Returns:
+            The error with the seconds for which the server is left alone: at least `SHORTEST_BUSY`,
+            more each time in a row, and different in each process of a fleet.
+        """
         with self._changed:
             self._pause = 0.0
-            self._busy, self._busy_until = error, time.monotonic() + error.retry_after
+            self._busy_pause = min(max(self._busy_pause * 2, SHORTEST_BUSY), LONGEST_PAUSE)
+            seconds = max(error.retry_after, self._busy_pause) * _jitter.uniform(1.0, 1.5)
+            self._busy = BusyError(str(error), error.status, seconds)
+            self._busy_until = time.monotonic() + seconds
             self.is_hopeful = True
             self._changed.notify_all()
+            return self._busy
 
     def record_success(self, *, gives_hope: bool = False) -> None:
         """Close the circuit.
@@ -94,7 +114,7 @@ class CircuitBreaker:
             gives_hope: whether the answer is a reason to wait for the server again if it is silent.
         """
         with self._changed:
-            self._pause = 0.0
+            self._pause = self._busy_pause = 0.0
             self._busy = None
             self.is_hopeful = self.is_hopeful or gives_hope
             self._changed.notify_all()

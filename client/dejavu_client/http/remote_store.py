@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from dejavu_cache.model.merge import OnConflict, merge_into, merge_records
+from dejavu_cache.model.merge import merge_into
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.settings import current_settings
@@ -174,13 +174,9 @@ class RemoteStore(Store):
         contexts = self._calls.ask(lambda: list(self.client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
-    def put(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put(self, context: Context, records: Iterable[Record]) -> None:
         """Queue records for the background sender; set their pins before returning."""
         records = list(records)
-        if on_conflict == "fail":
-            self._refuse_conflicts(context, records)
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
         measured = [record for record in _without_pins(records) if _has_content(record)]
         if measured:
@@ -190,18 +186,9 @@ class RemoteStore(Store):
             if record.pin is not None:
                 self._pin(context, record)
 
-    def _refuse_conflicts(self, context: Context, records: Iterable[Record]) -> None:
-        existing = {record.scenario: record for record in self.records(context)}
-        for record in records:
-            merge_records(existing.get(record.scenario, record), record, "fail")
-
-    def put_now(
-        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
-    ) -> None:
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
         """Send records without their pins, and return once the server has confirmed them."""
         records = list(records)
-        if on_conflict == "fail":
-            self._refuse_conflicts(context, records)
         record_set = RecordSet(context=context, records=_without_pins(records))
         self._calls.ask(lambda: self.client.send(record_set))
         self._forget(context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,9 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 10.0
 """Seconds that a launch waits for a server that asks it to, where it would tune otherwise."""
+
+ABSENT_SECONDS = 0.7
+"""Seconds between two requests of one who waits for a server that is away."""
 
 PATIENCE = 8
 """How many times longer a launch waits for a silent server where it would tune otherwise."""
@@ -149,8 +151,7 @@ class ServerCalls:
             self._open_circuit(self._patience - wait if error.is_connected else 0.0)
             raise UnreachableError(f"{self._url} did not answer within {wait:g} s") from None
         except BusyError as error:
-            self.circuit.record_busy(error)
-            raise
+            raise self.circuit.record_busy(error) from None
         except RemoteError as error:
             if not hasattr(error, "status"):
                 # A server that restarts refuses connections.
@@ -177,10 +178,5 @@ class ServerCalls:
 
 
 def _pause(error: UnreachableError) -> float:
-    """Return the seconds to wait after an error; the processes of a fleet must differ."""
-    seconds = error.retry_after if isinstance(error, BusyError) else 0.7
-    return seconds * _jitter.uniform(1.0, 1.5)
-
-
-_jitter = random.SystemRandom()
-"""Random numbers of its own: those of the program's `random` module may be seeded."""
+    """Return the seconds to wait after an error."""
+    return error.retry_after if isinstance(error, BusyError) else ABSENT_SECONDS

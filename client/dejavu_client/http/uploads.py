@@ -92,7 +92,8 @@ def upload(
     """Send a record set in parts, and return the parts that the server refuses for good.
 
     A part that is refused with a status in `divide_on` is sent again in halves, down to single
-    records, so that the other records of the set arrive.
+    records, so that the other records of the set arrive. A record that is too large for a request
+    is sent in parts of its measurements, which the server merges.
 
     Args:
         document: the record set.
@@ -114,6 +115,8 @@ def upload(
                 raise
             records = part["records"]
             may_divide = error.status in divide_on and len(refusals) < MOST_REFUSALS
+            if len(records) == 1 and error.status == TOO_LARGE:
+                records = _divide_record(records[0])
             if len(records) > 1 and may_divide:
                 middle = len(records) // 2
                 parts.extendleft(
@@ -122,6 +125,16 @@ def upload(
             else:
                 refusals.append(RefusedPart(part, error))
     return refusals
+
+
+def _divide_record(record: Any) -> list[Any]:
+    """Divide a record into two of the same scenario; its winner goes with the second half."""
+    measurements = record.get("measurements") or []
+    if len(measurements) < 2:
+        return [record]
+    middle = len(measurements) // 2
+    first = {"scenario": record["scenario"], "measurements": measurements[:middle]}
+    return [first, {**record, "measurements": measurements[middle:]}]
 
 
 def _split(document: Document) -> Iterator[Document]:

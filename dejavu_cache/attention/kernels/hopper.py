@@ -20,7 +20,7 @@ from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import hopper_tile
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["HopperLayers", "available", "launch", "needs_heads_first", "run", "suits"]
+__all__ = ["HopperLayers", "available", "launch", "run", "suits"]
 
 
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
@@ -72,16 +72,6 @@ def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
     _, _, heads, head = cache.shape
     heads_are_rows = cache.stride(2) % cache.stride(1) == 0
     return heads == 1 or heads_are_rows or cache.stride(2) == head or head_padded == head
-
-
-def needs_heads_first(head: int, heads: int) -> bool:
-    """Check whether a cache of keys beside values has gaps where a token's heads follow each other.
-
-    Args:
-        head: elements of a head.
-        heads: number of KV heads.
-    """
-    return heads > 1 and padded(head) != head
 
 
 @cache

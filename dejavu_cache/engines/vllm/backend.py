@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 import torch
 from vllm._custom_ops import reshape_and_cache_flash
@@ -27,9 +26,6 @@ from vllm.v1.attention.backend import (
 )
 
 from ...attention import NewTokens
-from ...attention.kernels.hopper import available, needs_heads_first
-from ...triton_internals.versions import GLUON_IS_TESTED
-from .attention_suite import warm_up_attention
 from .planned_attention import (
     LayerFeatures,
     LayerShape,
@@ -37,6 +33,7 @@ from .planned_attention import (
     StepInputs,
     run_layer,
     split_cache,
+    warm_up_attention,
 )
 from .plugin import run_when_loaded
 
@@ -151,9 +148,6 @@ CACHE_DTYPES = {
 }
 """Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
 
-_layers_with_gaps: WeakSet[DejavuAttentionImpl] = WeakSet()
-"""Layers whose heads have gaps where they follow each other in a cache of keys beside values."""
-
 
 class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """What the backend takes; vLLM refuses the rest by name when it starts."""
@@ -201,19 +195,6 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """Return the order of that shape's dimensions in memory: tokens before heads."""
         return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
-
-    @classmethod
-    def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
-        """Return the layouts of a cache in the order of preference; None: vLLM's own order.
-
-        vLLM asks from 0.29 on, when a worker has made its layers.
-        """
-        if not _layers_with_gaps or not GLUON_IS_TESTED or not available(torch.device("cuda")):
-            return None
-        from vllm.v1.kv_cache_layout import KVCacheLayout
-
-        # `hopper` takes such layers only where a head's tokens follow each other.
-        return tuple(sorted(KVCacheLayout, key=lambda layout: "NH" in layout.name))
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -293,8 +274,6 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             alibi_slopes=slopes,
             sinks=sinks,
         )
-        if slopes is None and needs_heads_first(head_size, self.num_kv_heads):
-            _layers_with_gaps.add(self)
         self._cache_dtype = CACHE_DTYPES.get(kv_cache_dtype)
         self._dtype: torch.dtype | None = None
         self._cache: torch.Tensor | None = None
@@ -326,7 +305,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         refuse(wanted)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Have the kernels tuned and compiled before vLLM measures the memory that is left."""
+        """Have the kernels compiled before vLLM measures the memory that is left."""
         slopes = self._features.alibi_slopes
         if slopes is not None and torch.cuda.is_available():
             self._features = self._features._replace(alibi_slopes=slopes.cuda())
@@ -334,7 +313,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         run_when_loaded(self.warm_up)
 
     def warm_up(self, block_size: int | None = None) -> None:
-        """Have the kernels tuned and compiled for blocks of a size, by default the engine's."""
+        """Have the kernels compiled for blocks of a size, by default the engine's."""
         if self._dtype is None:
             return
         scheduler, model = self.config.scheduler_config, self.config.model_config

@@ -7,52 +7,46 @@ Run it on the GPU that serves, with the vLLM that serves, and write the tables:
 
 The engine's own code is the operation to tune. One config of the kernel serves both products of the
 experts and decides how tokens are aligned between them, so that it is measured by the duration of
-the whole. What may win is what any of the engine's own tables of the same quantization and GPU
-family has for a batch of that size, and a grid around the number of tokens that an expert gets.
+the whole. What may win is the engine's own config for a batch of that size, and a grid around the
+number of tokens that an expert gets.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain, product
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from ...integrations.tuned_tables import parse_labels
 from ...runtime.autotuner import CachedAutotuner
 from ...sweep.suite import Case, Suite, preset_of, read_numbers
 from ...triton_internals.compilation import await_kernel, load_binary
 from ...tuning.result_check import CheckOptions
+from ..tuned_tables import KEYS
 
 __all__ = [
-    "KEYS",
     "PRESETS",
     "SIZES",
-    "EngineOperation",
     "ExpertLayer",
+    "ExpertsOperation",
     "engine_config",
     "experts_kernel",
     "make_arguments",
+    "make_weights",
     "run_experts",
-    "shipped_configs",
     "suite",
 ]
 
 
-class EngineOperation(ABC):
-    """An engine's operation, in the place of a `triton.jit` function below a cached autotuner.
+class ExpertsOperation:
+    """Both products of the experts, in the place of a `triton.jit` function below an autotuner.
 
-    The operation launches one kernel, perhaps several times, and other code around it. A config is
-    measured by the duration of the whole, and recorded under the kernel's name and source.
+    The engine launches its kernel twice, and other code around it. A config is measured by the
+    duration of the whole, and recorded under the kernel's name and source.
 
     Args:
         module: the engine's module that launches the kernel by a global name.
@@ -64,16 +58,16 @@ class EngineOperation(ABC):
         arg_names: as above.
     """
 
-    def __init__(self, module: ModuleType, kernel: str, arg_names: Sequence[str]) -> None:
+    def __init__(self, module: Any, kernel: str, arg_names: Sequence[str]) -> None:
         """Set up the operation; nothing is launched."""
         self.fn = getattr(module, kernel)
         self.arg_names = list(arg_names)
         self._module = module
         self._kernel = kernel
 
-    @abstractmethod
     def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Run the operation with a config, which has values by name, as the arguments have."""
+        run_experts(arguments, config)
 
     def run(self, *args: Any, grid: Any = None, warmup: bool = False, **config: Any) -> Any:
         """Run the operation with a config, or only compile its launches.
@@ -151,11 +145,6 @@ class CompiledLaunches:
             load_binary(kernel)
 
 
-SCALARS = ("M", "N", "K", "E", "top_k", "group_n", "group_k")
-FLAGS = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16")
-KEYS = (*SCALARS, *FLAGS)
-"""Key arguments; those that name a table of the engine have the names of an imported table."""
-
 TENSORS = ("hidden_states", "w1", "w2", "out", "routing")
 PARAMS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K")
 
@@ -186,50 +175,22 @@ class ExpertLayer:
         intermediate: features between the products, those of one GPU.
         hidden: features of a token.
         top_k: experts of a token.
-        dtype: `bfloat16`, `float16`, or `fp8_w8a8` for float8 weights and activations.
-        block: edge of the blocks that share a scale; 0 for one scale per expert.
+        is_float8: whether weights and activations are float8, else bfloat16.
+        block: edge of the blocks of float8 weights that share a scale; 0 for one scale per expert.
     """
 
     experts: int
     intermediate: int
     hidden: int
     top_k: int
-    dtype: str = "bfloat16"
+    is_float8: bool = False
     block: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the shape.
-
-        Raises:
-            ValueError: a size is missing, or blocks are asked of a dtype without scales.
-        """
-        sizes = (self.experts, self.intermediate, self.hidden, self.top_k)
-        if min(sizes) < 1 or self.block < 0:
-            raise ValueError("name a preset, or experts, intermediate, hidden and top_k above 0")
-        if self.dtype not in ("bfloat16", "float16", "fp8_w8a8"):
-            raise ValueError(f"dtype={self.dtype}: choose bfloat16, float16 or fp8_w8a8")
-        if self.block and not self.is_float8:
-            raise ValueError("block: only the weights of fp8_w8a8 have scales")
 
     def __str__(self) -> str:
         """Return the layer's name in a sweep."""
         scales = f" by {self.block}" if self.block else ""
-        return f"E={self.experts} N={self.intermediate} K={self.hidden} {self.dtype}{scales}"
-
-    def on_each_of(self, gpus: int) -> ExpertLayer:
-        """Return the share of one of several GPUs, which divide the intermediate features.
-
-        Raises:
-            ValueError: the features cannot be divided.
-        """
-        if gpus < 1 or self.intermediate % gpus:
-            raise ValueError(f"tp={gpus}: {self.intermediate} features cannot be divided")
-        return replace(self, intermediate=self.intermediate // gpus)
-
-    @property
-    def is_float8(self) -> bool:
-        """Whether weights and activations have 8 bits."""
-        return self.dtype == "fp8_w8a8"
+        dtype = self.table_dtype or "bfloat16"
+        return f"E={self.experts} N={self.intermediate} K={self.hidden} {dtype}{scales}"
 
     @property
     def block_shape(self) -> list[int] | None:
@@ -239,13 +200,12 @@ class ExpertLayer:
     @property
     def table_dtype(self) -> str | None:
         """The dtype in the name of the engine's table."""
-        return self.dtype if self.is_float8 else None
+        return "fp8_w8a8" if self.is_float8 else None
 
     def key(self, tokens: int) -> dict[str, Any]:
         """Return the key arguments for a batch."""
-        flags = dict.fromkeys(FLAGS, False) | {"use_fp8_w8a8": self.is_float8}
-        values = (tokens, self.intermediate, self.hidden, self.experts, self.top_k)
-        return {**dict(zip(SCALARS, (*values, self.block, self.block), strict=True)), **flags}
+        sizes = (tokens, self.intermediate, self.hidden, self.experts, self.top_k)
+        return dict(zip(KEYS, (*sizes, self.block, self.block, self.is_float8), strict=True))
 
 
 def engine_config(layer: ExpertLayer, tokens: int) -> dict[str, Any]:
@@ -270,11 +230,10 @@ def make_arguments(layer: ExpertLayer, tokens: int, seed: int = 1) -> dict[str, 
         tokens: tokens of a batch.
         seed: draws the tokens and their experts.
     """
-    weights = _weights(layer)
+    weights = make_weights(layer)
     generator = torch.Generator(_device()).manual_seed(seed)
     options: Any = {"device": _device(), "generator": generator}
-    dtype = torch.bfloat16 if layer.is_float8 else getattr(torch, layer.dtype)
-    hidden = torch.randn(tokens, layer.hidden, **options).to(dtype) / 8
+    hidden = torch.randn(tokens, layer.hidden, **options).bfloat16() / 8
     chooses_all = tokens * layer.top_k >= 8 * layer.experts
     batches = 1 if chooses_all else BATCHES
     gates = torch.randn(batches, tokens, layer.experts, **options).softmax(dim=-1)
@@ -283,14 +242,15 @@ def make_arguments(layer: ExpertLayer, tokens: int, seed: int = 1) -> dict[str, 
         "hidden_states": hidden,
         "w1": weights.w1,
         "w2": weights.w2,
-        "out": torch.zeros(batches, *hidden.shape, dtype=dtype, device=_device()),
+        "out": torch.zeros(batches, *hidden.shape, dtype=hidden.dtype, device=_device()),
         "routing": (chosen.float(), experts.to(torch.int32), weights.quantization),
         **layer.key(tokens),
     }
 
 
-@dataclass(frozen=True)
-class _Weights:
+class Weights(NamedTuple):
+    """A layer's weights, and vLLM's description of their scales; None for bfloat16."""
+
     w1: torch.Tensor
     w2: torch.Tensor
     quantization: Any
@@ -301,22 +261,13 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-_latest: dict[ExpertLayer, _Weights] = {}
-"""The weights that were made last; only one layer's, so that memory can be freed."""
-
-
-def _weights(layer: ExpertLayer) -> _Weights:
-    if layer not in _latest:
-        _latest.clear()
-        _latest[layer] = _make_weights(layer)
-    return _latest[layer]
-
-
-def _make_weights(layer: ExpertLayer) -> _Weights:
+@lru_cache(maxsize=1)  # only one layer's, so that memory can be freed
+def make_weights(layer: ExpertLayer) -> Weights:
+    """Return random weights of a layer on the current device."""
     from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
 
     generator = torch.Generator(_device()).manual_seed(0)
-    dtype = torch.float8_e4m3fn if layer.is_float8 else getattr(torch, layer.dtype)
+    dtype = torch.float8_e4m3fn if layer.is_float8 else torch.bfloat16
 
     def draw(*shape: int) -> torch.Tensor:
         stack = torch.empty(layer.experts, *shape, dtype=dtype, device=_device())
@@ -327,7 +278,7 @@ def _make_weights(layer: ExpertLayer) -> _Weights:
     w1 = draw(2 * layer.intermediate, layer.hidden)
     w2 = draw(layer.hidden, layer.intermediate)
     if not layer.is_float8:
-        return _Weights(w1, w2, None)
+        return Weights(w1, w2, None)
 
     def scales(weight: torch.Tensor) -> torch.Tensor:
         blocks = [-(-size // layer.block) for size in weight.shape[1:]] if layer.block else []
@@ -341,7 +292,7 @@ def _make_weights(layer: ExpertLayer) -> _Weights:
         a2_scale=scale,
         block_shape=layer.block_shape,
     )
-    return _Weights(w1, w2, quantization)
+    return Weights(w1, w2, quantization)
 
 
 def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -368,11 +319,6 @@ def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None
         raise failure
 
 
-class _Experts(EngineOperation):
-    def launch(self, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        run_experts(arguments, config)
-
-
 @cache
 def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
     """Return the operation as a kernel that tries the configs of its batch.
@@ -386,7 +332,7 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
     from vllm.model_executor.layers.fused_moe import fused_moe
 
     names = (*TENSORS, *KEYS, *PARAMS)
-    operation = _Experts(fused_moe, "fused_moe_kernel", names)
+    operation = ExpertsOperation(fused_moe, "fused_moe_kernel", names)
     by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
     configs = {str(config): config for size in by_size for config in by_size[size]}
 
@@ -416,11 +362,7 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
 
 def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
     """Yield the configs for a batch, the most promising ones first, each once."""
-    entries = chain(
-        [engine_config(layer, tokens)],
-        _table_configs(layer, tokens),
-        _grid_configs(layer, tokens),
-    )
+    entries = chain([engine_config(layer, tokens)], _grid_configs(layer, tokens))
     seen = set()
     for entry in entries:
         values = _as_launched(layer, entry)
@@ -437,50 +379,6 @@ def _as_launched(layer: ExpertLayer, entry: Mapping[str, int]) -> dict[str, int]
     if layer.block:
         values["BLOCK_SIZE_K"] = min(entry["BLOCK_SIZE_K"], layer.block)
     return values
-
-
-def _table_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
-    """Yield what the engine's tables for such layers on such GPUs have for a batch."""
-    from vllm.model_executor.layers.fused_moe import fused_moe
-
-    own = fused_moe.get_config_file_name(
-        layer.experts, layer.intermediate, layer.table_dtype, layer.block_shape
-    )
-    yield from shipped_configs(Path(fused_moe.__file__).with_name("configs"), own, tokens)
-
-
-def shipped_configs(folder: Path, name: str, tokens: int) -> Iterator[dict[str, int]]:
-    """Yield what tables like the named one have for a batch.
-
-    They are of the same quantization and may be for other sizes of the layer, and for GPUs with
-    another number in their name.
-
-    Args:
-        folder: the folder of the tables.
-        name: the name of the table that the engine looks for.
-        tokens: the size of the batch.
-    """
-    for table in _tables_like(folder, name):
-        yield dict(table[min(table, key=lambda size: abs(size - tokens))])
-
-
-@cache
-def _tables_like(folder: Path, name: str) -> list[dict[int, Mapping[str, int]]]:
-    wanted = _family(name)
-    tables = []
-    for path in sorted(folder.glob("*.json")):
-        if _family(path.name) == wanted:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content.pop("triton_version", None)
-            tables.append({int(size): config for size, config in content.items()})
-    return tables
-
-
-def _family(name: str) -> dict[str, str]:
-    labels = parse_labels(name.removesuffix(".json"))
-    device = re.split(r"\d", labels.get("device_name", ""))[0]
-    sizes = dict.fromkeys(labels.keys() & {"E", "N"}, "")
-    return {**labels, **sizes, "device_name": device}
 
 
 def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
@@ -534,9 +432,9 @@ SIZES = (
 PRESETS = {
     "mixtral-8x7b": ExpertLayer(8, 14336, 4096, 2),
     "qwen3-30b-a3b": ExpertLayer(128, 768, 2048, 8),
-    "qwen3-30b-a3b-fp8": ExpertLayer(128, 768, 2048, 8, "fp8_w8a8", 128),
-    "deepseek-v3": ExpertLayer(256, 2048, 7168, 8, "fp8_w8a8", 128),
-    "experts-256x128-fp8": ExpertLayer(256, 128, 7168, 8, "fp8_w8a8"),
+    "qwen3-30b-a3b-fp8": ExpertLayer(128, 768, 2048, 8, is_float8=True, block=128),
+    "deepseek-v3": ExpertLayer(256, 2048, 7168, 8, is_float8=True, block=128),
+    "experts-256x128-fp8": ExpertLayer(256, 128, 7168, 8, is_float8=True),
 }
 """Layers of models on one GPU; `tp` divides their intermediate features."""
 
@@ -560,14 +458,25 @@ def cases(
         intermediate: features between the two products, before tensor parallelism.
         hidden: features of a token.
         top_k: experts of a token.
-        dtype: `bfloat16`, `float16` or `fp8_w8a8`.
-        block: edge of the blocks that share a scale; 0 for one scale per expert.
+        dtype: `bfloat16`, or `fp8_w8a8` for float8 weights and activations.
+        block: edge of the blocks of float8 weights that share a scale; 0 for one per expert.
         tp: number of GPUs that share the intermediate features.
         sizes: numbers of tokens, separated by +; empty for those of vLLM's tables.
     """
-    described = (int(experts), int(intermediate), int(hidden), int(top_k), dtype, int(block))
-    layer = preset_of(preset, PRESETS) if preset else ExpertLayer(*described)
-    yield from layer_cases(layer.on_each_of(int(tp)), read_numbers(sizes, SIZES))
+    if dtype not in ("bfloat16", "fp8_w8a8"):
+        raise ValueError(f"dtype={dtype}: choose bfloat16 or fp8_w8a8")
+    described = ExpertLayer(
+        int(experts), int(intermediate), int(hidden), int(top_k), dtype == "fp8_w8a8", int(block)
+    )
+    layer = preset_of(preset, PRESETS) if preset else described
+    if min(layer.experts, layer.intermediate, layer.hidden, layer.top_k) < 1:
+        raise ValueError("name a preset, or experts, intermediate, hidden and top_k above 0")
+    if layer.block and not layer.is_float8:
+        raise ValueError("block: only the weights of fp8_w8a8 have scales")
+    if int(tp) < 1 or layer.intermediate % int(tp):
+        raise ValueError(f"tp={tp}: {layer.intermediate} features cannot be divided")
+    layer = replace(layer, intermediate=layer.intermediate // int(tp))
+    yield from layer_cases(layer, read_numbers(sizes, SIZES))
 
 
 def layer_cases(layer: ExpertLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Paged attention of an engine's layers: views of its cache, and one plan for layers alike.
+"""Paged attention of an engine's layers: views of its cache, one plan for layers alike, a warm-up.
 
 `batches_to_expect` has one batch for each region in which kernels choose a config. They are
 described by few numbers, and launched with tensors that are tiny in memory: all requests read the
@@ -7,8 +7,10 @@ same block of an empty cache.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,8 @@ from ... import attention
 from ...attention.batch import Scales
 from ...attention.schedule import FEW_SEQS
 from ...runtime.service_phase import without_benchmarks
+from ...system.notices import logger
+from ...tuning.compile_ahead import compile_together
 
 __all__ = [
     "SHORTEST_CONTEXT",
@@ -26,10 +30,12 @@ __all__ = [
     "ServingLimits",
     "StepInputs",
     "batches_to_expect",
+    "launch_batch",
     "made_up_step",
     "plan_layer",
     "run_layer",
     "split_cache",
+    "warm_up_attention",
 ]
 
 
@@ -382,3 +388,56 @@ def _empty_block(shape: LayerShape, device: torch.device) -> torch.Tensor:
         sizes = tuple(side_by_side[axis] for axis in order)
     cache = torch.zeros(sizes, dtype=shape.dtype, device=device).to(shape.cache_dtype)
     return cache.permute([order.index(axis) for axis in range(4)]) if order else cache
+
+
+_warmed_up: set[tuple[Any, ...]] = set()
+
+
+def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> None:
+    """Launch attention for the batches to expect, once per process for layers alike.
+
+    Configs come from records and decision trees. The launches benchmark nothing, and put what has
+    no record on the worklist.
+
+    Args:
+        shape: the layer's.
+        features: the layer's.
+        limits: the engine's.
+    """
+    key = shape, features.kind, limits
+    if key in _warmed_up or not torch.cuda.is_available():
+        return
+    _warmed_up.add(key)
+    device = torch.device("cuda", torch.cuda.current_device())
+    start = time.perf_counter()
+    expected = batches_to_expect(limits)
+    launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
+    compile_together(launches)
+    for launch in launches:
+        launch()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
+    taken = time.perf_counter() - start
+    logger.info("attention is ready for %d kinds of batches in %.1f s", len(expected), taken)
+
+
+def launch_batch(
+    shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
+) -> torch.Tensor:
+    """Launch attention for a made-up batch, and return its output.
+
+    It is launched with new tokens to write, though nowhere, and without: some layers share the
+    cache of another one, and write nothing. New keys lie beside the queries, as an engine's do, or
+    apart, as after a norm of the heads.
+    """
+    arguments = made_up_step(shape, features, batch, device)
+    _, _, query, keys, _ = arguments
+    out = torch.empty_like(query)
+    heads = shape.num_heads, shape.num_kv_heads, shape.num_kv_heads
+    beside = torch.zeros(len(query), sum(heads), *keys.shape[3:], dtype=query.dtype, device=device)
+    _, new_keys, new_values = beside.split(heads, dim=1)
+    slots = torch.full((len(query),), -1, dtype=torch.int64, device=device)
+    apart = attention.NewTokens(new_keys.contiguous(), new_values.contiguous(), slots)
+    for new in (attention.NewTokens(new_keys, new_values, slots), apart, None):
+        run_layer(*arguments, out, new)
+    return out

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import BundleError
-from ...stores.folder import delete_unfinished
 from ...stores.manifest import (
     BINARIES,
     MANIFEST,
@@ -84,7 +83,6 @@ def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
             f"{file} is there already and is no file: name one, which need not exist yet"
         )
     manifest = verify_folder(folder)
-    delete_unfinished(file)
     try:
         with open_replacement(file) as raw:
             digests = write(folder, manifest, raw)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -19,7 +17,7 @@ from starlette.responses import Response
 from ..errors import AccessDeniedError
 from ..problems import ProblemError
 from ..services.access import EVERYWHERE, READER, Role
-from ..services.json_items import InvalidJsonError, InvalidValueError, validate_json
+from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from .request_body import BodyBudget, read_body
 from .write_queue import LONGEST_WAIT, WriteQueue
 
@@ -30,38 +28,34 @@ _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _SMALL = 16 * 1024
 """Bytes of a body that is parsed on the event loop, because a thread would cost more."""
 _LARGE = 256 * 1024
-"""Bytes of a body beyond which requests are handled one at a time."""
+"""Bytes of a body beyond which few requests are handled at a time."""
+_LARGE_AT_ONCE = 3
+"""Large bodies that are handled at a time, of which one principal has two at most."""
 _BUDGET = 64 * 2**20
 """Bytes of bodies that are in memory at a time."""
 
 
 class BodyRule(NamedTuple):
-    """The role that a route's body needs, its largest size, and its long array of items."""
+    """The role that a route's body needs, its largest size, and whether the route writes."""
 
     role: Role
     max_bytes: int | None
-    items: str | None
     writes: bool
 
 
 def accepts(
-    role: Role,
-    max_bytes: int | None = 64 * 1024,
-    items: str | None = None,
-    *,
-    writes: bool = True,
+    role: Role, max_bytes: int | None = 64 * 1024, *, writes: bool = True
 ) -> Callable[[_Endpoint], _Endpoint]:
     """Declare who may send a body to an endpoint, which every endpoint with a body must do.
 
     Args:
         role: The role that is needed in the path's namespace, or in all if the path has none.
         max_bytes: The largest size; None for the server's setting `max_body`, the limit of all.
-        items: The field of the body that is a long array.
         writes: Whether the endpoint writes, which nobody may without a token of their own.
     """
 
     def declare(endpoint: _Endpoint) -> _Endpoint:
-        vars(endpoint)["body_rule"] = BodyRule(role, max_bytes, items, writes)
+        vars(endpoint)["body_rule"] = BodyRule(role, max_bytes, writes)
         return endpoint
 
     return declare
@@ -76,19 +70,18 @@ def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
 class BodyGate:
     """Bounds the memory and the turns that the requests with bodies take."""
 
-    def __init__(self, max_body: int, max_records: int, turns: int) -> None:
-        """Accept bodies of `max_body` bytes and `max_records` items, `turns` at a time."""
+    def __init__(self, max_body: int, turns: int) -> None:
+        """Accept bodies of `max_body` bytes, `turns` at a time."""
         self.max_body = max_body
-        self.max_records = max_records
         self.budget = BodyBudget(max(_BUDGET, 2 * max_body))
         self.queue = WriteQueue(turns)
         # An import keeps its body on the disk while that arrives, however slowly.
         self.imports = WriteQueue(turns)
-        self._large = asyncio.Semaphore(1)
+        self._large = WriteQueue(_LARGE_AT_ONCE)
 
     @asynccontextmanager
-    async def turn_for(self, size: int) -> AsyncIterator[float]:
-        """Wait until a request with a body of this size may be handled, which the block does.
+    async def turn_for(self, principal: str, size: int) -> AsyncIterator[float]:
+        """Wait until a principal's body of this size may be handled, which the block does.
 
         Yields:
             The seconds for which the request may wait for further turns.
@@ -99,19 +92,9 @@ class BodyGate:
         if size <= _LARGE:
             yield LONGEST_WAIT
             return
-        entered, began = False, time.monotonic()
-        with anyio.move_on_after(LONGEST_WAIT):
-            entered = await self._large.acquire()
-        if not entered:
-            raise ProblemError(
-                503,
-                "the server handles other large bodies: try again",
-                headers={"Retry-After": "2"},
-            )
-        try:
+        began = time.monotonic()
+        async with self._large.turn(principal):
             yield max(LONGEST_WAIT - (time.monotonic() - began), 0.0)
-        finally:
-            self._large.release()
 
 
 class _ParsedRequest(Request):
@@ -157,8 +140,8 @@ class StrictRoute(APIRoute):
                 body = await read_body(
                     request, min(rule.max_bytes or gate.max_body, gate.max_body), take
                 )
-                async with gate.turn_for(len(body)) as seconds:
-                    value = await _validate(body, model, rule.items, gate.max_records)
+                async with gate.turn_for(principal.name, len(body)) as seconds:
+                    value = await _validate(body, model)
                     parsed = _ParsedRequest(request, body, value)
                     del body
                     if not rule.writes:
@@ -188,15 +171,13 @@ def _key(request: Request, value: BaseModel | None) -> Hashable:
     return (named.get("namespace"), named.get("context") or tuple(named.items()))
 
 
-async def _validate(
-    body: bytes, model: type[BaseModel], items: str | None, max_items: int
-) -> BaseModel | None:
+async def _validate(body: bytes, model: type[BaseModel]) -> BaseModel | None:
     if not body:
         return None
     try:
         if len(body) <= _SMALL:
-            return validate_json(body, model, items, max_items)
-        return await run_in_threadpool(validate_json, body, model, items, max_items)
+            return validate_json(body, model)
+        return await run_in_threadpool(validate_json, body, model)
     except InvalidJsonError as error:
         raise ProblemError(400, f"the body is not JSON: {error}") from None
     except InvalidValueError as error:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from dejavu_cache.model.scenario import Config, Context, Scenario
-from dejavu_cache.report.svg import PlotCell, grid
 from dejavu_cache.system.notices import counted
 
 from ..errors import NotFoundError
@@ -23,6 +22,7 @@ from .columns import ConfigNames, ScenarioColumns
 from .costs import ConfigCost, config_costs, spread_evenly
 from .overview import CoveredContext, contexts_of
 from .paging import take_page
+from .winner_map import MapCell, draw_map
 
 __all__ = ["LOUD", "ContextFilter", "ContextView", "TunedScenario", "context_page", "excess_of"]
 
@@ -203,14 +203,14 @@ def _winner_map(
         position: _cell(counter, marks, names, parsed) for position, counter in winners.items()
     }
     about = f"Most frequent winner by {x}{f' and {y}' if y else ''}"
-    return Markup(grid(x, ticks[x], y, ticks[y] if y else [""], cells, about))
+    return Markup(draw_map(x, ticks[x], y, ticks[y] if y else [""], cells, about))
 
 
 def _cell(
     counter: Counter[str], marks: dict[str, str], names: ConfigNames, parsed: dict[str, Config]
-) -> PlotCell:
+) -> MapCell:
     text, count = counter.most_common(1)[0]
     mark = marks.get(text, "·")
     colour = _LETTERS.find(mark) if mark in _LETTERS else len(_LETTERS)
     hint = f"{names.name(parsed[text])}: {count} of {counted(counter.total(), 'scenario')}"
-    return PlotCell(mark, f"colour-{colour}", hint)
+    return MapCell(mark, f"colour-{colour}", hint)

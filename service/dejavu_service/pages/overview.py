@@ -24,8 +24,6 @@ __all__ = [
     "overview",
 ]
 
-_PAGE_SIZE = 25
-"""Kernels on one page."""
 _DAY = 86400.0
 
 SortKey = Literal["kernel", "records", "missing", "tuning", "saved", "changed"]
@@ -41,6 +39,7 @@ class OverviewFilter(NamedTuple):
         days: The largest age of the last change; None for any.
         sort: The column to sort by.
         page: The number of the page, from 1.
+        size: The number of kernels on a page.
     """
 
     search: str = ""
@@ -49,6 +48,7 @@ class OverviewFilter(NamedTuple):
     days: int | None = None
     sort: SortKey = "kernel"
     page: int = 1
+    size: int = 25
 
 
 class CoveredContext(NamedTuple):
@@ -156,8 +156,8 @@ def overview(
         )
         kernels = [kernel for kernel in _by_kernel(covered) if _is_wanted(kernel, wanted, since)]
         kernels.sort(key=_ORDER[wanted.sort])
-        start = (wanted.page - 1) * _PAGE_SIZE
-        page = kernels[start : start + _PAGE_SIZE]
+        start = (wanted.page - 1) * wanted.size
+        page = kernels[start : start + wanted.size]
         groups = {kernel.name: _comparable(kernel) for kernel in page}
         known = coverage.count_known(connection, groups)
     return Overview(
@@ -168,7 +168,7 @@ def overview(
         saved=sum(kernel.savings for kernel in kernels),
         devices=sorted({entry.device for entry in covered}),
         tritons=sorted({entry.triton for entry in covered}),
-        pages=max(-(-len(kernels) // _PAGE_SIZE), 1),
+        pages=max(-(-len(kernels) // wanted.size), 1),
     )
 
 

@@ -54,7 +54,7 @@ class Counted(BaseModel):
 
 
 @router.post("/{namespace}/misses")
-@accepts("read", 8 * 2**20, items="misses")
+@accepts("read", 4 * 2**20)
 def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
     reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]

@@ -111,7 +111,7 @@ async def read_record(
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
-@accepts("write", None, items="records")
+@accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
     limit = call.server.settings.max_records

@@ -11,7 +11,7 @@ from ..middleware.authentication import EXCHANGE_PATH
 from ..middleware.json_body import check_media_type
 from ..middleware.request_body import body_chunks
 from ..problems import RESPONSES, ProblemError
-from ..services.json_items import InvalidJsonError, InvalidValueError, validate_json
+from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from ..services.tokens import Issued
 from .common import CurrentCall
 
@@ -49,7 +49,7 @@ async def exchange_token(request: Request, call: CurrentCall) -> Issued:
     check_media_type(request)
     body = b"".join([chunk async for chunk in body_chunks(request, _LARGEST)])
     try:
-        sent: IdentityToken = validate_json(body, IdentityToken, None, 1)
+        sent: IdentityToken = validate_json(body, IdentityToken)
     except (InvalidJsonError, InvalidValueError) as error:
         raise ProblemError(400, f'send {{"token": TEXT}}: {error}') from None
     async with call.server.exchanging:

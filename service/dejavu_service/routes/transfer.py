@@ -100,7 +100,6 @@ async def import_records(
                     namespace,
                     lines,
                     settings.max_records,
-                    settings.max_body,
                     call.server.stopping.is_set,
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
@@ -15,14 +16,18 @@ from ..storage import contexts, records
 from ..storage.chunks import divide
 from ..storage.database import Database
 from .access import Principal
-from .json_items import InvalidJsonError, InvalidValueError, validate_json
+from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
+from .merging import MOST_RECORD_CHARACTERS
 from .records import check_record_set, merge_record_set
 
 __all__ = ["Imported", "export_lines", "import_lines", "render"]
 
 _MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
-"""Limits of a line of an export, below those that a server is likely to have for imports."""
+"""Limits of a line of an export, unless one record is longer."""
+
+_LONGEST_LINE = MOST_RECORD_CHARACTERS + 2**20
+"""Bytes of a line of an import: a record as large as one may become, and its context."""
 
 
 class Imported(BaseModel):
@@ -91,7 +96,6 @@ def import_lines(
     namespace: str,
     lines: IO[bytes],
     max_records: int,
-    max_line: int,
     is_stopping: Callable[[], bool],
 ) -> Imported:
     """Merge an export, after every line has been checked.
@@ -104,7 +108,6 @@ def import_lines(
         namespace: The namespace to write to.
         lines: A seekable file with a record set on each line.
         max_records: The largest number of records on a line.
-        max_line: The largest number of bytes of a line.
         is_stopping: Tells whether the server stops.
 
     Raises:
@@ -115,14 +118,14 @@ def import_lines(
     """
     principal.require("admin", namespace)
     checked = Imported()
-    for record_set in _parse_lines(lines, max_records, max_line):
+    for record_set in _parse_lines(lines, max_records):
         checked.sets += 1
         checked.records += len(record_set.records)
     with database.write() as connection:
         content = checked.model_dump(include={"sets", "records"})
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
-    for record_set in _parse_lines(lines, max_records, max_line):
+    for record_set in _parse_lines(lines, max_records):
         if is_stopping():
             raise ServerStoppingError(
                 f"the server stops and has imported {imported.sets} of "
@@ -138,14 +141,14 @@ def import_lines(
     return imported
 
 
-def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[RecordSet]:
+def _parse_lines(lines: IO[bytes], max_records: int) -> Iterator[RecordSet]:
     lines.seek(0)
     number = 0
-    while line := lines.readline(max_line + 1):
+    while line := lines.readline(_LONGEST_LINE + 1):
         number += 1
-        if len(line) > max_line:
+        if len(line) > _LONGEST_LINE:
             raise TooLargeError(
-                f"line {number} has over {max_line} bytes: split its records over several lines"
+                f"line {number} has over {_LONGEST_LINE} bytes: split its records over lines"
             )
         if line.strip():
             yield _parse_line(line, number, max_records)
@@ -153,7 +156,7 @@ def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[
 
 def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:
     try:
-        record_set = validate_json(line, RecordSet, "records", max_records)
+        record_set = validate_json(line, RecordSet, math.inf)
     except (InvalidJsonError, InvalidValueError) as error:
         raise InvalidRequestError(f"line {number}: {error}; nothing was imported") from None
     except OverflowError as error:

@@ -27,6 +27,7 @@ __all__ = [
     "count_empty",
     "count_records",
     "count_records_per_device",
+    "date_back",
     "ensure",
     "iter_digests",
     "kernel_of",
@@ -177,6 +178,13 @@ def bump_revision(
     if by is not None:
         values |= {"changed_at": epoch(), "changed_by": by}
     connection.execute(update(contexts).where(contexts.c.id == context_id).values(values))
+
+
+def date_back(connection: Connection, namespace: str, context: Context, moment: float) -> None:
+    """Date a context by its newest measurement, where its records were copied from elsewhere."""
+    values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
+    place = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
+    connection.execute(update(contexts).where(place).values(values))
 
 
 def list_contexts(

@@ -176,26 +176,15 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
         return
     if store.root.exists():
         os.scandir(store.root).close()  # raises where a search would find nothing
-    store.read_only, read_only = True, store.read_only  # damaged files stay as they are
-    unreadable, damaged = store.unreadable(), store.damaged_records()
+    problems = store.problems()
     contexts = list(store.contexts())
     records = sum(1 for context in contexts for _ in store.records(context))
-    store.read_only = read_only
     amounts = f"{counted(len(contexts), 'context')}, {counted(records, 'record')}"
     yield Finding("ok", store.url, f"readable, {amounts}")
     yield _check_writable(store)
-    for path, reason in {**unreadable, **store.unreadable_trees()}.items():
-        yield Finding("wrong", str(path), f"passed over: {reason}")
-    for path, problems in damaged.items():
-        for problem in problems:
-            text = f"a damaged record, which costs no other: {problem}"
-            yield Finding("wrong", str(path), text)
-    for path in store.damaged_files():
-        yield Finding(
-            "wrong",
-            str(path),
-            "was damaged and set aside; mend it and `dejavu-cache import` it, or delete it",
-        )
+    for path, found in problems.items():
+        for problem in found:
+            yield Finding("wrong", str(path), problem)
 
 
 def _check_spools() -> Iterator[Finding]:

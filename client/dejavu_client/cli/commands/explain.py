@@ -33,7 +33,7 @@ from ..options import (
     parse_assignments,
 )
 from ..output import note, say_indented, show_json
-from ..record_queries import contexts_of, has_settings, tuning_order, winning_measurement
+from ..record_queries import contexts_of, has_settings, last_measured, winning_measurement
 
 __all__ = ["register"]
 
@@ -111,7 +111,7 @@ def explain(
             (context, list(source.records(context)))
             for context in contexts_of(source, kernel, device, triton)
         ]
-    tuned.sort(key=lambda item: tuning_order(item[1]), reverse=True)
+    tuned.sort(key=lambda item: last_measured(item[1]), reverse=True)
     explained = [item for group in tuned for item in _nearest(*group, wanted, named)]
     explained.sort(key=lambda item: item.distance)
     if not explained:

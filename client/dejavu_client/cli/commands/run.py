@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -14,18 +14,11 @@ from typing import Annotated
 import typer
 
 import dejavu_cache
-from dejavu_cache.engines.prepared_tables import prepare_tables
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.settings import PREFIX, Mode, Settings
-from dejavu_cache.stores import make_absolute, wait_longer
-
-from ..chosen_store import open_chosen_store
-from ..output import note
+from dejavu_cache.settings import PREFIX, Settings
+from dejavu_cache.stores import make_absolute
 
 __all__ = ["register"]
-
-ENGINE_WAIT = 5.0
-"""Seconds that a server may take before an engine starts with the tables that it got last."""
 
 STARTUP = Path(dejavu_cache.__file__).parent / "installation" / "startup"
 
@@ -57,9 +50,6 @@ def run(
 ) -> None:
     """Run a command in which triton.autotune is cached, and in all Python processes it starts.
 
-    vLLM and SGLang, where they are installed, find the store's tuned tables: the folders that
-    VLLM_TUNED_CONFIG_FOLDER and SGLANG_MOE_CONFIG_DIR name, if they are not set.
-
     The command takes this process's place. Python's -E, -I and -S switch it off, since they ignore
     PYTHONPATH.
     """
@@ -73,7 +63,7 @@ def run(
     }
     changes = {PREFIX + name: value for name, value in options.items() if value}
     environment = {**os.environ, **changes, PREFIX + "INSTALL": "1"}
-    settings = Settings.from_environment(environment)  # wrong values raise before the command
+    Settings.from_environment(environment)  # wrong values raise before the command
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(STARTUP), os.environ.get("PYTHONPATH", "")))
     )
@@ -82,7 +72,6 @@ def run(
         if Path(words[0]).is_file():
             raise SettingsError(f"{words[0]} is not executable: name its interpreter before it")
         raise SettingsError(f"{words[0]} is no command that can be found")
-    environment |= _engine_variables(settings, environment)
     sys.stdout.flush()
     with _signals_of_a_shell():
         try:
@@ -105,18 +94,3 @@ def _signals_of_a_shell() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that point installed engines at the tuned tables of the store."""
-    if settings.mode is Mode.OFF:
-        return {}
-    try:
-        with open_chosen_store(settings.url or settings.default_url) as store:
-            variables = prepare_tables(wait_longer(store, ENGINE_WAIT), environment)
-    except Exception as error:  # whatever is wrong with the store, the command starts
-        note(f"engines get no tuned tables: {type(error).__name__}: {error}")
-        return {}
-    for variable, folder in variables.items():
-        note(f"{variable}={folder}")
-    return variables

@@ -1,4 +1,4 @@
-"""`export`, `import`, `merge` and `freeze`: copies of records between stores and files."""
+"""`export`, `import` and `merge`: copies of records between stores and files."""
 
 from __future__ import annotations
 
@@ -10,36 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.integrations.foreign_files import read_foreign_files, report_matches
-from dejavu_cache.model.foreign_result import ForeignResult
-from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
-from dejavu_cache.stores.memory import freeze as write_snapshot
 from dejavu_cache.system.notices import counted
-from dejavu_cache.triton_internals.environment import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
 from ..options import KernelOption, StoreOption, refuse_empty
-from ..output import note, say, say_indented
+from ..output import note
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
-from ..record_queries import contexts_of, kernels_of
+from ..record_queries import contexts_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
-
-ConflictOption = Annotated[
-    str,
-    typer.Option(
-        "--on-conflict",
-        metavar="RULE",
-        help="newest, fastest or fail: for two timings of one config.",
-    ),
-]
 
 
 def _folder_option(text: str) -> Any:
@@ -51,7 +37,6 @@ def register(app: typer.Typer) -> None:
     app.command("export")(export_records)
     app.command("import")(import_records)
     app.command()(merge)
-    app.command()(freeze)
 
 
 def export_records(
@@ -60,26 +45,22 @@ def export_records(
     ] = "-",
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
-    hf: Annotated[str, _folder_option("Write tables for kernels-community/moe.")] = "",
     triton: Annotated[
-        str,
-        typer.Option(metavar="VERSION", help="Of the tables; any: the newest. Default: installed."),
+        str, typer.Option(metavar="VERSION", help="Of the tables. Default: the installed one.")
     ] = "",
     kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
     """Write all records as JSON lines: a context and its records per line, in a fixed order.
 
-    An earlier FILE is replaced once the new one is complete. With --vllm, --sglang or --hf, the
-    winners become tuned tables in the engine's own format, also those that were imported.
+    An earlier FILE is replaced once the new one is complete. With --vllm or --sglang, the winners
+    of fused experts become tuned tables in the engine's own format.
     """
-    engines = {"vllm": vllm, "sglang": sglang, "hf": hf}
+    engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
     if folders:
         if file != "-" or kernel:
-            raise SettingsError(
-                "--vllm, --sglang and --hf write all tables: leave out FILE and --kernel"
-            )
+            raise SettingsError("--vllm and --sglang write all tables: leave out FILE and --kernel")
         with open_complete_store(store) as source:
             for engine, folder in folders.items():
                 export_tables(source, engine, folder, triton)
@@ -95,49 +76,22 @@ def export_records(
 def import_records(
     file: Annotated[
         str,
-        typer.Argument(help="An export, a record file, or a folder of them; - is standard input."),
-    ] = "",
-    triton_cache: Annotated[
-        str, _folder_option("Triton's cache folder: results of TRITON_CACHE_AUTOTUNING.")
-    ] = "",
-    triton_dejavu: Annotated[str, _folder_option("A folder of triton-dejavu.")] = "",
-    fla: Annotated[str, _folder_option("flash-linear-attention's configs.")] = "",
-    vllm: Annotated[str, _folder_option("Tuned tables of vLLM or SGLang.")] = "",
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="What your kernel calls fused_moe_kernel, E, N or M."),
-    ] = None,
+        typer.Argument(
+            help="An export, a record file, or a folder of them; - is standard input.",
+            callback=refuse_empty,
+        ),
+    ],
     store: StoreOption = "",
-    on_conflict: ConflictOption = "newest",
 ) -> None:
-    """Merge records from a file into a store, or take over another autotuner's results.
+    """Merge records from a file into a store.
 
-    All input is read before anything is written. Triton's own results count as measured by a
-    kernel of the same code, configs and compiler. Those of other tools stand in for scenarios that
-    are not tuned, as `imported`.
+    All input is read before anything is written.
     """
-    options = {"triton": triton_cache, "triton-dejavu": triton_dejavu, "fla": fla, "vllm": vllm}
-    folders = {origin: folder for origin, folder in options.items() if folder}
-    if len(folders) + bool(file) != 1:
-        raise SettingsError(
-            "name one thing to import: a FILE, --triton-cache, --triton-dejavu, --fla or --vllm"
-        )
     with open_chosen_store(store) as target:
-        if file:
-            texts = read_record_texts(file)
-            if not texts:
-                raise NothingFoundError(f"{file} holds no records")
-            merge_acknowledged(map(RecordText.parse, texts), target, parse_rule(on_conflict))
-        for origin, folder in folders.items():
-            results = _rename_results(read_foreign_files(origin, Path(folder)), rename or [])
-            if not results:
-                raise NothingFoundError(f"{folder} has no results of {origin}")
-            target.put_imported(results)
-            functions = ", ".join(sorted({result.function for result in results}))
-            amount = counted(len(results), "result")
-            say(f"{amount} of {origin} for {functions} kept in {target.url}")
-            for line in report_matches(results, triton_version() or ""):
-                say_indented(line)
+        texts = read_record_texts(file)
+        if not texts:
+            raise NothingFoundError(f"{file} holds no records")
+        merge_acknowledged(map(RecordText.parse, texts), target)
 
 
 def merge(
@@ -149,13 +103,11 @@ def merge(
         str,
         typer.Option("--into", metavar="URL", help="The store to write.", callback=refuse_empty),
     ],
-    on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge stores into one; prints how many records were new, and how many known already.
 
     All stores must be readable before anything is written.
     """
-    rule = parse_rule(on_conflict)
     with ExitStack() as stack:
         opened = [stack.enter_context(open_complete_store(url)) for url in sources]
         empty = [source for source in opened if next(source.contexts(), None) is None]
@@ -164,45 +116,9 @@ def merge(
         for source in empty:
             note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
-        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target, rule)
-
-
-def freeze(
-    folder: Annotated[
-        str, typer.Argument(help="Where the snapshot is written.", callback=refuse_empty)
-    ],
-    kernel: KernelOption = "",
-    store: StoreOption = "",
-) -> None:
-    """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
-    with open_complete_store(store) as source:
-        snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
-    say(snapshot.url)
-
-
-def parse_rule(text: str) -> OnConflict:
-    """Return the rule for two timings of one config that `--on-conflict` names."""
-    rules: dict[str, OnConflict] = {"newest": "newest", "fastest": "fastest", "fail": "fail"}
-    if text not in rules:
-        raise SettingsError(f"--on-conflict {text!r}: choose newest, fastest or fail")
-    return rules[text]
+        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target)
 
 
 def _count_kernels(contexts: list[Context]) -> str:
     kernels = len({context.kernel.name for context in contexts})
     return f"{counted(len(contexts), 'context')} of {counted(kernels, 'kernel')}"
-
-
-def _rename_results(results: list[ForeignResult], changes: list[str]) -> list[ForeignResult]:
-    if not all(change.count("=") == 1 for change in changes):
-        raise SettingsError(f"--rename takes OLD=NEW, not {', '.join(changes)}")
-    names = dict(change.split("=") for change in changes)
-    return [
-        result.model_copy(
-            update={
-                "function": names.get(result.function, result.function),
-                "named": {names.get(name, name): value for name, value in result.named.items()},
-            }
-        )
-        for result in results
-    ]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from dejavu_cache.model.scenario import Context, is_from_future, now
+from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store, tiers_of
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
-from ..record_queries import contexts_of
+from ..record_queries import NEVER, contexts_of, last_measured
 from ..step_report import sum_of_steps
 
 __all__ = ["register"]
@@ -105,17 +106,17 @@ def _stale_contexts(store: Store, days: int | None) -> set[Context]:
 
     Launches that are recorded apart from measurements are of no date, and may have another hash
     than the tuned kernel, whose heuristics count. They go with their code, or with all that was
-    tuned of their kernel. So does what only a clock that is ahead has dated.
+    tuned of their kernel.
     """
-    dates: dict[Context, float] = {}
+    dates: dict[Context, datetime] = {}
     undated: list[Context] = []
     for context in store.contexts():
-        date = _last_tuned(store, context)
-        if date is None:
+        date = last_measured(store.records(context))
+        if date == NEVER:
             undated.append(context)
         else:
             dates[context] = date
-    newest: dict[str, tuple[float, str]] = {}
+    newest: dict[str, tuple[datetime, str]] = {}
     for context, date in dates.items():
         kernel = context.kernel
         newest[kernel.name] = max(newest.get(kernel.name, (date, "")), (date, kernel.source))
@@ -124,28 +125,14 @@ def _stale_contexts(store: Store, days: int | None) -> set[Context]:
         for context in dates
         if context.kernel.source != newest[context.kernel.name][1]
     }
-    present = now().timestamp()
     stale = {
         context
         for context, date in dates.items()
-        if context.kernel in superseded or (days is not None and present - date > days * 86_400)
+        if context.kernel in superseded or (days is not None and (now() - date).days >= days)
     }
     remaining = {context.kernel.name for context in dates.keys() - stale}
     return stale.union(
         context
         for context in undated
         if context.kernel in superseded or context.kernel.name in newest.keys() - remaining
-    )
-
-
-def _last_tuned(store: Store, context: Context) -> float | None:
-    """Return when the last measurement was made that is not from the future, in seconds."""
-    return max(
-        (
-            measurement.at.timestamp()
-            for record in store.records(context)
-            for measurement in record.measurements
-            if not is_from_future(measurement.at)
-        ),
-        default=None,
     )

@@ -1,1 +1,0 @@
-"""Other systems: one module for each."""

@@ -1,1 +1,0 @@
-"""Draw records as one static HTML page."""

@@ -1,0 +1,101 @@
+"""The server's pages for the records of any store: on this machine, for reading alone."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import Store, TieredStore, open_store, tiers_of, wait_longer
+from dejavu_cache.system.safe_files import replace_file
+
+from .pages import rendering
+from .pages.overview import OverviewFilter, overview
+from .services import tokens
+from .services.access import ANYBODY, EVERYWHERE, READER
+from .services.records import merge_record_set
+from .serving import make_server
+from .settings import ServerSettings
+from .storage import contexts, schema
+from .storage.database import Database
+
+__all__ = ["serve_pages", "write_overview"]
+
+_NAMESPACE = "main"
+_PATIENCE = 30.0
+"""Seconds to wait for the answer of a store that is a server."""
+_DEAD_LINK = re.compile(r' href="[/?][^"]*"')
+
+
+def serve_pages(url: str) -> None:
+    """Serve the pages of a store until a signal to stop, and open a browser.
+
+    Raises:
+        StoreError: The store has no records, or cannot be read.
+    """
+    with _copied(url) as database, socket.create_server(("127.0.0.1", 0)) as listener:
+        # Whoever has no token may read once there is one, and nobody knows this one.
+        tokens.issue(database, ANYBODY, "pages", "read", [EVERYWHERE], None)
+        server = make_server(ServerSettings(database=str(database.url), open_read=True))
+        page = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        typer.echo(f"{page} shows {url or 'your records'} until Ctrl-C")
+        sys.stdout.flush()
+        webbrowser.open(page)  # the socket listens already, so that the browser waits for an answer
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+def write_overview(url: str, output: Path) -> None:
+    """Write the overview of a store's kernels as one file that loads nothing from elsewhere.
+
+    Raises:
+        StoreError: The store has no records, or cannot be read.
+    """
+    with _copied(url) as database:
+        wanted = OverviewFilter(size=sys.maxsize)
+        seen = overview(database, READER, _NAMESPACE, wanted)
+    style = rendering.stylesheet()
+    values = {"namespace": url or "the user's own store", "seen": seen, "wanted": wanted}
+    page = rendering.render("overview.html", query="", style=style, **values)
+    replace_file(output, _DEAD_LINK.sub("", page).encode())
+
+
+@contextmanager
+def _copied(url: str) -> Iterator[Database]:
+    """Copy a store's records into the database of a temporary folder."""
+    settings = current_settings()
+    store = wait_longer(open_store(url or settings.url or settings.default_url), _PATIENCE)
+    with TemporaryDirectory(prefix="dejavu-pages-") as folder:
+        database = Database(f"sqlite:///{folder}/records.sqlite3")
+        try:
+            schema.upgrade(database)
+            with TieredStore(tiers_of(store), strict=True) as source:
+                _copy(source, database)
+            yield database
+        finally:
+            database.close()
+
+
+def _copy(source: Store, database: Database) -> None:
+    total = 0
+    for record_set in source.record_sets():
+        total += len(record_set.records)
+        moments = [
+            measurement.at.timestamp()
+            for record in record_set.records
+            for measurement in record.measurements
+        ]
+        with database.write() as connection:
+            merge_record_set(connection, ANYBODY, _NAMESPACE, record_set)
+            contexts.date_back(connection, _NAMESPACE, record_set.context, max(moments, default=0))
+    if not total:
+        raise StoreError(f"{source.url} has no records: is the name right?")

@@ -1,0 +1,80 @@
+"""JSON texts from clients: what is taken, what is refused, and what refusing costs."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+
+import pytest
+from dejavu_service.errors import TooLargeError
+from dejavu_service.services.json_text import InvalidJsonError, InvalidValueError, validate_json
+from hypothesis import given
+from hypothesis import strategies as st
+from support.service import record, record_set
+
+from dejavu_cache.model.record import RecordSet
+
+MIB = 2**20
+
+
+def test_a_record_set_is_the_same() -> None:
+    sent = record_set(*(record(m) for m in range(20)))
+    assert validate_json(sent.model_dump_json(exclude_none=True).encode(), RecordSet) == sent
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b'{"records": 0}', InvalidValueError),
+        (b'{"records": [{}], "records": 0}', InvalidValueError),
+        (b'{"records": [{"a": [' + b"0," * 600_000 + b"0]}]}", TooLargeError),
+        (b'{"records": [' + b'{"a":' * 5000 + b"}" * 5000 + b"]}", InvalidJsonError),
+        (b'{"records": [{"a": "\\u0000"}]}', InvalidJsonError),
+        (b'{"records": [{"a": NaN}]}', InvalidJsonError),
+        (b'{"records": [{"a": "\xff"}]}', InvalidJsonError),
+        (b'{"records": [{]}]}', InvalidJsonError),
+        (b"{}{}", InvalidJsonError),
+        (b"{", InvalidJsonError),
+    ],
+    ids=range(10),
+)
+def test_what_is_wrong_is_refused(text: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        validate_json(text, RecordSet)
+
+
+@given(st.text(alphabet='\\u0"\x00', max_size=12))
+def test_an_escaped_nul_is_told_from_escaped_backslashes(value: str) -> None:
+    with pytest.raises(InvalidJsonError if "\x00" in value else InvalidValueError):
+        validate_json(json.dumps({"value": value}).encode(), RecordSet)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"c":"' + b"\\" * (4 * MIB) + b'u0001 \\\\u0000"}',
+        b'{"context":' + b"[" * (4 * MIB),
+        b'{"records":[' + b"{}," * 160_000 + b"{}]}",
+        b'{"records":[' + b"[]," * 240_000 + b"[]]}",
+        b'"' + b'\\"' * (2 * MIB),
+    ],
+    ids=["backslashes", "brackets", "objects", "arrays", "quotes"],
+)
+def test_a_hostile_text_takes_a_bounded_share_of_memory_and_time(text: bytes) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises((InvalidJsonError, InvalidValueError, TooLargeError)):
+        validate_json(text, RecordSet)
+    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * MIB
+    assert seconds < 10  # what needs a square of its length would take hours
+
+
+def test_few_errors_are_listed() -> None:
+    text = b'{"records": [{"scenario": {}, "measurements": [' + b"0," * 400 + b"0]}]}"
+    with pytest.raises(InvalidValueError) as raised:
+        validate_json(text, RecordSet)
+    assert len(raised.value.errors) == 20
+    assert raised.value.count >= 400

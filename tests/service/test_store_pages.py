@@ -1,0 +1,68 @@
+"""`dejavu-cache pages`: the server's pages for the records of any store."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from support.processes import dejavu
+from support.records import MOMENT, context, measurement, record
+from support.service import command
+
+from dejavu_cache.stores import FileStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    """Return a store with two versions of a kernel's code, the one that was tuned last first."""
+    store = FileStore(tmp_path / "records")
+    store.put(context(source="a" * 32), [record(16, measurement(32, 1.0), measurement(64, 2.0))])
+    store.put(
+        context(source="b" * 32), [record(16, measurement(32, 1.0, MOMENT - timedelta(days=9)))]
+    )
+    return store
+
+
+def test_a_store_is_shown_and_cannot_be_changed(store: FileStore, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
+    words = command("pages", "--store", str(store.root))
+    env = {**os.environ, "BROWSER": "true", "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        base = process.stdout.readline().partition("/ shows ")[0]
+        try:
+            with httpx.Client(base_url=base, follow_redirects=True, timeout=60) as client:
+                overview = client.get("/").text
+                path, *_ = re.findall(r'"(/pages/main/contexts/\w+)">NVIDIA H200<', overview)
+                scenario, *_ = re.findall(rf'"({path}/scenarios/\w+)"', client.get(path).text)
+                assert "BLOCK=32" in client.get(scenario).text
+                digest = path.rpartition("/")[2]
+                deleted = client.delete(f"/v1/main/contexts/{digest}/records")
+                assert deleted.status_code in (401, 403)
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+    assert before == {path: path.read_bytes() for path in store.root.rglob("*") if path.is_file()}
+    assert not list(tmp_path.glob("dejavu-pages-*"))
+
+
+def test_the_overview_is_one_file_that_loads_nothing(store: FileStore, tmp_path: Path) -> None:
+    page = tmp_path / "overview.html"
+    assert dejavu("pages", "--store", store.root, "--output", page).returncode == 0
+    text = page.read_text()
+    assert "pkg.<wbr>kernels.<wbr>add" in text
+    assert "1 of earlier source" in text
+    assert "source bbbbbbbb" in text
+    assert not re.search(r"\b(href|src|action)=|url\(|<script|<form", text)
+
+
+def test_a_store_without_records_is_an_error(tmp_path: Path) -> None:
+    ran = dejavu("pages", "--store", tmp_path / "mistyped", "--output", tmp_path / "page.html")
+    assert ran.returncode == 3
+    assert "mistyped has no records: is the name right?" in ran.stderr
