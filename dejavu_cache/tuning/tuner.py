@@ -336,11 +336,10 @@ class Tuner:
         self._tried.add(config)
         start = time.perf_counter()
         try:
-            timing = (
-                self._call_benchmark(config)
-                if self._timer is None
-                else self._sample(self._timer, config, effort, patient)
-            )
+            if self._timer is None:
+                timing = self._call_benchmark(config)
+            elif (timing := self._sample(self._timer, config, effort, patient)) is None:
+                return None
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
@@ -349,8 +348,6 @@ class Tuner:
                 raise
             forget_frames(error)
             return failed_measurement(config, failure, time.perf_counter() - start)
-        if timing is None:
-            return None
         outcome, seconds = quantiles_of(timing), time.perf_counter() - start
         if isinstance(outcome, Failure):
             return failed_measurement(config, outcome, seconds)
