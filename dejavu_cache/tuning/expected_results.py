@@ -173,7 +173,8 @@ class Output:
     Attributes:
         tensor: the tensor.
         original: a copy of what the program passed.
-        may_be_filled: whether no other argument shares its memory.
+        may_be_filled: whether it may hold anything before a launch; once results are expected,
+            whether the default's launch found it filled.
         is_visible: whether some element shows that the default writes it.
         holds_results: whether only a launch on the filled tensor shows that.
     """
@@ -182,7 +183,7 @@ class Output:
         """Expect no change yet."""
         self.tensor = tensor
         self.original = self._expected = original
-        self.may_be_filled = self.is_visible = self.holds_results = self._was_filled = False
+        self.may_be_filled = self.is_visible = self.holds_results = False
         self._scale: float | None = None
 
     @classmethod
@@ -209,7 +210,7 @@ class Output:
         Args:
             was_filled: whether the launch found the tensor filled.
         """
-        self._was_filled = was_filled
+        self.may_be_filled = was_filled
         is_changed = False
         for part, before in _pieces_on_device(self.tensor, self.original):
             written = _bits(part) != (_filling(before) if was_filled else _bits(before))
@@ -242,7 +243,7 @@ class Output:
         for actual, expected, before in _pieces_on_device(
             self.tensor, self._expected, self.original
         ):
-            if not self._was_filled:
+            if not self.may_be_filled:
                 yield actual, expected
                 continue
             filled = _filling(before)

@@ -109,7 +109,6 @@ class Race:
         screened: the measurements of the screening, in its order.
         default: the config that the winner must not be slower than.
         turn: measures one config.
-        prepare: is called with configs before they take turns.
         is_over: whether the time for tuning has run out; the first round is run in any case.
     """
 
@@ -119,7 +118,6 @@ class Race:
         default: Config,
         turn: Turn,
         *,
-        prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Measure nothing yet; the arguments are described at the class."""
@@ -127,7 +125,6 @@ class Race:
         self._times = {config: look.median for config, look in screened.items() if look.median}
         self._default = default
         self._turn = turn
-        self._prepare = prepare
         self._is_over = is_over
         self._random = random.Random(len(screened))
         self._turns: dict[Config, list[Measurement]] = {}
@@ -163,8 +160,6 @@ class Race:
         """Have configs race from now on."""
         entered = {*configs}
         self._racing = [config for config in self._screened if config in entered]
-        if len(self._racing) > 1:
-            self._prepare(self._racing)
 
     def _run_round(self) -> None:
         """Measure each config once, in random order; those that fail leave."""

@@ -317,3 +317,19 @@ def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason:
     made = checker(launch_arguments(), write_nothing, accesses=accesses)
     assert has_reason(made.verdicts_on_default(), reason)
     assert made.judge(double).outcome == "not_compared"
+
+
+def test_what_the_default_reads_is_not_filled_for_others() -> None:
+    """A config that only writes it leaves the padding as it was, which is right."""
+
+    def add(arguments: dict[str, Any]) -> None:
+        arguments["out"][:60].add_(arguments["x"][:60])
+
+    def write(arguments: dict[str, Any]) -> None:
+        arguments["out"][:60] = arguments["x"][:60]
+
+    def accesses(launched: Write) -> Accesses:
+        return code("x out", "out") if launched is add else code("x", "out")
+
+    arguments = {"x": torch.randn(64), "out": torch.zeros(64)}
+    assert checker(arguments, add, accesses=accesses).judge(write).outcome == "equal"
