@@ -46,23 +46,24 @@ def write() -> None:
 def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
     """Tune the cases of a kernel in order; each may take its share of what time is left."""
     from dejavu_cache.runtime.resolver import Resolver
-    from dejavu_cache.settings import Mode, current_settings
+    from dejavu_cache.settings import Mode
     from dejavu_cache.stores import TieredStore
     from dejavu_cache.sweep.case_tuner import make_request
 
     until = time.monotonic() + seconds
-    counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
+    configs = {config for case in cases for config in case.kernel.configs}
+    counts = {"configs": len(configs), "benchmarked": 0, "cut_short": 0}
     start = time.monotonic()
     for index, case in enumerate(cases):
         request = make_request(case)
         # The first batches compile what the later ones need too.
         share = 3.0 * (until - time.monotonic()) / (len(cases) - index)
         budget = replace(request.budget, seconds=max(share, 0.5))
-        resolver = Resolver(TieredStore([store]), Mode.TUNE, 0.0, current_settings())
+        resolver = Resolver(TieredStore([store]), Mode.TUNE)
         began = time.monotonic()
         resolution, benchmarked = resolver.resolve(replace(request, budget=budget), wait=0.0)
         counts["benchmarked"] += benchmarked
-        counts["cut_short"] += bool(resolution.missing)
+        counts["cut_short"] += benchmarked < len(request.declared)
         log(case.name, resolution.how, f"{benchmarked} of {len(request.declared)}",
             f"{time.monotonic() - began:.1f} s", str(resolution.config)[:110])  # fmt: skip
     return {**counts, "seconds": round(time.monotonic() - start, 1)}

@@ -8,16 +8,24 @@ infinity has an edge of `Edges` below it); a number below the first step goes to
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 import reprlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StrictFloat, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass
 
-from ..errors import SettingsError, did_you_mean, problem_text
+from ..errors import SettingsError, problem_text
 
 __all__ = [
     "Bucket",
@@ -33,44 +41,15 @@ __all__ = [
 
 FiniteFloat = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 _FORBID = ConfigDict(extra="forbid")
-_Kind = TypeVar("_Kind", bound=type)
-
-_RULES = {
-    "Exact": "it takes no argument: Exact()",
-    "Pow2": "min and max are powers of two: Pow2(min=16, max=4096)",
-    "Edges": "give one list of finite numbers that increase: Edges([1, 16, 256])",
-    "Multiple": "n is one whole number, 1 or more: Multiple(16)",
-}
-"""What each bucket is made of, as the end of a message."""
 
 
-def _said_in_one_sentence(bucket: _Kind) -> _Kind:
-    """Let a bucket's constructor raise a `SettingsError` that names the mistake and the remedy."""
-    validate = bucket.__init__  # type: ignore[misc]
-
-    @functools.wraps(validate)
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            validate(self, *args, **kwargs)
-        except ValidationError as error:
-            name = bucket.__name__
-            given = [*map(reprlib.repr, args)]
-            given += [f"{key}={reprlib.repr(value)}" for key, value in kwargs.items()]
-            reason = _reason(bucket, error.errors()[0])
-            raise SettingsError(f"{name}({', '.join(given)}): {reason}") from None
-
-    bucket.__init__ = construct  # type: ignore[misc]
-    return bucket
+def _check_power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise ValueError("give a power of two")
+    return value
 
 
-def _reason(bucket: type, problem: Mapping[str, Any]) -> str:
-    """Return what is wrong with a bucket's arguments, and what to write instead."""
-    if problem["type"] == "value_error":
-        return problem_text(problem)
-    if problem["type"] == "unexpected_keyword_argument":
-        unknown = problem["loc"][0]
-        return f"it has no {unknown!r}: {did_you_mean(unknown, bucket.__annotations__)}"
-    return _RULES[bucket.__name__]
+_PowerOfTwo = Annotated[StrictInt, AfterValidator(_check_power_of_two)]
 
 
 def _is_number(value: object) -> bool:
@@ -79,7 +58,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-@_said_in_one_sentence
 @dataclass(frozen=True, config=_FORBID)
 class Exact:
     """Give every value a scenario of its own; no other value stands in for it."""
@@ -95,7 +73,6 @@ class Exact:
         return value
 
 
-@_said_in_one_sentence
 @dataclass(frozen=True, config=_FORBID)
 class Pow2:
     """Round down to a power of two between `min` and `max`.
@@ -104,20 +81,14 @@ class Pow2:
     (32, 64, 16)
     """
 
-    min: StrictInt | None = Field(default=None, ge=1)
-    max: StrictInt | None = Field(default=None, ge=1)
+    min: _PowerOfTwo | None = None
+    max: _PowerOfTwo | None = None
     kind: Literal["pow2"] = "pow2"
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Pow2:
-        for name, bound in (("min", self.min), ("max", self.max)):
-            if bound is not None and bound & (bound - 1):
-                below = 1 << (bound.bit_length() - 1)
-                raise ValueError(
-                    f"{name}={bound} is not a power of two: give {below} or {2 * below}"
-                )
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min={self.min} is above max={self.max}: exchange them")
+            raise ValueError(f"min={self.min} is above max={self.max}")
         return self
 
     def __call__(self, value: Any) -> Any:
@@ -137,7 +108,6 @@ class Pow2:
         return step if self.max is None or step <= self.max else None
 
 
-@_said_in_one_sentence
 @dataclass(frozen=True, config=_FORBID)
 class Edges:
     """Round down to an edge; a value below the first edge goes to the first.
@@ -153,7 +123,7 @@ class Edges:
     @model_validator(mode="after")
     def _check_edges(self) -> Edges:
         if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError(f"they do not increase strictly: give {sorted(set(self.edges))}")
+            raise ValueError("edges increase strictly")
         return self
 
     def __call__(self, value: Any) -> Any:
@@ -169,7 +139,6 @@ class Edges:
         return math.floor(self.edges[index]) if index < len(self.edges) else None
 
 
-@_said_in_one_sentence
 @dataclass(frozen=True, config=_FORBID)
 class Multiple:
     """Round down to a multiple of `n`; a value below `n` goes to `n`.
@@ -195,6 +164,8 @@ class Multiple:
 
 Bucket = Annotated[Exact | Pow2 | Edges | Multiple, Field(discriminator="kind")]
 
+_BUCKET: TypeAdapter[Bucket] = TypeAdapter(Bucket)
+
 BucketName = Literal["exact", "pow2"]
 """A bucket by its kind, where the kind has no parameter that must be given."""
 
@@ -208,19 +179,11 @@ def parse_bucket(spec: BucketSpec) -> Bucket:
     Raises:
         SettingsError: no bucket is spelled like this.
     """
-    if isinstance(spec, (Exact, Pow2, Edges, Multiple)):
-        return spec
-    fields = {"kind": spec} if isinstance(spec, str) else spec
-    if not isinstance(fields, Mapping) or not isinstance(fields.get("kind"), str):
+    try:
+        return _BUCKET.validate_python({"kind": spec} if isinstance(spec, str) else spec)
+    except ValidationError as error:
+        reasons = "; ".join(map(problem_text, error.errors()))
         raise SettingsError(
-            f"{reprlib.repr(spec)} is no bucket: give one such as Multiple(16), Pow2(max=4096), "
-            '"pow2" or {"kind": "edges", "edges": [1, 16, 256]}'
-        )
-    if fields["kind"] not in _KINDS:
-        kind = fields["kind"]
-        raise SettingsError(f"no bucket is called {kind!r}: {did_you_mean(kind, _KINDS)}")
-    bucket: Bucket = _KINDS[fields["kind"]](**{str(name): fields[name] for name in fields})
-    return bucket
-
-
-_KINDS: Mapping[str, Any] = {"exact": Exact, "pow2": Pow2, "edges": Edges, "multiple": Multiple}
+            f"{reprlib.repr(spec)} is no bucket, such as Multiple(16), Pow2(max=4096), "
+            f'"pow2" or {{"kind": "edges", "edges": [1, 16, 256]}}: {reasons}'
+        ) from None

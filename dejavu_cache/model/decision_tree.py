@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -21,7 +22,6 @@ from pydantic import (
 )
 
 from ..errors import DamagedRecordsError, NewerFormatError
-from ..system.fork_lock import cached_property
 from .record import first_problem, version_of
 from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text, sort_by_name
 

@@ -50,7 +50,6 @@ __all__ = [
     "NO_DEFAULT",
     "NO_MEMORY",
     "NO_WORK",
-    "REASONS",
     "SWITCHED_OFF",
     "Confidence",
     "Failure",
@@ -197,18 +196,6 @@ NOT_REPEATABLE = "not repeatable"
 HELD_BEFORE = "held before"
 """An output held its results before the launch, so nothing shows whether they are written."""
 
-REASONS = (
-    NO_MEMORY,
-    NO_WORK,
-    NO_DEFAULT,
-    SWITCHED_OFF,
-    BEHIND_POINTERS,
-    NOT_COPYABLE,
-    NOT_REPEATABLE,
-    HELD_BEFORE,
-)
-"""How the reasons begin for which results are not compared."""
-
 Results = Mapping[str, OutputVerdict]
 """Verdicts on one config, by output."""
 
@@ -234,7 +221,7 @@ def may_win(results: Results) -> bool:
 
 
 def has_reason(results: Results | None, reason: str) -> bool:
-    """Return whether some output was not compared for one of the `REASONS`."""
+    """Return whether some output was not compared for the reason that is named."""
     return any(
         verdict.outcome == "not_compared" and verdict.reason.startswith(reason)
         for verdict in (results or {}).values()
@@ -296,11 +283,6 @@ class Winner(FrozenModel):
     def is_compared(self) -> bool:
         """Return whether the config's results were compared, and none was found wrong."""
         return are_compared(self.results)
-
-    @property
-    def not_compared(self) -> list[str]:
-        """Return which outputs were not compared, and why, in words."""
-        return reasons_not_compared(self.results)
 
 
 class Pin(FrozenModel):
@@ -372,10 +354,7 @@ A kernel with more specialises on a value that varies from call to call.
 
 
 MOST_MEASUREMENTS = 10_000
-"""Largest number of measurements that a merge leaves in a record.
-
-Earlier versions wrote up to ten times as many, and those records can be read.
-"""
+"""Largest number of measurements in a record; a merge leaves out the oldest."""
 
 
 class Record(FrozenModel):
@@ -386,7 +365,7 @@ class Record(FrozenModel):
     pin: Pin | None = None
     launches: tuple[RecordedLaunch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
     """Launches to compile ahead of time with the winner; None if none was recorded."""
-    measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
+    measurements: tuple[Measurement, ...] = Field(default=(), max_length=MOST_MEASUREMENTS)
 
     def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
@@ -434,7 +413,7 @@ class Record(FrozenModel):
     def reasons_not_compared(self, config: Config) -> list[str]:
         """Return which results of a config were not compared with the default's, and why."""
         if self.winner is not None and self.winner.config == config:
-            return self.winner.not_compared
+            return reasons_not_compared(self.winner.results)
         return [f"{ALL_OUTPUTS}: this config has won no tune"]
 
     @property
@@ -451,24 +430,17 @@ class Record(FrozenModel):
         since = self.winner.adopted_at if self.winner else None
         if self.winner is None or since is None:
             return self
-        own = self.by_config.get(self.winner.config)
-        if own is not None and own.at <= since:
+        winning = self.by_config.get(self.winner.config)
+        if winning is not None and winning.at <= since:
             return self
-        return self.without_adopted()
+        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
+        return self.model_copy(update={"measurements": own})
 
     def as_adopted(self, at: datetime) -> Record:
         """Return the record as it is kept under another key of equal code from a moment on."""
         assert self.winner is not None
         winner = self.winner.model_copy(update={"adopted_at": at, "at": at})
         return self.model_copy(update={"winner": winner})
-
-    def without_adopted(self) -> Record:
-        """Return the record without measurements taken over from another key."""
-        since = self.winner.adopted_at if self.winner else None
-        if since is None:
-            return self
-        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
-        return self.model_copy(update={"measurements": own})
 
     @property
     def times_by_case(self) -> dict[Config, dict[str, float]]:

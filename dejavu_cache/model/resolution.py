@@ -10,30 +10,18 @@ from typing import Any, Literal
 from ..system.notices import counted
 from .record import Measurement, Record
 from .scenario import GENERATED_MODULE, Config, Context, Difference, Environment, Scenario, now
-from .selection import CaseScores
 
-__all__ = ["ChoiceEvidence", "How", "Resolution", "gather_evidence"]
+__all__ = ["How", "Resolution", "evidence_lines"]
 
 How = Literal[
-    "exact",
-    "tuned",
-    "nearest",
-    "tree",
-    "family",
-    "toolchain",
-    "pinned",
-    "agreed",
-    "imported",
-    "default",
-    "off",
+    "exact", "tuned", "toolchain", "nearest", "tree", "pinned", "agreed", "default", "off"
 ]
 """The provenance of a config.
 
-`exact`: recorded. `tuned`: benchmarked by this process. `nearest`: the winner of a neighbouring
-scenario. `tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture.
-`toolchain`: recorded with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another
-rank of the job. `imported`: found by another tool. `default`: none of these, or a kernel with one
-config. `off`: Triton's own autotuner decides, and nothing is looked up or recorded."""
+`exact`: recorded. `tuned`: benchmarked by this process. `toolchain`: recorded with another Triton.
+`nearest`: the winner of a neighbouring scenario. `tree`: a decision tree's choice. `pinned`: chosen
+by a person. `agreed`: chosen by another rank of the job. `default`: none of these, or a kernel with
+one config. `off`: Triton's own autotuner decides, and nothing is looked up or recorded."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +33,19 @@ class Resolution:
         config: the `triton.Config` that a launch runs; None if Triton has yet to choose it.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
-        store: URL of the record's store or of the tree's file, name of another tool, or None.
+        store: URL of the record's store or of the tree's file, or None.
         distance: of a `nearest` scenario, in powers of two.
-        differences: on a miss, the fields in which the nearest or the tree's records differ.
-        missing: the number of declared configs without a measurement.
-        unfinished: on a miss, whether the scenario has timings, but no winner.
+        differences: the fields in which what stands in differs from what was asked for.
         not_compared: which results of the config, or of a faster one that does not run for want of
             a comparison, were not compared with the default's, and why.
-        wrong: the declared configs whose results were found to be wrong, with the evidence.
+        uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         only: whether pruning left the launch no other config.
-        ignored_pin: the config that a person chose and the launch may not run, or None.
-        not_stored: why the kernel's timings stay in this process, or None if they are stored.
-        uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
         is_idle: whether the launch has no work: then its config says nothing about others.
+        not_stored: why the kernel's timings stay in this process, or None if they are stored.
         recorded_in: the context of the record that stands in, if it is another one.
         recorded_for: the scenario of the record that stands in, if it is another one.
-        nearest: on a miss, the distance of the nearest record of the context, however far; filled
-            by `explain`.
-        evidence: what the record says about the config and the others; filled by `explain`.
+        notes: what the record says of the config and the others, in lines; filled by `explain`.
     """
 
     how: How
@@ -73,20 +55,15 @@ class Resolution:
     store: str | None = None
     distance: float = 0.0
     differences: Sequence[Difference] = ()
-    missing: int = 0
-    unfinished: bool = False
     not_compared: Sequence[str] = ()
-    wrong: Sequence[str] = ()
+    uncompared: str = ""
     agreed: bool = False
     only: bool = False
-    not_stored: str | None = None
-    ignored_pin: str | None = None
-    uncompared: str = ""
     is_idle: bool = False
+    not_stored: str | None = None
     recorded_in: Context | None = None
     recorded_for: Scenario | None = None
-    nearest: float | None = None
-    evidence: ChoiceEvidence | None = None
+    notes: Sequence[str] = ()
 
     @property
     def environment(self) -> Environment:
@@ -108,164 +85,69 @@ class Resolution:
             f"{self.context.kernel.name}{self.scenario}",
             f"  config: {config}",
             f"  found:  {self.how}{distance}" + (f" in {self.store}" if self.store else ""),
+            *(f"  {note}" for note in self.notes),
         ]
         if self.how == "off":
             lines.append("  Triton's own autotuner decides; nothing is looked up or recorded")
-        if self.evidence is not None:
-            lines += [f"  {line}" for line in self.evidence.lines()]
-        if self.nearest is not None:
-            lines.append(f"  the nearest record is at distance {self.nearest:g}")
-        if self.unfinished:
-            lines.append("  no winner: configs were timed, and their results not compared")
         if self.uncompared:
             lines.append(f"  not tuned, since no results can be compared: {self.uncompared}")
         lines += [f"  not compared: {reason}" for reason in self.not_compared]
-        if self.missing:
-            lines.append(f"  unmeasured configs: {self.missing}")
-        lines += [f"  wrong results: {evidence}" for evidence in self.wrong]
-        if self.ignored_pin is not None:
-            lines.append(f"  ignored pin, which the kernel does not declare: {self.ignored_pin}")
         if self.context.kernel.name.startswith(GENERATED_MODULE):
             lines.append("  its module's name is of this process alone: it is found by its code")
         if self.not_stored:
             lines.append(f"  not stored: {self.not_stored}")
-        lines += [
-            f"  differs from the nearest record in {difference}" for difference in self.differences
-        ]
+        lines += [f"  differs in {difference}" for difference in self.differences]
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class ChoiceEvidence:
-    """Measurements of a record that speak for or against the config that a launch runs.
-
-    Attributes:
-        median: the config's time in milliseconds; None if it was not timed.
-        cases: the number of cases over which it was measured; 0 for a single batch.
-        worst: its largest slowdown against the best of a case, or None.
-        p20: its time's quantile at 20%, or None.
-        p80: its time's quantile at 80%, or None.
-        at: when it was measured or, if `pinned_by` is set, when it was pinned.
-        by: who measured it.
-        pinned_by: who pinned it, or None.
-        runner_up: the fastest other declared config, or None.
-        runner_up_cost: its time as a multiple of the config's.
-        runner_up_error: the share by which that may be off, or None if no race compared the two.
-        default: the default config.
-        default_cost: its time as a multiple of the config's; None if it was not timed.
-        default_error: the share by which that may be off, or None.
-        timed: the number of declared configs with a timing.
-        failed: the number of declared configs that failed.
-    """
-
-    median: float | None
-    cases: int
-    worst: float | None
-    p20: float | None
-    p80: float | None
-    at: datetime | None
-    by: str
-    pinned_by: str | None
-    runner_up: Config | None
-    runner_up_cost: float | None
-    runner_up_error: float | None
-    default: Config
-    default_cost: float | None
-    default_error: float | None
-    timed: int
-    failed: int
-
-    def lines(self) -> list[str]:
-        """Return the evidence in words, one line per fact."""
-        lines = []
-        if self.median is not None:
-            spread = "" if self.p20 is None else f" ({self.p20:.4g} to {self.p80:.4g})"
-            lines.append(f"time: {self.median:.4g} ms{spread}")
-        if self.worst is not None:
-            lines.append(
-                f"cases: the mean of {self.cases}, at most {self.worst:.2f}x the best of any"
-            )
-        if self.at is not None:
-            verb = "measured" if self.pinned_by is None else "pinned"
-            author = self.by if self.pinned_by is None else self.pinned_by
-            moment = f"{verb}: {_age(self.at)} ago, {self.at:%Y-%m-%d %H:%M} UTC"
-            lines.append(f"{moment}, by {author}" if author else moment)
-        if self.runner_up is not None:
-            cost = _cost_text(self.runner_up_cost, self.runner_up_error)
-            lines.append(f"runner-up: {self.runner_up}, {cost}")
-        if self.default_cost is not None:
-            lines.append(
-                f"default: {self.default}, {_cost_text(self.default_cost, self.default_error)}"
-            )
-        lines.append(f"compared: {counted(self.timed, 'config')} timed, {self.failed} failed")
-        return lines
-
-
-def gather_evidence(
-    record: Record, config: Config, declared: Collection[Config], default: Config
-) -> ChoiceEvidence:
-    """Return what a record says about a config.
+def evidence_lines(
+    record: Record, config: Config, declared: Collection[Config], default: Config | None = None
+) -> list[str]:
+    """Return what a record says for and against a config, one line per fact.
 
     Args:
         record: the record from which the config was taken.
         config: the config.
         declared: the configs that the kernel declares.
-        default: the config of last resort.
+        default: the config of last resort, if it is known.
     """
-    measured = record.by_config
-    timed = {
-        own: measured[own]
-        for own in declared
-        if own in measured and measured[own].median is not None
-    }
-    choice = measured.get(config)
-    others = [measurement for own, measurement in timed.items() if own != config]
-    runner_up = min(others, key=lambda measurement: measurement.median or 0.0, default=None)
-    scores = CaseScores(record.times_by_case)
-    is_pinned = record.pin is not None and record.pinned == config
-    return ChoiceEvidence(
-        median=choice.median if choice else None,
-        cases=choice.case_count if choice else 0,
-        worst=scores.worst(config) if choice and choice.cases else None,
-        p20=choice.p20 if choice else None,
-        p80=choice.p80 if choice else None,
-        at=record.pin.at if is_pinned and record.pin else choice.at if choice else None,
-        by=choice.by if choice else "",
-        pinned_by=record.pin.by if is_pinned and record.pin else None,
-        runner_up=runner_up.config if runner_up and _cost(runner_up, choice) else None,
-        runner_up_cost=_cost(runner_up, choice),
-        runner_up_error=_error(runner_up, choice),
-        default=default,
-        default_cost=_cost(timed.get(default), choice),
-        default_error=_error(timed.get(default), choice),
-        timed=len(timed),
-        failed=sum(own in measured and measured[own].failure is not None for own in declared),
-    )
+    measured = {own: entry for own, entry in record.by_config.items() if own in declared}
+    timed = {own: entry.median for own, entry in measured.items() if entry.median}
+    choice, lines = record.by_config.get(config), []
+    if choice is not None and choice.median:
+        spread = "" if choice.p20 is None else f" ({choice.p20:.4g} to {choice.p80:.4g})"
+        cases = f", the mean of {choice.case_count} cases" if choice.cases else ""
+        lines.append(f"time: {choice.median:.4g} ms{spread}{cases}")
+    if record.pin is not None and record.pinned == config:
+        lines.append(_moment_line("pinned", record.pin.at, record.pin.by))
+    elif choice is not None:
+        lines.append(_moment_line("measured", choice.at, choice.by))
+    if choice is not None and choice.median:
+        others = [own for own in timed if own != config]
+        if others:
+            runner_up = min(others, key=timed.__getitem__)
+            lines.append(f"runner-up: {runner_up}, {_cost(measured[runner_up], choice)}")
+        if default in timed:
+            lines.append(f"default: {default}, {_cost(measured[default], choice)}")
+    failed = sum(entry.failure is not None for entry in measured.values())
+    lines.append(f"compared: {counted(len(timed), 'config')} timed, {failed} failed")
+    return lines
 
 
-def _cost(measurement: Measurement | None, choice: Measurement | None) -> float | None:
-    """Return a config's time as a multiple of the chosen config's, or None."""
-    if measurement is None or measurement.median is None or choice is None or not choice.median:
-        return None
-    return measurement.median / choice.median
+def _cost(measurement: Measurement, choice: Measurement) -> str:
+    """Return a config's time as a multiple of the chosen one's, and how sure a race was."""
+    cost = f"{(measurement.median or 0.0) / (choice.median or 1.0):.2f}x"
+    if measurement is choice or not (measurement.confidence and choice.confidence):
+        return cost
+    return f"{cost} to within {max(measurement.confidence.error, choice.confidence.error):.1%}"
 
 
-def _error(measurement: Measurement | None, choice: Measurement | None) -> float | None:
-    """Return the larger relative error of two configs' times in the race that compared them."""
-    if measurement is None or choice is None or measurement.config == choice.config:
-        return None
-    if measurement.confidence is None or choice.confidence is None:
-        return None
-    return max(measurement.confidence.error, choice.confidence.error)
-
-
-def _cost_text(cost: float | None, error: float | None) -> str:
-    return f"{cost:.2f}x" if error is None else f"{cost:.2f}x to within {error:.1%}"
-
-
-def _age(moment: datetime) -> str:
+def _moment_line(verb: str, moment: datetime, author: str) -> str:
     seconds = max((now() - moment).total_seconds(), 0.0)
+    age = f"{seconds:.0f} seconds"
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+            age = f"{seconds / length:.0f} {unit}"
+            break
+    by = f", by {author}" if author else ""
+    return f"{verb}: {age} ago, {moment:%Y-%m-%d %H:%M} UTC{by}"

@@ -1,7 +1,7 @@
 """Select the winner of a record: which timings are believed, and which of them is the best.
 
 A record may come from a broken clock, a broken node or somebody who wants a slow config to win. A
-timing that is not believed decides nothing, and its config counts as not measured.
+timing that is not believed decides nothing.
 
 A sweep may time the configs in several cases of a scenario: batches that share it. What wins has to
 be good on average over them, and not bad in any. A config's *slowdown* in a case is its time over
@@ -12,7 +12,7 @@ its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 from .record import Measurement, Record
@@ -21,32 +21,20 @@ from .scenario import Config, Scenario
 __all__ = [
     "BEHIND",
     "CONTENDER",
-    "LONGEST_TIMING",
     "MOST_ADVANTAGE",
     "MOST_SLOWDOWN",
     "NOISE",
-    "SHORTEST_EVENT",
     "SHORTEST_TIMING",
     "CaseScores",
+    "args_distance",
     "distance",
     "is_credible",
-    "shortest_timing",
-    "unconfirmed_configs",
     "value_distance",
     "winner",
 ]
 
 SHORTEST_TIMING = 1e-6
-"""Milliseconds of any timing at the least: a nanosecond, the unit of the host's clocks."""
-
-SHORTEST_EVENT = 0.0005
-"""Milliseconds of a launch that a device's events timed: half a microsecond, their resolution.
-
-An empty kernel takes about four times as long.
-"""
-
-LONGEST_TIMING = 86_400_000.0
-"""Milliseconds of a timing at the most: a day."""
+"""Least credible timing in milliseconds: a nanosecond, the unit of the host's clocks."""
 
 MOST_ADVANTAGE = 10.0
 """Largest factor by which a config may be faster than all that other machines have measured.
@@ -89,7 +77,6 @@ def winner(
     declared: Collection[Config],
     default: Config | None = None,
     *,
-    shortest: float = SHORTEST_TIMING,
     trusted: str = "",
 ) -> Config | None:
     """Return the best of the declared configs by a record's timings, or None if none of them ran.
@@ -104,90 +91,69 @@ def winner(
         record: the timings and the previous winner.
         declared: the configs that the kernel declares today, and pruning leaves.
         default: the config that the winner must not be slower than.
-        shortest: the least believable timing, in milliseconds.
         trusted: the machine whose timings need no confirmation, as in `Measurement.by`.
     """
-    timed = _believed_timings(record, declared, shortest, trusted)
+    timed = _believed_timings(record, declared, trusted)
     if not timed:
         return None
-    best = min(timed.values(), key=lambda timing: (timing.median, timing.config.text))
-    previous = timed.get(record.winner.config) if record.winner else None
-    if previous and not _slower(previous, timed.get(default) if default else None):
-        unchallenged = record.winner and all(
-            timing.at <= record.winner.at for timing in timed.values()
-        )
-        if _ties(previous, best) or (unchallenged and _contends(previous, best)):
+    best = min(timed.values(), key=lambda timing: (_time(timing), timing.config.text))
+    standard = timed.get(default) if default else None
+    if record.winner is not None and (previous := timed.get(record.winner.config)):
+        is_latest = all(timing.at <= record.winner.at for timing in timed.values())
+        stands = _ties(previous, best) or (is_latest and _contends(previous, best))
+        if stands and not (standard and _time(previous) > _time(standard)):
             return previous.config
-    fallback = timed.get(default) if default else None
-    if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
-        return fallback.config
+    if standard and _time(standard) <= _time(best) * (1 + _uncertainty(best)):
+        return standard.config
     return best.config
 
 
 def _believed_timings(
-    record: Record, declared: Collection[Config], shortest: float, trusted: str
+    record: Record, declared: Collection[Config], trusted: str
 ) -> dict[Config, Measurement]:
-    """Return the timings of declared configs that may decide, by config."""
+    """Return the timings of declared configs that may decide, by config.
+
+    A config that one machine alone found many times as fast as all others did is not among them,
+    unless it won a tune. A scenario that one machine has measured has nothing to compare it with.
+    """
     timed = {
         measurement.config: measurement
         for measurement in record.measurements
-        if measurement.config in declared and is_credible(measurement, shortest)
+        if measurement.config in declared and is_credible(measurement)
     }
-    unconfirmed = unconfirmed_configs(timed.values(), trusted)
-    if record.winner is not None:  # it has won a tune
-        unconfirmed.discard(record.winner.config)
-    believed = {config: timing for config, timing in timed.items() if config not in unconfirmed}
-    most = max((timing.case_count for timing in believed.values()), default=0)
-    return {config: timing for config, timing in believed.items() if timing.case_count == most}
-
-
-def shortest_timing(method: str) -> float:
-    """Return the shortest timing in milliseconds that a benchmark method can give.
-
-    Args:
-        method: the name in `Problem.method`; the unit of a `custom:` benchmark is its author's.
-    """
-    return SHORTEST_EVENT if method.startswith(("events-", "cudagraph-")) else SHORTEST_TIMING
-
-
-def is_credible(measurement: Measurement, shortest: float = SHORTEST_TIMING) -> bool:
-    """Return whether a measurement has a timing that a launch can have.
-
-    Args:
-        measurement: the measurement.
-        shortest: the least believable timing, in milliseconds.
-    """
-    median = measurement.median
-    return median is not None and shortest <= median <= LONGEST_TIMING
-
-
-def unconfirmed_configs(timings: Iterable[Measurement], trusted: str = "") -> set[Config]:
-    """Return the configs that one machine alone found many times as fast as all others did.
-
-    A scenario that one machine has measured has none, since there is nothing to compare it with.
-
-    Args:
-        timings: the believable timings of one scenario.
-        trusted: the machine that needs no confirmation, as in `Measurement.by`.
-    """
-    timings = list(timings)
     best_by_machine: dict[str, float] = {}
-    for timing in timings:
-        best = best_by_machine.get(timing.by, math.inf)
-        best_by_machine[timing.by] = min(best, timing.median or 0.0)
-    fastest = sorted(best_by_machine.items(), key=lambda entry: entry[1])[:2]
-    return {
-        timing.config
-        for timing in timings
-        if timing.by != trusted
-        and (rivals := [best for machine, best in fastest if machine != timing.by])
-        and (timing.median or 0.0) * MOST_ADVANTAGE < rivals[0]
-    }
+    for timing in timed.values():
+        best_by_machine[timing.by] = min(best_by_machine.get(timing.by, math.inf), _time(timing))
+    believed = list(timed.values())
+    if len(best_by_machine) > 1:
+        known = record.winner.config if record.winner else None
+        rival_of = {
+            machine: min(best for other, best in best_by_machine.items() if other != machine)
+            for machine in best_by_machine
+        }
+        believed = [
+            timing
+            for timing in believed
+            if timing.by == trusted
+            or timing.config == known
+            or _time(timing) * MOST_ADVANTAGE >= rival_of[timing.by]
+        ]
+    most = max((timing.case_count for timing in believed), default=0)
+    return {timing.config: timing for timing in believed if timing.case_count == most}
+
+
+def is_credible(measurement: Measurement) -> bool:
+    """Return whether a measurement has a timing that a launch can have."""
+    return _time(measurement) >= SHORTEST_TIMING
+
+
+def _time(measurement: Measurement) -> float:
+    return measurement.median or 0.0
 
 
 def _contends(measurement: Measurement, best: Measurement) -> bool:
     """Return whether a measurement is close enough to the best to be repeated."""
-    return (measurement.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
+    return _time(measurement) <= _time(best) * (1 + CONTENDER)
 
 
 def _uncertainty(measurement: Measurement) -> float:
@@ -199,13 +165,9 @@ def _uncertainty(measurement: Measurement) -> float:
 
 
 def _ties(measurement: Measurement, best: Measurement) -> bool:
-    median = best.median or 0.0
+    median = _time(best)
     upper = min(best.p80 or 0.0, median * (1 + WIDEST_TIE))
-    return (measurement.median or 0.0) <= max(median * (1 + NOISE), upper)
-
-
-def _slower(measurement: Measurement, other: Measurement | None) -> bool:
-    return other is not None and (measurement.median or 0.0) > (other.median or 0.0)
+    return _time(measurement) <= max(median * (1 + NOISE), upper)
 
 
 C = TypeVar("C")
@@ -290,13 +252,26 @@ def _score(slowdowns: list[float], cases: int) -> float:
     return max(mean, max(slowdowns) / MOST_SLOWDOWN)
 
 
-def distance(left: Scenario, right: Scenario, exact: Collection[str] = ()) -> float:
+def distance(left: Scenario, right: Scenario) -> float:
     """Sum the powers of two between two scenarios' numbers; infinite if anything else differs."""
-    if left.dtypes != right.dtypes or left.args.keys() != right.args.keys():
+    return args_distance(left.args, right.args) if left.dtypes == right.dtypes else math.inf
+
+
+def args_distance(
+    left: Mapping[str, Any],
+    right: Mapping[str, Any],
+    exact: Collection[str] = (),
+    limit: float = math.inf,
+) -> float:
+    """Return the distance of two scenarios' arguments, or any distance above a limit."""
+    if left.keys() != right.keys():
         return math.inf
-    return sum(
-        value_distance(value, right.args[name], name in exact) for name, value in left.args.items()
-    )
+    total = 0.0
+    for name, value in left.items():
+        total += value_distance(value, right[name], name in exact)
+        if total > limit:
+            break
+    return total
 
 
 def value_distance(left: Any, right: Any, exact: bool) -> float:
@@ -306,8 +281,8 @@ def value_distance(left: Any, right: Any, exact: bool) -> float:
     if exact or not (_is_number(left) and _is_number(right)) or (left < 0) != (right < 0):
         return math.inf
     if 0 in (left, right):
-        return abs(math.log2((abs(left) + 1) / (abs(right) + 1)))
-    return abs(math.log2(abs(left) / abs(right)))
+        return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
+    return abs(math.log2(abs(left)) - math.log2(abs(right)))
 
 
 def _is_number(value: object) -> bool:

@@ -39,7 +39,7 @@ class DiscoveredKernel(NamedTuple):
     @property
     def sources(self) -> frozenset[str]:
         """Keys that the kernel's records have."""
-        return frozenset({self.source, *(tuner.source for tuner in self.autotuners)})
+        return frozenset({self.source, *(tuner.declaration.source for tuner in self.autotuners)})
 
     def configs(self, backend: str) -> dict[Config, Any]:
         """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
@@ -157,7 +157,7 @@ def default_of(
         constants: the constants that a launch was compiled with.
         declared: the declared configs.
     """
-    default = autotuner.default
+    default = autotuner.declaration.options.get("default")
     if callable(default):
         import torch
 

@@ -110,7 +110,7 @@ def state_code(modules: list[str], store: Store) -> Counter[str]:
 
 def _current_context(kernel: DiscoveredKernel, context: Context) -> Context:
     is_launch = context.problem.method == LAUNCH_METHOD or not kernel.autotuners
-    source = kernel.source if is_launch else kernel.autotuners[0].source
+    source = kernel.source if is_launch else kernel.autotuners[0].declaration.source
     return Context(
         kernel=Kernel(name=kernel.name, source=source),
         environment=context.environment,

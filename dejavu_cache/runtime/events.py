@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..model.resolution import Resolution
+from ..settings import current_settings
 from ..system.notices import counted, warn_once
 from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
@@ -30,18 +31,13 @@ from ..triton_internals.hooks import (
 )
 from ..triton_internals.identity import find_jit_function
 from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
-from .choices import ConfigCache
 from .request import Request
-from .resolver import Resolver
-from .run_files import ConfigRun, has_fingerprint, has_report, report_event, write_config_run
+from .run_files import ConfigRun, has_report, report_event, write_config_run
 
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
 
-__all__ = ["LATE", "ConfigChosen", "emit", "report_triton_activity"]
-
-LATE = 1.0
-"""Seconds from which on the wait for a recorded config is worth a line."""
+__all__ = ["ConfigChosen", "emit", "report_triton_activity"]
 
 _NAME = "dejavu_cache"
 
@@ -54,7 +50,6 @@ class ConfigChosen:
 
     Attributes:
         autotuner: the kernel's.
-        resolver: what has chosen; it knows what the record says of the config.
         request: the launch's scenario.
         resolution: the config that it runs.
         benchmarked: the number of configs that were benchmarked for it.
@@ -63,36 +58,23 @@ class ConfigChosen:
     """
 
     autotuner: CachedAutotuner
-    resolver: Resolver
     request: Request
     resolution: Resolution
     benchmarked: int
     seconds: float
     before: Resolution | None
 
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return self.request.context.kernel.name
-
-    @property
-    def launch(self) -> str:
-        """The kernel and the scenario, as all texts name them."""
-        return f"{self.kernel}{self.request.scenario}"
-
-    @property
-    def timings(self) -> Mapping[Any, Any]:
-        """What was measured for this choice: timings by `triton.Config`."""
-        return getattr(self.request.autotuner, "configs_timings", None) or {}
-
 
 def emit(event: ConfigChosen) -> None:
     """Tell Triton's users, the report, the log, OpenTelemetry and the fingerprint of a choice."""
     tell_triton(event)
-    report_choice(event)
+    if current_settings().report:
+        report_choice(event)
     log_choice(event)
-    trace_choice(event)
-    write_choice(event)
+    if "opentelemetry" in sys.modules:
+        trace_choice(event)
+    if current_settings().fingerprint:
+        write_choice(event)
 
 
 def tell_triton(event: ConfigChosen) -> None:
@@ -102,11 +84,10 @@ def tell_triton(event: ConfigChosen) -> None:
     """
     autotuner, resolution = event.autotuner, event.resolution
     key = launch_key(autotuner, event.request.args, event.request.kwargs)
-    config = resolution.config
-    if isinstance(autotuner.cache, ConfigCache):
-        autotuner.cache.report(key, config)
-    if event.timings:
-        autotuner.configs_timings = event.timings
+    config, timings = resolution.config, _timings(event)
+    autotuner.cache.report(key, config)
+    if timings:
+        autotuner.configs_timings = timings
     listener, function = autotuning_listener(), find_jit_function(autotuner)
     is_measured = resolution.final and not resolution.only
     if listener is not None and function is not None and is_measured:
@@ -114,7 +95,7 @@ def tell_triton(event: ConfigChosen) -> None:
             fn=function,
             key=key,
             best_config=config,
-            configs_timings=event.timings,
+            configs_timings=timings,
             duration=autotuner.bench_time if event.benchmarked else None,
             cache_hit=not event.benchmarked,
         )
@@ -126,19 +107,24 @@ def tell_triton(event: ConfigChosen) -> None:
         )
 
 
+def _timings(event: ConfigChosen) -> Mapping[Any, Any]:
+    """Return what was measured for a choice: timings by `triton.Config`."""
+    return getattr(event.request.autotuner, "configs_timings", None) or {}
+
+
 def report_choice(event: ConfigChosen) -> None:
     """Report to `verify` how a scenario's config was found."""
-    resolution = event.resolution
+    resolution, launch = event.resolution, event.request.name
     if event.benchmarked:
-        report_event("benchmarked", event.launch, counted(event.benchmarked, "config"))
+        report_event("benchmarked", launch, counted(event.benchmarked, "config"))
     elif resolution.only or resolution.how in ("exact", "pinned"):
-        report_event("hit", event.launch, str(resolution.config))
+        report_event("hit", launch, str(resolution.config))
     else:
-        report_event("missed", event.launch, f"resolved by: {resolution.how}")
+        report_event("missed", launch, f"resolved by: {resolution.how}")
 
 
 def log_choice(event: ConfigChosen) -> None:
-    """Log a tune, a fallback and an answer that came late, at the level INFO.
+    """Log a tune and a fallback, at the level INFO.
 
     A launch whose record is there says nothing, unless some of its results were not compared.
     """
@@ -146,40 +132,28 @@ def log_choice(event: ConfigChosen) -> None:
         return
     resolution, before = event.resolution, event.before
     source = f" in {resolution.store}" if resolution.store else ""
-    provenance = f"{resolution.how}{source}"
+    provenance = f", {resolution.how}{source}"
     if event.benchmarked:
-        tune = f"{counted(event.benchmarked, 'config')}{_failures_text(event)}"
-        what, how = "tuned", f"{tune} in {event.seconds:.1f} s; winner "
-        provenance = f"{_time_text(event)}, {provenance}"
+        failures = sum(math.isinf(_median(timing)) for timing in _timings(event).values())
+        failed = f" ({failures} of {len(_timings(event))} failed)" if failures else ""
+        amount = f"{counted(event.benchmarked, 'config')}{failed}"
+        what, how = "tuned", f"{amount} in {event.seconds:.1f} s; winner "
+        median = _median(_timings(event).get(resolution.config, math.inf))
+        time_text = f" {median:.4g} ms" if math.isfinite(median) else ""
+        provenance = f"{time_text}{provenance}"
     elif not resolution.final:
         if before and (before.how, before.config) == (resolution.how, resolution.config):
             return
         distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
         what, how = "fell back for", ""
         provenance = f", {resolution.how}{distance}{source}, after {event.seconds:.2f} s"
-    elif before is not None or event.seconds >= LATE:
-        what, how = "late answer for", ""
-        delay = (
-            f"in place of the fallback {before.how}" if before else f"after {event.seconds:.1f} s"
-        )
-        provenance = f", {provenance}, {delay}"
     elif resolution.not_compared:
-        what, how, provenance = "found for", "", f", {provenance}"
+        what, how = "found for", ""
     else:
         return
     doubt = "".join(f"; not compared: {reason}" for reason in resolution.not_compared)
     config = describe(resolution.config)
-    _logger.info("%s %s: %s(%s)%s%s", what, event.launch, how, config, provenance, doubt)
-
-
-def _failures_text(event: ConfigChosen) -> str:
-    failures = sum(math.isinf(_median(timing)) for timing in event.timings.values())
-    return f" ({failures} of {len(event.timings)} failed)" if failures else ""
-
-
-def _time_text(event: ConfigChosen) -> str:
-    median = _median(event.timings.get(event.resolution.config, math.inf))
-    return f" {median:.4g} ms" if math.isfinite(median) else ""
+    _logger.info("%s %s: %s(%s)%s%s", what, event.request.name, how, config, provenance, doubt)
 
 
 def _median(timing: Any) -> float:
@@ -187,95 +161,65 @@ def _median(timing: Any) -> float:
     return float(timing[0] if isinstance(timing, list) else timing)
 
 
-class _Instruments(NamedTuple):
-    tracer: Any
-    choices: Any
-    benchmarks: Any
-    durations: Any
-
-
-@cache
-def _instruments() -> _Instruments:
-    # The proxies of the API follow a provider that the program sets later.
-    from opentelemetry import metrics, trace
-
-    meter = metrics.get_meter(_NAME)
-    return _Instruments(
-        trace.get_tracer(_NAME),
-        meter.create_counter(
-            f"{_NAME}.choices", "{choice}", "Configs chosen for a scenario, by how they were found"
-        ),
-        meter.create_counter(f"{_NAME}.benchmarks", "{config}", "Configs that were benchmarked"),
-        meter.create_histogram(f"{_NAME}.tune.duration", "s", "Time that a tune took"),
-    )
-
-
 def trace_choice(event: ConfigChosen) -> None:
-    """Give OpenTelemetry metrics of each choice, and a span of each tune and fallback.
+    """Count each choice, and make a span of each tune and fallback, by OpenTelemetry's API.
 
-    A program that exports telemetry has imported OpenTelemetry's API; for others it is never
-    imported. A failure of the telemetry fails no launch.
+    A program that exports telemetry has imported it; for others it is never imported. The API's
+    own objects follow a provider that the program sets later. A failure fails no launch.
     """
-    if "opentelemetry" not in sys.modules:
-        return
+    resolution, end = event.resolution, time.time_ns()
+    labels = {
+        f"{_NAME}.kernel": event.request.context.kernel.name,
+        f"{_NAME}.device": resolution.environment.device.name,
+        f"{_NAME}.how": resolution.how,
+    }
     try:
-        _trace(event)
+        from opentelemetry import trace
+
+        _choices_counter().add(1, labels)
+        if resolution.final and not event.benchmarked:
+            return
+        name = "tune" if event.benchmarked else "fallback"
+        span = trace.get_tracer(_NAME).start_span(
+            f"{_NAME}.{name}",
+            start_time=end - int(event.seconds * 1e9),
+            attributes={
+                **labels,
+                f"{_NAME}.scenario": str(event.request.scenario),
+                f"{_NAME}.config": str(describe(resolution.config)),
+                f"{_NAME}.store": resolution.store or "",
+                f"{_NAME}.benchmarked": event.benchmarked,
+            },
+        )
+        span.end(end)
     except Exception as error:
         warn_once("telemetry", f"OpenTelemetry took no span or metric: {error}")
 
 
-def _trace(event: ConfigChosen) -> None:
-    instruments, resolution = _instruments(), event.resolution
-    labels = {
-        f"{_NAME}.kernel": event.kernel,
-        f"{_NAME}.device": event.request.context.environment.device.name,
-        f"{_NAME}.how": resolution.how,
-    }
-    instruments.choices.add(1, labels)
-    if event.benchmarked:
-        instruments.benchmarks.add(event.benchmarked, labels)
-        instruments.durations.record(event.seconds, labels)
-    elif resolution.final:
-        return
-    end = time.time_ns()
-    span = instruments.tracer.start_span(
-        f"{_NAME}.{'tune' if event.benchmarked else 'fallback'}",
-        start_time=end - int(event.seconds * 1e9),
-        attributes={
-            **labels,
-            f"{_NAME}.scenario": str(event.request.scenario),
-            f"{_NAME}.config": str(describe(resolution.config)),
-            f"{_NAME}.store": resolution.store or "",
-            f"{_NAME}.benchmarked": event.benchmarked,
-        },
-    )
-    span.end(end)
+@cache
+def _choices_counter() -> Any:
+    from opentelemetry import metrics
+
+    return metrics.get_meter(_NAME).create_counter(f"{_NAME}.choices", "{choice}")
 
 
 def write_choice(event: ConfigChosen) -> None:
-    """Write the config into the run's fingerprint, with what its record says."""
-    if not has_fingerprint():
-        return
-    resolution = event.resolver.add_evidence(event.request, event.resolution)
-    context, evidence = resolution.context, resolution.evidence
-    record = None
+    """Write the config into the run's fingerprint."""
+    resolution, context = event.resolution, event.resolution.context
+    record = resolution.store or ""
     if resolution.recorded_in or resolution.recorded_for:
-        recorded_for = resolution.recorded_for or resolution.scenario
-        record = f"{(resolution.recorded_in or context).digest} {recorded_for}"
+        digest = (resolution.recorded_in or context).digest
+        record += f", {digest} {resolution.recorded_for or resolution.scenario}"
     write_config_run(
         ConfigRun(
             kernel=context.kernel.name,
-            source=context.kernel.source,
             scenario=str(event.request.scenario),
             device=context.environment.device.name,
             triton=context.environment.triton,
-            method=context.problem.method,
+            source=context.kernel.source,
             config=str(describe(resolution.config)),
             how=resolution.how,
-            store=resolution.store,
             record=record,
-            measured_at=evidence.at.isoformat() if evidence and evidence.at else None,
-            measured_by=(evidence.pinned_by or evidence.by) if evidence else "",
         )
     )
 

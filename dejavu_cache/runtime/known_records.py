@@ -1,24 +1,28 @@
-"""What the launches of a kernel read of its stores, and what this process has found out."""
+"""What the launches of a kernel read of its stores: a record, or else what stands in for it."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import StoreError
-from ..model.foreign_result import ForeignResult
 from ..model.record import Record
-from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
+from ..model.resolution import Resolution
+from ..model.scenario import Context, Difference, Scenario, differences
+from ..model.selection import args_distance
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
-from .rules import Findings, known_record
+from .request import Request
+from .rules import Findings, corrected_record, trusted_choice
 
-__all__ = ["KnownRecords"]
+__all__ = ["KnownRecords", "fall_back", "find_nearest", "nearest_differences"]
 
 MOST_SCENARIOS = 4096
 """Scenarios of which findings are kept; those of a program with ever new sizes are found again."""
@@ -26,34 +30,34 @@ MOST_SCENARIOS = 4096
 CONTEXTS_AGE = 60.0
 """Seconds for which the list of a kernel's contexts is used before it is read again."""
 
+_Listing = dict[frozenset[tuple[str, str]], list[tuple[Mapping[str, Any], str]]]
+"""The arguments and the text of a context's scenarios, by their dtypes."""
+
 
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
     Tiers that cannot be read are passed over with a warning, as `TieredStore` does. Decision trees
-    and other tools' results are read once, and a kernel's contexts once a minute: a launch that
-    falls back asks for them again every few seconds.
+    are read once, and a kernel's contexts once a minute: a launch that falls back asks for them
+    again every few seconds.
 
     Attributes:
         tiers: the stores.
         url: the URLs of the tiers that keep what is written, or of all tiers if none does.
-        is_lasting: whether another process can read what is written.
     """
 
     def __init__(self, tiers: TieredStore) -> None:
         """Read nothing yet."""
+        self.tiers = tiers
         lasting = [
             tier.url
             for tier in tiers.tiers
             if not (tier.read_only or isinstance(tier, MemoryStore))
         ]
-        self.tiers = tiers
         self.url = ",".join(lasting) or tiers.url
-        self.is_lasting = bool(lasting)
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._neighbours: dict[Context, tuple[Hashable | None, ScenarioIndex]] = {}
+        self._listings: dict[Context, tuple[Hashable | None, _Listing]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
-        self._imports: dict[str, list[ForeignResult]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     def findings(self, context: Context, scenario: Scenario) -> Findings:
@@ -77,16 +81,41 @@ class KnownRecords:
         if found is None:
             return None
         findings = self._findings.get((context, scenario), Findings())
-        return found._replace(record=known_record(found.record, findings))
+        return found._replace(record=corrected_record(found.record, findings))
 
-    def neighbours(self, context: Context) -> ScenarioIndex:
+    def near(
+        self,
+        context: Context,
+        wanted: Scenario,
+        exact: Collection[str] = (),
+        max_distance: float = math.inf,
+    ) -> Iterator[tuple[float, Scenario]]:
+        """Yield the recorded scenarios of a context within a distance, the nearest first.
+
+        Args:
+            context: the kernel, environment and problem of the records.
+            wanted: the scenario in question.
+            exact: key arguments that must be equal though they are numbers.
+            max_distance: in powers of two, summed over the key arguments.
+        """
+        candidates = [
+            (distance, text)
+            for args, text in self._listing(context).get(frozenset(wanted.dtypes.items()), ())
+            if (distance := args_distance(wanted.args, args, exact, max_distance)) <= max_distance
+            and distance < math.inf
+        ]
+        for distance, text in sorted(candidates):
+            with suppress(ValidationError):  # damaged
+                yield distance, Scenario.model_validate_json(text)
+
+    def _listing(self, context: Context) -> _Listing:
         """Return the recorded scenarios of a context, read again only if they may have changed."""
         revision = self.tiers.revision(context)
-        read_at, index = self._neighbours.get(context, (None, None))
-        if index is None or revision is None or read_at != revision:
-            index = self.tiers.scenario_index(context)
-            self._neighbours[context] = revision, index
-        return index
+        read_at, listing = self._listings.get(context, (None, None))
+        if listing is None or revision is None or read_at != revision:
+            listing = _list_scenarios(self.tiers.scenario_texts(context))
+            self._listings[context] = revision, listing
+        return listing
 
     def scenarios(self, context: Context) -> list[Scenario]:
         """Return the recorded scenarios of a context; a text that is none is left out."""
@@ -105,19 +134,28 @@ class KnownRecords:
             self._contexts[kernel] = time.monotonic(), contexts
         return [other for other in contexts if other != context]
 
-    def trees(self, context: Context) -> list[FoundTree]:
-        """Return the kernel's decision trees, the one fitted in the most similar context first."""
-        if context not in self._trees:
-            trees = self.tiers.trees(context.kernel.name)
-            self._trees[context] = sorted(trees, key=lambda tree: _dissimilarity(context, tree))
-        return self._trees[context]
+    def other_toolchains(self, context: Context) -> list[Context]:
+        """Return the contexts that differ in nothing but Triton and its code generator."""
+        own = context.environment
+        return [
+            other
+            for other in self.other_contexts(context)
+            if (other.kernel, other.problem) == (context.kernel, context.problem)
+            and (other.environment.device, other.environment.variables)
+            == (own.device, own.variables)
+        ]
 
-    def imports(self, context: Context) -> list[ForeignResult]:
-        """Return the results of other tools for the kernel, by its name without the module."""
-        function = context.kernel.name.rpartition(".")[2]
-        if function not in self._imports:
-            self._imports[function] = list(self.tiers.imported(function))
-        return self._imports[function]
+    def trees(self, context: Context) -> list[FoundTree]:
+        """Return the kernel's decision trees fitted on this GPU: for this context, then by age."""
+        if context not in self._trees:
+            trees = [
+                found
+                for found in self.tiers.trees(context.kernel.name)
+                if found.tree.context.environment.device == context.environment.device
+            ]
+            trees.sort(key=lambda found: (found.tree.context == context, found.tree.at))
+            self._trees[context] = trees[::-1]
+        return self._trees[context]
 
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
         """Merge a record into the stores, if they can be written.
@@ -136,13 +174,81 @@ class KnownRecords:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 
 
-def _dissimilarity(context: Context, tree: FoundTree) -> tuple[bool, bool, bool, bool, float]:
-    """Rank what speaks against a tree: its GPU, then method, toolchain and source, then its age."""
-    fitted = tree.tree.context
-    return (
-        fitted.environment.device != context.environment.device,
-        fitted.problem.method != context.problem.method,
-        fitted.environment != context.environment,
-        fitted.kernel != context.kernel,
-        -tree.tree.at.timestamp(),
-    )
+def _list_scenarios(texts: Iterator[str]) -> _Listing:
+    listing: _Listing = {}
+    for text in texts:
+        try:
+            scenario = json.loads(text)
+            entry = {**scenario["args"]}, text
+            listing.setdefault(frozenset(scenario["dtypes"].items()), []).append(entry)
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            continue  # damaged
+    return listing
+
+
+def fall_back(
+    request: Request, records: KnownRecords, max_distance: float, *, uncompared: bool
+) -> Resolution:
+    """Return a config and its provenance, from the most to the least trustworthy.
+
+    It is the first of these that there is:
+
+    1. `toolchain`: the scenario's record made with another Triton or code generator;
+    2. `nearest`: the winner of the nearest recorded scenario;
+    3. `tree`: the choice of a decision tree fitted on this GPU;
+    4. `default`: the default config.
+
+    Args:
+        request: the scenario.
+        records: the kernel's.
+        max_distance: of a nearest scenario, in powers of two summed over the key arguments.
+        uncompared: whether a record may serve whose winner nobody has compared.
+    """
+    return next(_answers(request, records, max_distance, uncompared=uncompared))
+
+
+def _answers(
+    request: Request, records: KnownRecords, max_distance: float, *, uncompared: bool
+) -> Iterator[Resolution]:
+    """Yield what each fallback answers, in the order of `fall_back`."""
+    context, scenario = request.context, request.scenario
+    for other in records.other_toolchains(context):
+        found = records.tiers.get(other, scenario)
+        if choice := trusted_choice(request, found, uncompared=uncompared):
+            differing = differences(context.model_dump(), other.model_dump())
+            yield replace(choice, how="toolchain", differences=differing, recorded_in=other)
+    for distance, near in records.near(context, scenario, request.exact, max_distance):
+        found = records.tiers.get(context, near)
+        if choice := trusted_choice(request, found, uncompared=uncompared):
+            differing = differences(scenario.model_dump(), near.model_dump())
+            yield replace(
+                choice, how="nearest", distance=distance, recorded_for=near, differences=differing
+            )
+    for tree, url in records.trees(context):
+        for config in tree.rank(scenario.values):
+            if config in request.declared:
+                differing = differences(context.model_dump(), tree.context.model_dump())
+                choice = request.resolution("tree", request.declared[config], url)
+                yield replace(choice, differences=differing)
+    yield request.resolution("default", request.default)
+
+
+def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:
+    """Return the distance of the nearest other scenario with a record, and the scenario."""
+    candidates = records.near(request.context, request.scenario)
+    return next((near for near in candidates if near[1] != request.scenario), None)
+
+
+def nearest_differences(request: Request, records: KnownRecords) -> list[Difference]:
+    """Return the fields that set the nearest record apart from a request.
+
+    The nearest record is looked for in the request's own context first, and else in the context
+    that differs in the fewest fields. Without any record of the kernel there are no differences.
+    """
+    if near := find_nearest(request, records):
+        return differences(request.scenario.model_dump(), near[1].model_dump())
+    by_context = [
+        differences(request.context.model_dump(), context.model_dump())
+        for context in records.other_contexts(request.context)
+    ]
+    return min(by_context, key=len, default=[])

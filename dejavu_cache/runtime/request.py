@@ -9,7 +9,6 @@ from typing import Any
 
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
-from ..model.selection import shortest_timing
 from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
@@ -94,11 +93,6 @@ class Request:
             if is_from_signal_handler(error):
                 raise
             return False
-
-    @property
-    def shortest_timing(self) -> float:
-        """Return the least believable timing of the benchmark method, in milliseconds."""
-        return shortest_timing(self.context.problem.method)
 
     def refuse_conflicts(self) -> None:
         """Check that the launch sets nothing that the configs set.

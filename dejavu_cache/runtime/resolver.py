@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
-from ..model.resolution import Resolution, gather_evidence
+from ..model.resolution import Resolution, evidence_lines
 from ..model.scenario import Config, Context, Scenario, now
-from ..settings import Mode, Settings
+from ..settings import Mode
 from ..stores import Found, TieredStore
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, generates_equal_code
 from ..triton_internals.identity import is_decorated_alike
-from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
-from .fallbacks import (
-    FallbackLimits,
-    fall_back,
-    find_nearest,
-    nearest_differences,
-    record_of_triton_timings,
-)
-from .known_records import KnownRecords
+from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
 from .request import Request
 from .service_phase import may_benchmark
-from .tune import leave_out_suspects, note_timings, tune
+from .tune import note_timings, tune, without_suspects
 
 if TYPE_CHECKING:
     from ..system.worker_process import ParentConnection
@@ -69,8 +61,7 @@ class Resolver:
         self,
         store: TieredStore,
         mode: Mode,
-        max_distance: float,
-        settings: Settings,
+        max_distance: float = 0.0,
         *,
         parent: ParentConnection | None = None,
         compares_code: bool = False,
@@ -81,22 +72,16 @@ class Resolver:
             store: where records are read and written.
             mode: what a launch may do on a miss.
             max_distance: how far a nearest scenario may be, in powers of two summed over the key.
-            settings: the process's settings.
             parent: the process that replaces this one if a config ends it, as in a sweep; else
                 None.
             compares_code: whether a recorded winner's code is compared before a launch runs it.
         """
         self.store = store
         self.mode = mode
+        self._max_distance = max_distance
         self._compares_code = compares_code
         self._records = KnownRecords(store)
         self._parent = parent
-        self._limits = FallbackLimits(
-            max_distance,
-            other_toolchains=settings.toolchain == "loose",
-            other_gpus=settings.family,
-            uncompared=mode is not Mode.TUNE,
-        )
         self._noted_misses: set[tuple[Context, Scenario]] = set()
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
@@ -104,12 +89,13 @@ class Resolver:
 
         The first of these that applies decides:
 
-        1. Triton generates other code than is recorded: nothing is resolved, see `Raises`.
-        2. The launch has no work: it runs what is recorded, or else the default.
-        3. Nothing may be tuned: it runs what is recorded and may run uncompared in this mode. A
+        1. Pruning leaves one config, which runs without a benchmark.
+        2. Triton generates other code than is recorded: nothing is resolved, see `Raises`.
+        3. The launch has no work: it runs what is recorded, or else the default.
+        4. Nothing may be tuned: it runs what is recorded and may run uncompared in this mode. A
            miss is an error in strict mode, and else put on the worklist, and a fallback runs.
-        4. The record leaves nothing to do: its config runs.
-        5. This process tunes; while another one does, a fallback runs.
+        5. The record leaves nothing to do: its config runs.
+        6. This process tunes; while another one does, a fallback runs.
 
         Args:
             request: the scenario.
@@ -120,32 +106,30 @@ class Resolver:
             NoValidConfigError: every config failed.
             OtherCodeError: the record is of other code than Triton generates for the launch.
         """
-        found = self._look_up(request) or self._adopt_triton_timings(request)
+        if request.has_no_choice:
+            return replace(request.resolution("default", request.default), only=True), 0
+        found = self._look_up(request)
         if found and self._compares_code:
             _refuse_other_code(request, found.record)
-        usable = self._without_unusable(request, found)
-        _warn_of_ignored_pin(usable, found)
+        usable = self._usable_request(request, found)
         if usable.has_empty_grid:
-            runs = self._resolve_trusted(usable, found)
+            runs = self._trusted_choice(usable, found)
             return replace(runs or usable.resolution("default", usable.default), is_idle=True), 0
         if found:
             note_timings(usable, found.record)
-        if not self._may_tune():
-            return self._resolve_trusted(usable, found) or self._resolve_miss(usable, found), 0
+        if not (self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()):
+            return self._trusted_choice(usable, found) or self._resolve_miss(usable, found), 0
         findings = self._records.findings(usable.context, usable.scenario)
-        settled = rules.settled_choice(usable, found, findings, is_lasting=self._records.is_lasting)
+        settled = rules.settled_choice(usable, found, findings)
         if settled is not None:
             return settled, 0
-        only_races = (
-            found is not None
-            and rules.recorded_choice(usable, found) is not None
-            and not rules.due_configs(usable, found.record)
-        )
+        recorded = rules.recorded_choice(usable, found)
+        only_races = recorded and found and not rules.due_configs(usable, found.record)
         patience = min(wait, RACE_WAIT) if only_races else wait
         tuned, benchmarked = tune(usable, self._records, patience, self._parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
-            tuned = self._fall_back(self._without_unusable(usable, found), found)
+            tuned = self._fall_back(self._usable_request(usable, found), found)
         return tuned, benchmarked
 
     def _resolve_miss(self, request: Request, found: Found | None) -> Resolution:
@@ -159,56 +143,58 @@ class Resolver:
             return self._fall_back(request, found)
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
-        recorded = self._resolve_trusted(request, waited)
+        recorded = self._trusted_choice(request, waited)
         if recorded is None:
             self.note_miss(request)
             raise ScenarioNotTuned(self._explain_miss(request, waited))
         return recorded
 
-    def _resolve_trusted(self, request: Request, found: Found | None) -> Resolution | None:
-        return rules.trusted_choice(request, found, uncompared=self._limits.uncompared)
+    def _trusted_choice(self, request: Request, found: Found | None) -> Resolution | None:
+        return rules.trusted_choice(request, found, uncompared=self.mode is not Mode.TUNE)
 
-    def _may_tune(self) -> bool:
-        return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()
-
-    def revision(self, context: Context) -> Hashable | None:
-        """Return a value that changes before a fallback's answer may change, or None if unknown.
-
-        A fallback that tunes at the next try, or that looks at other contexts, may change any time.
-        """
-        looks_further = self._limits.other_toolchains or self._limits.other_gpus
-        if self.mode is Mode.STRICT or self._may_tune() or looks_further:
-            return None
-        return self.store.revision(context)
-
-    def only_config(self, request: Request) -> Resolution:
-        """Return the resolution of a launch that is left one config, which needs no benchmark."""
-        found = self._look_up(request)
-        _warn_of_ignored_pin(request, found)
-        recorded = rules.recorded_choice(request, found)
-        if recorded is not None and recorded.how == "pinned":
-            return recorded
-        return replace(request.resolution("default", request.default), only=True)
+    def _fall_back(self, request: Request, found: Found | None) -> Resolution:
+        uncompared = self.mode is not Mode.TUNE
+        fallback = fall_back(request, self._records, self._max_distance, uncompared=uncompared)
+        fastest = rules.recorded_choice(request, found)
+        if fastest is None or _is_unfinished(request, found):
+            return fallback
+        config = describe(fastest.config)
+        reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
+        return replace(fallback, not_compared=reasons)
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""
         if request.has_no_choice:
-            return self.only_config(request)
+            return self.resolve(request, wait=0.0)[0]
         found = self._look_up(request)
-        usable = self._without_unusable(request, found)
-        _warn_of_ignored_pin(usable, found)
-        recorded = self._resolve_trusted(usable, found)
-        if recorded is not None:
-            return recorded
-        fallback = self._fall_back(usable, found)
-        record = found.record if found else None
-        pin = rules.ignored_pin(usable, record)
-        return replace(
-            fallback,
-            differences=fallback.differences or nearest_differences(usable, self._records),
-            missing=len(rules.unmeasured_configs(usable, record)),
-            ignored_pin=None if pin is None else str(pin),
-        )
+        usable = self._usable_request(request, found)
+        return self._trusted_choice(usable, found) or self._fall_back(usable, found)
+
+    def add_notes(self, request: Request, resolution: Resolution) -> Resolution:
+        """Return a resolution with what the records say of its config and of the others."""
+        if resolution.only:
+            return resolution
+        own = source = self._look_up(request)
+        if resolution.recorded_in or resolution.recorded_for:
+            context = resolution.recorded_in or request.context
+            source = self.store.get(context, resolution.recorded_for or request.scenario)
+        notes, config = [], describe(resolution.config)
+        if source and config in source.record.by_config and resolution.how != "default":
+            default = describe(request.default)
+            notes += evidence_lines(source.record, config, request.declared, default)
+        if _is_unfinished(request, own):
+            notes.append("no winner: configs were timed, and their results not compared")
+        if missing := rules.unmeasured_configs(request, own.record if own else None):
+            notes.append(f"unmeasured configs: {len(missing)}")
+        for entry in own.record.measurements if own else ():
+            if entry.is_wrong and entry.failure and entry.config in request.declared:
+                notes.append(f"wrong results: ({entry.config}): {entry.failure.reason}")
+        if not (resolution.final or resolution.differences):
+            if near := find_nearest(request, self._records):
+                notes.append(f"the nearest record is at distance {near[0]:g}")
+            for difference in nearest_differences(request, self._records):
+                notes.append(f"differs from the nearest record in {difference}")
+        return replace(resolution, notes=notes)
 
     def reject(self, request: Request, config: Config, reason: str) -> bool:
         """Leave a config that failed at a launch out of its scenario's later launches.
@@ -231,67 +217,39 @@ class Resolver:
         )
         return True
 
-    def _without_unusable(self, request: Request, found: Found | None) -> Request:
+    def _usable_request(self, request: Request, found: Found | None) -> Request:
         """Leave out the configs that cannot run here, and those during which processes have died.
 
-        A process that may die measures the latter.
+        A process that may die measures the latter. A pin of a config that is left out is ignored.
         """
         findings = self._records.findings(request.context, request.scenario)
-        usable = request.without(findings.rejected)
-        if self._parent is not None:
-            return usable
-        suspects = find_suspects(request.context, request.scenario)
-        return leave_out_suspects(usable, found.record if found else None, suspects)
+        usable, pinned = request.without(findings.rejected), found and found.record.pinned
+        if self._parent is None:
+            usable = without_suspects(usable, found.record if found else None)
+        if pinned and pinned not in usable.declared:
+            warn_once(
+                f"pin {request.context.kernel.name} {pinned}",
+                f"{request.name} is pinned to ({pinned}), which the kernel does not declare, or "
+                "which is pruned from this launch or fails here: the pin is ignored; pin another "
+                "config, or unpin the scenario",
+            )
+        return usable
 
     def usable_configs(self, request: Request) -> list[Any]:
         """Return the `triton.Config`s that a launch may run, without those known to fail there."""
         found = self._look_up(request)
         measured = found.record.by_config if found else {}
-        declared = self._without_unusable(request, found).declared
+        declared = self._usable_request(request, found).declared
         return [
             declared[config]
             for config in declared
             if config not in measured or measured[config].failure is None
         ]
 
-    def add_evidence(self, request: Request, resolution: Resolution) -> Resolution:
-        """Return a resolution with what its record says, or how far the nearest record is."""
-        config = describe(resolution.config)
-        found = self.store.get(
-            resolution.recorded_in or request.context, resolution.recorded_for or request.scenario
-        )
-        if found is not None and config in found.record.by_config and resolution.how != "default":
-            default = describe(request.default)
-            evidence = gather_evidence(found.record, config, {*request.declared}, default)
-            return replace(resolution, evidence=evidence)
-        if resolution.final:
-            return resolution
-        near = find_nearest(request, self._records)
-        return replace(resolution, nearest=near[0]) if near is not None else resolution
-
     def _look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
         """Return the scenario's record, also one of equal code under another key of Triton's."""
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
-
-    def _adopt_triton_timings(self, request: Request) -> Found | None:
-        """Record the imported timings of Triton's disk cache that belong to this very launch."""
-        record = record_of_triton_timings(request, self._records)
-        if record is None:
-            return None
-        self._records.put(request.context, record)
-        return Found(record, self._records.url)
-
-    def _fall_back(self, request: Request, found: Found | None) -> Resolution:
-        fallback = fall_back(request, self._records, self._limits)
-        if rules.is_unfinished(request, found.record if found else None):
-            return replace(fallback, unfinished=True)
-        fastest = rules.recorded_choice(request, found)
-        if fastest is None:
-            return fallback
-        config = describe(fastest.config)
-        reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
-        return replace(fallback, not_compared=reasons)
 
     def note_miss(self, request: Request) -> None:
         """Put a miss on the worklist, once: a fallback is looked up again and again."""
@@ -304,7 +262,7 @@ class Resolver:
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"
-        if rules.is_unfinished(request, found.record if found else None):
+        if _is_unfinished(request, found):
             return (
                 f"{request.name} has timings {place}, but no winner whose results were compared, "
                 "and the mode is strict; finish its tune by a launch in mode tune or `dejavu-cache "
@@ -319,19 +277,9 @@ class Resolver:
         return f"{request.name} is not tuned {place}, and the mode is strict; {nearest_record}"
 
 
-def _warn_of_ignored_pin(request: Request, found: Found | None) -> None:
-    pinned = rules.ignored_pin(request, found.record if found else None)
-    if pinned is None:
-        return
-    if pinned in map(describe, request.autotuner.configs):
-        problem, remedy = "is pruned from this launch or fails here", "pin another config"
-    else:
-        problem, remedy = "the kernel does not declare", "declare this config"
-    warn_once(
-        f"pin {request.context.kernel.name} {pinned}",
-        f"{request.name} is pinned to ({pinned}), which {problem}: the pin is ignored; {remedy}, "
-        "or unpin the scenario",
-    )
+def _is_unfinished(request: Request, found: Found | None) -> bool:
+    """Return whether a record has timings alone, while results are to be compared."""
+    return found is not None and request.check is not None and found.record.is_unfinished
 
 
 def _adopt_equal_code(request: Request, records: KnownRecords) -> Found | None:

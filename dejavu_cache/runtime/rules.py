@@ -3,17 +3,16 @@
 The rules are functions of the request, the record and what this process has found out; they read
 and write nothing. A launch asks them in this order:
 
-1. `known_record`: which measurements count. Those of other code do not; this process's own stand
-   before what others have recorded of the same config.
-2. `suspected_configs`: which configs may end this process, so that it leaves them out.
-3. `recorded_choice`: what the record says. A person's choice, if the launch may run it, or else
+1. `corrected_record`: which measurements count. Those of other code do not; this process's own
+   stand before what others have recorded of the same config.
+2. `recorded_choice`: what the record says. A person's choice, if the launch may run it, or else
    the config that `model.selection` calls the best.
-4. `trusted_choice`: the same, as far as it may run without comparing its results here.
-5. `settled_choice`: whether a process that may tune has nothing left to do, and what runs then.
-6. `due_configs`, `untried_failures`: which configs a tune measures; `earlier_timings`: which
+3. `trusted_choice`: the same, as far as it may run without comparing its results here.
+4. `settled_choice`: whether a process that may tune has nothing left to do, and what runs then.
+5. `due_configs`, `untried_failures`: which configs a tune measures; `earlier_timings`: which
    earlier measurements take part in it; `may_launch_default`: whether there is a config to compare
    the others with.
-7. `winner_to_record`: what a tune writes about its best config.
+6. `winner_to_record`: what a tune writes about its best config.
 """
 
 from __future__ import annotations
@@ -48,14 +47,10 @@ __all__ = [
     "due_configs",
     "earlier_timings",
     "has_work",
-    "ignored_pin",
     "is_trusted",
-    "is_unfinished",
-    "known_record",
     "may_launch_default",
     "recorded_choice",
     "settled_choice",
-    "suspected_configs",
     "trusted_choice",
     "trusted_configs",
     "uncompared_choice",
@@ -96,51 +91,22 @@ class Findings:
         }
 
 
-def known_record(record: Record, findings: Findings) -> Record:
-    """Return a record without measurements of other code, corrected by this process's own."""
-    return corrected_record(record.proven, findings)
-
-
 def corrected_record(record: Record, findings: Findings) -> Record:
-    """Return a record in which other machines' measurements give way to this process's."""
+    """Return a record in which other machines' measurements give way to this process's.
+
+    Measurements of which nobody knows that the code is equal are left out.
+    """
+    record = record.proven
     if not findings.trials:
         return record
-    recorded = record.by_config
+    measured = record.by_config
     corrections = {
         config: trial
         for config, trial in findings.trials.items()
-        if config not in recorded or recorded[config].by != trial.by
+        if config not in measured or measured[config].by != trial.by
     }
-    if not corrections:
-        return record
-    measurements = tuple({**recorded, **corrections}.values())
-    return record.model_copy(update={"measurements": measurements})
-
-
-def suspected_configs(
-    request: Request, record: Record | None, suspects: Iterable[Suspect]
-) -> dict[Config, str]:
-    """Return the declared configs that may end this process, and why.
-
-    A config that a person pinned is none.
-
-    Args:
-        request: the launch's.
-        record: the record of its scenario, if there is one.
-        suspects: configs that processes were measuring when they died.
-    """
-    pinned = record.pinned if record else None
-    return {
-        suspect.config: suspect.reason
-        for suspect in suspects
-        if suspect.config in request.declared and suspect.config != pinned
-    }
-
-
-def ignored_pin(request: Request, record: Record | None) -> Config | None:
-    """Return a record's pin if the launch may not run its config, or None."""
-    pinned = record.pinned if record else None
-    return None if pinned is None or pinned in request.declared else pinned
+    measurements = tuple({**measured, **corrections}.values())
+    return record.model_copy(update={"measurements": measurements}) if corrections else record
 
 
 def recorded_choice(request: Request, found: Found | None) -> Resolution | None:
@@ -161,6 +127,13 @@ def recorded_choice(request: Request, found: Found | None) -> Resolution | None:
     return None if best is None else _resolve_to(request, found, best)
 
 
+def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
+    chosen = request.resolution("exact", request.declared[config], found.store)
+    if request.check is None or config == describe(request.default):
+        return chosen
+    return replace(chosen, not_compared=found.record.reasons_not_compared(config))
+
+
 def trusted_choice(
     request: Request, found: Found | None, *, uncompared: bool = False
 ) -> Resolution | None:
@@ -171,7 +144,7 @@ def trusted_choice(
     1. a person's choice;
     2. the fastest config, if `trusted_configs` has it;
     3. of the trusted ones the fastest, if the winner is among them;
-    4. if nothing can be compared: the fastest one that the winner's tune did not know.
+    4. if nothing can be compared, and the launch may not run the winner: the fastest.
 
     Args:
         request: the scenario in question.
@@ -181,16 +154,15 @@ def trusted_choice(
     leader = recorded_choice(request, found)
     if leader is None or found is None or leader.how == "pinned" or request.check is None:
         return leader
-    record, fastest = found.record, describe(leader.config)
+    record = found.record
     if record.winner is None or not record.is_finished:
         return None
     trusted = trusted_configs(record, describe(request.default), uncompared=uncompared)
-    if fastest in trusted:
+    if describe(leader.config) in trusted:
         return leader
-    is_declared = record.winner.config in request.declared
-    if uncompared and not (is_declared and record.by_config[fastest].at <= record.winner.at):
-        return leader
-    if not is_declared or record.winner.config not in trusted:
+    if record.winner.config not in request.declared:
+        return leader if uncompared else None
+    if record.winner.config not in trusted:
         return None
     best = _select(request, record, trusted)
     return None if best is None else _resolve_to(request, found, best)
@@ -223,24 +195,10 @@ def is_trusted(request: Request, record: Record, config: Config) -> bool:
     return request.check is None or config in trusted_configs(record, describe(request.default))
 
 
-def is_unfinished(request: Request, record: Record | None) -> bool:
-    """Return whether a record has timings alone, while results are to be compared."""
-    return record is not None and request.check is not None and record.is_unfinished
-
-
-def settled_choice(
-    request: Request, found: Found | None, findings: Findings, *, is_lasting: bool
-) -> Resolution | None:
+def settled_choice(request: Request, found: Found | None, findings: Findings) -> Resolution | None:
     """Return what a recorded scenario's launch runs, or None if a tune or a comparison is due.
 
-    A pinned scenario is settled. A race and its winner are worth a tune only if they outlive this
-    process; a config is compared in any case before it runs.
-
-    Args:
-        request: the scenario.
-        found: its record.
-        findings: what this process knows of it.
-        is_lasting: whether another process can read what a tune writes.
+    A pinned scenario is settled.
     """
     recorded = recorded_choice(request, found)
     if recorded is not None and recorded.how == "pinned":
@@ -249,11 +207,10 @@ def settled_choice(
         return uncompared_choice(request, found, findings.hidden)
     if recorded is None or found is None:
         return None
-    fastest, record = describe(recorded.config), found.record
-    if fastest not in findings.compared and not is_trusted(request, record, fastest):
+    fastest = describe(recorded.config)
+    if fastest not in findings.compared and not is_trusted(request, found.record, fastest):
         return None
-    is_due = has_work(request, record) if is_lasting else due_configs(request, record)
-    return None if is_due else recorded
+    return None if has_work(request, found.record) else recorded
 
 
 def uncompared_choice(request: Request, found: Found | None, results: Results) -> Resolution:
@@ -276,37 +233,11 @@ def uncompared_choice(request: Request, found: Found | None, results: Results) -
 
 def best_config(request: Request, record: Record) -> Config | None:
     """Return the best declared config by a record's timings, or None if none is believed."""
-    return _select(request, record, set(request.declared))
+    return _select(request, record, request.declared)
 
 
-def _select(request: Request, record: Record, configs: set[Config]) -> Config | None:
-    return winner(
-        record,
-        configs,
-        describe(request.default),
-        shortest=request.shortest_timing,
-        trusted=whoami(),
-    )
-
-
-def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
-    """Return the resolution to a recorded config, with what its record leaves to say."""
-    record = found.record
-    is_standard = request.check is None or config == describe(request.default)
-    ignored = ignored_pin(request, record)
-    return replace(
-        request.resolution("exact", request.declared[config], found.store),
-        missing=len(unmeasured_configs(request, record)),
-        not_compared=[] if is_standard else record.reasons_not_compared(config),
-        wrong=[
-            f"({measurement.config}): {measurement.failure.reason}"
-            for measurement in record.measurements
-            if measurement.is_wrong
-            and measurement.failure
-            and measurement.config in request.declared
-        ],
-        ignored_pin=None if ignored is None else str(ignored),
-    )
+def _select(request: Request, record: Record, configs: Iterable[Config]) -> Config | None:
+    return winner(record, {*configs}, describe(request.default), trusted=whoami())
 
 
 def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
@@ -314,18 +245,14 @@ def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
 
     Timings of other machines that no launch can have count as unmeasured.
     """
-    measured = record.by_config if record else {}
-    return [
-        config
-        for config in request.declared
-        if config not in measured or _is_void(request, measured[config])
-    ]
-
-
-def _is_void(request: Request, measurement: Measurement) -> bool:
-    if measurement.failure is not None or measurement.by == whoami():
-        return measurement.skipped
-    return not is_credible(measurement, request.shortest_timing)
+    if record is None:
+        return list(request.declared)
+    measured = {
+        entry.config
+        for entry in record.measurements
+        if not entry.skipped and (entry.failure or is_credible(entry) or entry.by == whoami())
+    }
+    return [config for config in request.declared if config not in measured]
 
 
 def due_configs(request: Request, record: Record | None) -> list[Config]:
@@ -333,7 +260,7 @@ def due_configs(request: Request, record: Record | None) -> list[Config]:
     unmeasured = unmeasured_configs(request, record)
     if budgeted_count(request, len(unmeasured)) == 0:
         return []
-    return sorted(unmeasured, key=lambda config: config != describe(request.default))
+    return sorted(unmeasured, key=describe(request.default).__ne__)
 
 
 def budgeted_count(request: Request, unmeasured: int) -> int:
@@ -373,17 +300,17 @@ def untried_failures(
         and (failure := measured[config].failure) is not None
         and (config == default or failure.kind not in ("crash", "wrong"))
     ]
-    return sorted(untried, key=lambda config: config != default)
+    return sorted(untried, key=default.__ne__)
 
 
-def earlier_timings(request: Request, record: Record) -> list[Measurement]:
+def earlier_timings(record: Record) -> list[Measurement]:
     """Return this machine's timings of a scenario that was not raced yet: they join the race."""
     if record.winner is not None:
         return []
     return [
         measurement
         for measurement in record.measurements
-        if measurement.by == whoami() and is_credible(measurement, request.shortest_timing)
+        if measurement.by == whoami() and is_credible(measurement)
     ]
 
 
@@ -402,14 +329,10 @@ def winner_config(request: Request, record: Record, best: Config) -> Config:
     """Return the winner after a tune whose best config is `best`.
 
     Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
-    With result checks on, configs that pruning left out were never compared, so they are no rivals.
     """
-    if not request.prunes:
+    if not request.prunes or record.winner is None:
         return best
-    rivals = {*request.declared, *map(describe, request.autotuner.configs)}
-    if request.check is not None:
-        rivals &= {best, record.winner.config if record.winner else best}
-    return _select(request, record, rivals) or best
+    return _select(request, record, {best, record.winner.config}) or best
 
 
 def winner_to_record(

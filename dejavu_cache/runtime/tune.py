@@ -25,7 +25,12 @@ from ..model.scenario import Config
 from ..stores import Found
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once, whoami
-from ..triton_internals.compilation import LoadedKernels, compile_config, release_outdated
+from ..triton_internals.compilation import (
+    compile_config,
+    keys_in_memory,
+    release_later,
+    release_outdated,
+)
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
@@ -42,7 +47,7 @@ from .request import Request
 if TYPE_CHECKING:
     from ..system.worker_process import ParentConnection
 
-__all__ = ["announce", "leave_out_suspects", "note_timings", "tune"]
+__all__ = ["announce", "note_timings", "tune", "without_suspects"]
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -102,9 +107,12 @@ def tune(
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
         if parent is None:
-            request = _refuse_suspects(request, record, suspects)
+            request = without_suspects(request, record)
+            if suspects and not request.declared:
+                reasons = {str(suspect.config): suspect.reason for suspect in suspects}
+                raise NoValidConfigError(context.kernel.name, str(scenario), reasons)
         findings = records.findings(context, scenario)
-        settled = rules.settled_choice(request, found, findings, is_lasting=records.is_lasting)
+        settled = rules.settled_choice(request, found, findings)
         if settled is not None:
             return settled, 0
         due = rules.due_configs(request, record)
@@ -143,10 +151,10 @@ class Tune:
         self._mark = MeasurementMark(request.context, request.scenario)
         check = request.check if rules.may_launch_default(request, record) else None
         self._check = request.result_check(check, self._mark.around)
-        function = find_jit_function(request.autotuner)
-        if function is not None:
-            release_outdated(function, request.context.environment.variables)
-        self._loaded = LoadedKernels(function)
+        self._function = find_jit_function(request.autotuner)
+        if self._function is not None:
+            release_outdated(self._function, request.context.environment.variables)
+        self._in_memory = keys_in_memory(self._function)
 
     def run(
         self, due: Sequence[Config], suspects: Iterable[Suspect]
@@ -179,17 +187,13 @@ class Tune:
             findings.is_raced = False
             self._record_winner(winner, results)
         how: How = "tuned" if due or self._measured else "exact"
-        resolution = replace(
-            request.resolution(how, request.declared[winner], self._records.url),
-            missing=len(rules.unmeasured_configs(request, self._record)),
-            not_compared=reasons_not_compared(results),
-        )
-        return resolution, self._measured
+        resolution = request.resolution(how, request.declared[winner], self._records.url)
+        return replace(resolution, not_compared=reasons_not_compared(results)), self._measured
 
     def _measure_due(self, due: Sequence[Config]) -> None:
         """Measure the due configs as far as the budget goes, and race those that are fast."""
         request, record = self._request, self._record
-        earlier = rules.earlier_timings(request, record)
+        earlier = rules.earlier_timings(record)
         limit = rules.budgeted_count(request, len(due))
         search = None
         if request.budget.searches and limit < len(due):
@@ -317,19 +321,14 @@ class Tune:
         self._release_losers(best)
 
     def _release_losers(self, winner: Config) -> None:
-        """Release the kernels compiled since the beginning, except the winner's and default's."""
-        if not self._loaded.later():
+        """Release the kernels compiled since the beginning, except the winner's."""
+        request = self._request
+        if self._function is None:  # nothing was compiled
             return
-        request, measured = self._request, self._record.by_config
-        needed = []
-        for config in {winner, describe(request.default)}:
-            if config in measured and measured[config].median is not None:
-                with suppress(Exception):  # Without the kernel, the next launch compiles it.
-                    chosen = request.declared[config]
-                    needed.append(
-                        compile_config(request.autotuner, chosen, request.args, request.kwargs)
-                    )
-        self._loaded.release_later(needed)
+        with suppress(Exception):  # a kernel that does not compile any more fails at its launch
+            config, args, kwargs = request.declared[winner], request.args, request.kwargs
+            needed = compile_config(request.autotuner, config, args, kwargs)
+            release_later(self._function, self._in_memory, needed)
 
     def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
         """Return what runs where nothing can be compared; None if a later launch may compare."""
@@ -347,65 +346,54 @@ class Tune:
         return rules.uncompared_choice(request, found, results)
 
     def _without_valid_config(self) -> Resolution | None:
-        """Return the default config's resolution, or None where memory lacked for any config.
+        """Return the default config's resolution, or None where memory lacked for some config.
 
         Raises:
             NoValidConfigError: every config failed in this process, not only by somebody's record.
         """
         request, trials = self._request, self._findings.trials
-        kernel, measured = request.context.kernel.name, self._record.by_config
-        if any(config in measured and measured[config].skipped for config in request.declared):
-            warn_once(
-                f"memory {kernel}",
-                f"{request.name}: the device has no memory left to measure any config; the launch "
-                "takes a fallback, and a later one tries again",
-            )
-            return None
         if all(config in trials and trials[config].failure for config in request.declared):
             self._findings.trials = {}  # a later launch may succeed
-            reasons = _failure_reasons(request, self._record)
-            raise NoValidConfigError(kernel, str(request.scenario), reasons)
+            reasons = {
+                str(config): f"{failure.kind}: {failure.reason}"
+                for config in request.declared
+                if (failure := trials[config].failure) is not None
+            }
+            raise NoValidConfigError(request.context.kernel.name, str(request.scenario), reasons)
         warn_once(
-            f"failures {kernel}",
-            f"{request.name}: no config has a usable timing, partly by other records than this "
-            "process's; the default config runs. `dejavu-cache show` lists the failures, and "
-            "`dejavu-cache clear` deletes the record",
+            f"failures {request.context.kernel.name}",
+            f"{request.name}: no config has a usable timing: the device has no memory left for "
+            "some, or other processes recorded failures, which `dejavu-cache show` lists; the "
+            "launch runs a fallback",
         )
+        measured = self._record.by_config
+        if any(config in measured and measured[config].skipped for config in request.declared):
+            return None  # a later launch tries again
         return request.resolution("default", request.default)
 
 
-def leave_out_suspects(
-    request: Request, record: Record | None, suspects: Iterable[Suspect]
-) -> Request:
+def without_suspects(request: Request, record: Record | None) -> Request:
     """Return a request without the configs that may end this process.
 
-    Nothing is said of those whose failure is recorded.
+    Processes were measuring them when they died. A config that a person pinned is none, and
+    nothing is said of those whose failure is recorded.
     """
-    reasons = rules.suspected_configs(request, record, suspects)
     measured = record.by_config if record else {}
-    for config, reason in reasons.items():
-        failed = measured.get(config)
-        if failed is not None and failed.failure is not None and not failed.skipped:
+    suspected = set()
+    for suspect in find_suspects(request.context, request.scenario):
+        config = suspect.config
+        if config not in request.declared or (record and config == record.pinned):
             continue
-        warn_once(
-            f"suspect {request.name} {config}",
-            f"{request.name}: ({config}) is not run for a day: {reason}; to clear or convict it, "
-            "measure it with `dejavu-cache sweep`, where a crash costs only a worker",
-        )
-    return request.without(reasons)
-
-
-def _refuse_suspects(request: Request, record: Record, suspects: Sequence[Suspect]) -> Request:
-    """Leave out the configs during which processes have died.
-
-    Raises:
-        NoValidConfigError: no other config is left.
-    """
-    remaining = leave_out_suspects(request, record, suspects)
-    if suspects and not remaining.declared:
-        reasons = {str(suspect.config): suspect.reason for suspect in suspects}
-        raise NoValidConfigError(request.context.kernel.name, str(request.scenario), reasons)
-    return remaining
+        suspected.add(config)
+        failed = measured.get(config)
+        if failed is None or failed.failure is None or failed.skipped:
+            warn_once(
+                f"suspect {request.name} {config}",
+                f"{request.name}: ({config}) is not run for a day: {suspect.reason}; to clear or "
+                "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a "
+                "worker",
+            )
+    return request.without(suspected)
 
 
 def note_timings(request: Request, record: Record) -> None:
@@ -425,12 +413,3 @@ def _triton_timing(measurement: Measurement) -> float | list[float | None]:
     if measurement.p20 is None:
         return measurement.median
     return [measurement.median, measurement.p20, measurement.p80]
-
-
-def _failure_reasons(request: Request, record: Record) -> dict[str, str]:
-    measurements = record.by_config
-    reasons = {}
-    for config in request.declared:
-        failure = measurements[config].failure if config in measurements else None
-        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "not measured"
-    return reasons

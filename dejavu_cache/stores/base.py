@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult
 from ..model.merge import date_after
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
 
 __all__ = ["CopyChanges", "Found", "FoundTree", "Store"]
 
@@ -39,12 +37,10 @@ class CopyChanges(NamedTuple):
         records: the records that have changed.
         recalls: digests of the parts that no copy may keep, by the digest of their scenario; also
             those that were told before.
-        is_new: whether something has changed; else there are recalls to repeat.
     """
 
     records: Sequence[Record]
     recalls: Mapping[str, Collection[str]]
-    is_new: bool = True
 
 
 class Store(ABC):
@@ -88,10 +84,6 @@ class Store(ABC):
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return `Scenario.text` of all records of a context, as cheaply as the store can."""
         return (record.scenario.text for record in self.records(context))
-
-    def scenario_index(self, context: Context) -> ScenarioIndex:
-        """Return an index of all scenarios that have records in a context."""
-        return ScenarioIndex(self.scenario_texts(context))
 
     def revision(self, context: Context) -> Hashable | None:
         """Return a value that differs after each change of a context's records.
@@ -210,22 +202,6 @@ class Store(ABC):
         """
         self._refuse_if_read_only()
         return False
-
-    def imported(self, function: str) -> Iterator[ForeignResult]:
-        """Return other autotuners' results for kernels with a function's name, in any order.
-
-        Not every store keeps such results.
-        """
-        return iter(())
-
-    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners; each replaces an earlier one with its subject.
-
-        Raises:
-            ReadOnlyStoreError: the store may only be read.
-            StoreError: the store keeps no such results, or cannot be written.
-        """
-        raise StoreError(f"{self.url} keeps no results of other tools: name a folder")
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Yield all records as one set per context, which is the form of an export."""

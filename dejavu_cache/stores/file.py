@@ -13,7 +13,6 @@ from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
@@ -37,7 +36,7 @@ class FileStore(Store):
     under the file's lock, merge their records with those in the file, and replace it atomically and
     durably. A damaged record costs only itself, and a damaged file is kept under another name
     before it is overwritten. A decision tree is the file `METHOD-DIGEST.tree.json` beside the
-    records it was fitted to. Results of other autotuners are in `.imported`.
+    records it was fitted to.
 
     The first write creates the folder.
     """
@@ -195,39 +194,6 @@ class FileStore(Store):
         self._refuse_if_read_only()
         return self._folder.remove(self.path(context).with_suffix(_TREE))
 
-    def imported(self, function: str) -> Iterator[ForeignResult]:
-        """Return the function's results of other autotuners; warn if they cannot be read."""
-        path = self._imported_path(function)
-        try:
-            results = parse_foreign_results(self._folder.read(path), str(path))
-        except FileNotFoundError:
-            return iter(())
-        except StoreError as error:
-            warn_once(f"{path}", f"{path} is passed over: {error}")
-            return iter(())
-        return (result for result in results if result.function == function)
-
-    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners to one file per function, under its lock.
-
-        Raises:
-            StoreError: a file cannot be written, or not be read: it stays as it is.
-        """
-        self._refuse_if_read_only()
-        by_function: dict[str, list[ForeignResult]] = {}
-        for entry in entries:
-            by_function.setdefault(entry.function, []).append(entry)
-        for function, results in by_function.items():
-            path = self._imported_path(function)
-            with self._folder.writing(path, f"imported-{path.stem}.lock"):
-                earlier: list[ForeignResult] = []
-                with suppress(FileNotFoundError):
-                    earlier = parse_foreign_results(self._folder.read(path), str(path))
-                self._folder.write(path, format_foreign_results([*earlier, *results]))
-
-    def _imported_path(self, function: str) -> Path:
-        return self.root / ".imported" / f"{folder_name(function)}.jsonl"
-
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
@@ -272,11 +238,13 @@ class FileStore(Store):
     def delete_leftovers(self, older_than: float = 86_400.0) -> int:
         """Delete unfinished files of killed writers and leases; return the number of files.
 
+        No link is followed.
+
         Args:
             older_than: the least age of a leftover, in seconds.
         """
         deleted, until = 0, time.time() - older_than
-        for _, _, names, folder in os.fwalk(self.root):  # it follows no links
+        for _, _, names, folder in os.fwalk(self.root) if self.root.is_dir() else ():
             for name in names:
                 if name.endswith(".lease") or ".tmp-" in name:
                     with suppress(OSError):  # its writer was quicker

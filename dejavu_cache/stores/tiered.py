@@ -10,11 +10,9 @@ from typing import TypeVar
 
 from ..errors import StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult
 from ..model.merge import merge_into, merge_records
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
 from ..settings import current_settings
 from ..system.notices import warn_once
 from .base import Found, FoundTree, Store
@@ -113,10 +111,6 @@ class TieredStore(Store):
         answers = self._ask(lambda tier: list(tier.scenario_texts(context)))
         return iter(sorted(set(chain.from_iterable(answers))))
 
-    def scenario_index(self, context: Context) -> ScenarioIndex:
-        """Return the indexes of all tiers as one."""
-        return ScenarioIndex.join(self._ask(lambda tier: tier.scenario_index(context)))
-
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
         revisions = tuple(self._ask(lambda tier: tier.revision(context)))
@@ -138,17 +132,7 @@ class TieredStore(Store):
     def delete_tree(self, context: Context) -> bool:
         """Remove a tree from every writable tier."""
         self._refuse_if_read_only()
-        removed = [tier.delete_tree(context) for tier in self._writable]
-        return any(removed)
-
-    def imported(self, function: str) -> Iterator[ForeignResult]:
-        """Yield the results of other autotuners from all tiers, the nearest tier's first."""
-        return chain.from_iterable(self._ask(lambda tier: list(tier.imported(function))))
-
-    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Write results of other autotuners to the first writable tier that accepts them."""
-        results = list(entries)
-        self._write_to_first(lambda tier: tier.put_imported(results))
+        return sum(tier.delete_tree(context) for tier in self._writable) > 0
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if none accepted them."""

@@ -68,7 +68,6 @@ class CaseGroup:
         """Keep what one request says of all cases, but not the request, which holds arguments."""
         self.context, self.scenario = request.context, request.scenario
         self._default = describe(request.default)
-        self._shortest = request.shortest_timing
         self._declared = list(request.declared)
         self._compares = request.check is not None
         configs = map(describe, request.autotuner.configs) if request.prunes else ()
@@ -175,13 +174,7 @@ class CaseGroup:
         return request
 
     def _best(self) -> Config | None:
-        return winner(
-            self._group.record,
-            self._selectable,
-            self._default,
-            shortest=self._shortest,
-            trusted=whoami(),
-        )
+        return winner(self._group.record, self._selectable, self._default, trusted=whoami())
 
     def _compare_in_cases(
         self, best: Config, tuner: CaseTuner

@@ -18,7 +18,7 @@ from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..runtime.rules import due_configs
 from ..runtime.tune import announce
-from ..settings import Mode, current_settings
+from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
 from ..triton_internals.environment import (
@@ -160,13 +160,7 @@ class CaseTuner:
             seconds = max(self._deadline - time.monotonic(), 0.001)
         request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
         self._parent.send("case", case=case, due=len(due_configs(request, record)))
-        resolver = Resolver(
-            TieredStore([store]),
-            Mode.TUNE,
-            0.0,
-            current_settings(),
-            parent=self._parent,
-        )
+        resolver = Resolver(TieredStore([store]), Mode.TUNE, parent=self._parent)
         return resolver.resolve(request, wait=self._job.wait)
 
     def announce(self, config: Config) -> None:

@@ -4,7 +4,8 @@ A binary's key in Triton's cache is made of the kernel's source, its specialisat
 types, divisibility by 16 and compiled-in values) and the compiler's options. A recorded launch
 holds them without the config, so that the same launch can be compiled with any config, on a machine
 without a GPU. A launch whose recreated key would differ from Triton's is not recorded. In a record,
-plain values stay as they are; everything else becomes a string of JSON with the prefix `json:`.
+plain values stay as they are; dtypes, jit functions and tuples become a string of JSON with the
+prefix `json:`.
 
 Triton keeps every kernel that a function has ever launched, with its binary and the text of each
 stage of its compilation. Of a tune, a program launches one of them again: the others are released,
@@ -20,8 +21,7 @@ import math
 import platform
 import re
 import sys
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
@@ -32,7 +32,7 @@ from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .config_names import LAUNCH_OPTIONS, describe
 from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
-from .identity import python_function
+from .identity import is_jit, python_function
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
@@ -43,23 +43,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Compilation",
-    "LoadedKernels",
     "UnencodableValueError",
     "async_compile_mode",
     "await_kernel",
     "binary_key",
-    "comparable",
     "compile_config",
     "decode_type",
     "decode_value",
     "encode_launch",
-    "encode_type",
     "encode_value",
     "forget_failed",
+    "keys_in_memory",
     "launch_of",
     "load_binary",
     "note_settings",
     "recreate_compilation",
+    "release_later",
     "release_outdated",
     "source_class",
     "target_of",
@@ -100,12 +99,7 @@ def target_of(device: Device) -> GPUTarget:
     Raises:
         ValueError: Triton does not compile for it.
     """
-    try:
-        return target_of_arch(device.arch)
-    except ValueError:
-        raise ValueError(
-            f"{device.name} ({device.arch}) is no GPU that Triton compiles for"
-        ) from None
+    return target_of_arch(device.arch)
 
 
 def target_of_arch(arch: str) -> GPUTarget:
@@ -144,20 +138,20 @@ def launch_of(
     values = {} if config is None else config.all_kwargs()
     try:
         launch = encode_launch(source, values)
-        launch = launch.model_copy(update={"options": _options_beside(values, metadata)})
+        options = _options_beside(values, metadata)
     except UnencodableValueError:
         return None
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
-    if (
-        config is not None
-        and values
-        and (heuristics or (has_descriptors and config.pre_hook is not None))
-    ):
+    if config and values and (heuristics or (has_descriptors and config.pre_hook is not None)):
         launch = launch.model_copy(update={"bound": describe(config)})
-    for options in _possible_options(launch, values):
-        candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
+    # Triton overwrites `num_warps` in the metadata of warp-specialised kernels: it is guessed.
+    guessed = () if "num_warps" in values else (4, 1, 2, 8, 16, 32)
+    for guess in ({}, *({"num_warps": warps} for warps in guessed)):
         # A number of warps that Triton cannot compile with is not the one that it compiled with.
         with suppress(AssertionError, ValueError):
+            candidate = RecordedLaunch.model_validate(
+                {**launch.model_dump(), "options": {**options, **guess}}
+            )
             recreated = recreate_compilation(source.fn, candidate, values, metadata.target)
             if recreated.key == metadata.hash:
                 return candidate
@@ -180,7 +174,7 @@ def encode_launch(source: ASTSource, config: Mapping[str, Any]) -> RecordedLaunc
     return RecordedLaunch(
         wheel=wheel(),
         signature={
-            name: encode_type(type_)
+            name: encode_value(type_)
             for name, type_ in source.signature.items()
             if name not in config
         },
@@ -197,23 +191,9 @@ def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
         if field.name in config or field.name == "extern_libs":
             continue
         value = getattr(metadata, field.name, None)
-        if comparable(value) != comparable(getattr(defaults, field.name)):
+        if _comparable(value) != _comparable(getattr(defaults, field.name)):
             options[field.name] = encode_value(tuple(value) if isinstance(value, list) else value)
     return options
-
-
-def _possible_options(
-    launch: RecordedLaunch, config: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """Yield the options that a launch may have had.
-
-    Triton overwrites `num_warps` in the metadata of warp-specialised kernels: the original is
-    guessed.
-    """
-    yield launch.options
-    if "num_warps" not in config:
-        for warps in (4, 1, 2, 8, 16, 32):
-            yield {**launch.options, "num_warps": warps}
 
 
 def recreate_compilation(
@@ -294,7 +274,6 @@ def _path(fn: JITFunction, path: str) -> tuple[int, ...]:
 
 
 _PREFIX = "json:"
-_GLUON = "triton.experimental.gluon.language"
 
 _LAYOUT_VALUE = r"(?:-?\d+|True|False|None|[\[(][\d,\[\]() -]*[\])])"
 _LAYOUT = rf"\w+SharedLayout\((?:\w+={_LAYOUT_VALUE}(?:, )?)*\)"
@@ -310,40 +289,69 @@ class UnencodableValueError(Exception):
 
 
 def encode_value(value: Any) -> Any:
-    """Return a constant or an option as a record keeps it.
+    """Return a type, a constant or an option as a record keeps it.
+
+    It may be a plain value, a dtype, a jit function of a module, or a tuple of those.
 
     Raises:
         UnencodableValueError: there is no encoding for the value's type.
     """
-    if value is None or isinstance(value, (bool, int)):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, str) and not value.startswith(_PREFIX):
-        return value
-    return _PREFIX + json.dumps(_to_tree(value), sort_keys=True)
+    is_plain = value is None or isinstance(value, (bool, int, str))
+    if is_plain or (isinstance(value, float) and math.isfinite(value)):
+        is_ambiguous = isinstance(value, str) and value.startswith(_PREFIX)
+        return _PREFIX + json.dumps(value) if is_ambiguous else value
+    return _PREFIX + json.dumps(_to_tree(value))
 
 
-def encode_type(type_: Any) -> str:
-    """Return an argument's type, a string or a tuple of types, as a record keeps it."""
-    return type_ if isinstance(type_, str) else _PREFIX + json.dumps(_to_tree(type_))
+def _to_tree(value: Any) -> Any:
+    if type(value) is tuple:
+        return list(map(_to_tree, value))
+    if type(value).__name__ == "dtype":
+        return {"dtype": str(value)}
+    if is_jit(value) and hasattr(value, "cache_key"):
+        function = python_function(value)
+        return {"jit": f"{function.__module__}:{function.__qualname__}"}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UnencodableValueError(f"{type(value).__name__} {value!r}")
 
 
 def decode_value(encoded: Any) -> Any:
     """Return the value or type that was encoded.
 
-    Nothing is imported: a jit function is found among the modules that are imported already.
-
     Raises:
-        ValueError: it names a function or a layout that this process does not have.
+        ValueError: it is none, or names a function that this process does not have.
     """
-    if isinstance(encoded, str) and encoded.startswith(_PREFIX):
+    if not (isinstance(encoded, str) and encoded.startswith(_PREFIX)):
+        return encoded
+    try:
         return _from_tree(json.loads(encoded[len(_PREFIX) :]))
-    return encoded
+    except RecursionError:
+        raise ValueError("a launch names a value that is nested too deeply") from None
+
+
+def _from_tree(tree: Any) -> Any:
+    import triton.language as tl
+
+    match tree:
+        case list():
+            return tuple(map(_from_tree, tree))
+        case {"dtype": str(name)}:
+            return tl.dtype(name)
+        case {"jit": str(name)}:
+            # A record comes from elsewhere: to import what it names would let it run code.
+            module, _, path = name.partition(":")
+            function = getattr(sys.modules.get(module), "__dict__", {}).get(path)
+            if not hasattr(function, "cache_key"):
+                raise ValueError(f"a launch is given {name}, which is not imported here")
+            return function
+        case dict():
+            raise ValueError(f"a launch names {tree!r}, which this version does not know")
+    return tree
 
 
 def decode_type(encoded: str) -> Any:
-    """Return the argument's type that was encoded.
+    """Return the argument's type that was encoded: a string, or a tuple of types.
 
     Raises:
         ValueError: it is not a type, or not written as Triton writes types.
@@ -356,94 +364,13 @@ def decode_type(encoded: str) -> Any:
 
 def _is_type(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(_is_type(item) for item in value)
+        return all(map(_is_type, value))
     return isinstance(value, str) and _TYPE.fullmatch(value) is not None
 
 
-def comparable(value: Any) -> str:
+def _comparable(value: Any) -> str:
     """Return a text that is equal for two options' values even if one of them went through JSON."""
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _to_tree(value: Any) -> Any:
-    type_name = type(value).__name__
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if type_name == "dtype":
-        return {"dtype": str(value)}
-    if type_name == "constexpr":
-        return {"constexpr": _to_tree(value.value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = [[name, _to_tree(item)] for name, item in zip(value._fields, value, strict=True)]
-        return {"named": type_name, "fields": items}
-    if type(value) is tuple or type_name == "tuple":
-        return {"tuple": [_to_tree(item) for item in value]}
-    if isinstance(value, list):
-        return [_to_tree(item) for item in value]
-    if hasattr(value, "cache_key") and hasattr(value, "fn"):
-        function = python_function(value)
-        return {"jit": f"{function.__module__}:{function.__qualname__}"}
-    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(_GLUON):
-        names = [field.name for field in dataclasses.fields(value) if field.init]
-        return {
-            "layout": type_name,
-            "fields": {name: _to_tree(getattr(value, name)) for name in names},
-        }
-    raise UnencodableValueError(f"{type_name} {value!r}")
-
-
-def _from_tree(tree: Any) -> Any:
-    import triton.language as tl
-
-    if isinstance(tree, list):
-        return [_from_tree(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    match tree:
-        case {"float": text}:
-            return float(text)
-        case {"dtype": name}:
-            return tl.dtype(name)
-        case {"constexpr": value}:
-            return tl.constexpr(_from_tree(value))
-        case {"tuple": items}:
-            return tuple(_from_tree(item) for item in items)
-        case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
-            kind = namedtuple(name, [item for item, _ in fields])  # type: ignore[misc]
-            return kind(*(_from_tree(value) for _, value in fields))
-        case {"jit": name}:
-            return _imported_function(name)
-        case {"layout": name, "fields": fields}:
-            return _gluon_layout(name, {key: _from_tree(value) for key, value in fields.items()})
-    raise ValueError(f"a launch names {tree!r}, which this version does not know")
-
-
-def _imported_function(name: str) -> Any:
-    """Return the jit function of a name, from a module that is imported already.
-
-    A record comes from elsewhere: importing what it names would let it run code.
-    """
-    module, _, path = name.partition(":")
-    function: Any = sys.modules.get(module)
-    for part in path.split("."):
-        # Unlike getattr, this does not call a lazy module's __getattr__, which may import.
-        function = getattr(function, "__dict__", {}).get(part)
-    if not hasattr(function, "cache_key"):
-        raise ValueError(
-            f"a launch is given {name}, which is not imported here: name its module too"
-        )
-    return function
-
-
-def _gluon_layout(name: str, fields: Mapping[str, Any]) -> Any:
-    from triton.experimental.gluon import language
-
-    layout = getattr(language, name, None) or getattr(getattr(language, "nvidia", None), name, None)
-    if not dataclasses.is_dataclass(layout):
-        raise ValueError(f"a launch is given the layout {name}, which this Triton does not have")
-    return layout(**fields)  # type: ignore[operator]
 
 
 def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
@@ -567,48 +494,28 @@ def compile_config(
     return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
 
 
-class LoadedKernels:
-    """The compiled kernels that a function has in memory at a moment.
+def keys_in_memory(function: JITFunction | None) -> dict[int, set[str]]:
+    """Return the keys of the kernels that a function has in memory, by device."""
+    caches = getattr(function, "device_caches", {})
+    return {device: set(kernels) for device, (kernels, *_) in list(caches.items())}
+
+
+def release_later(
+    function: JITFunction, earlier: Mapping[int, Collection[str]], needed: Any
+) -> None:
+    """Remove kernels that have come since, and whose compilation has ended, from memory.
+
+    A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
+    3.9, which unloads what nobody holds, its module stays on the device.
 
     Args:
-        function: a `JITFunction`; None where there is nothing to compile.
+        function: a `JITFunction`.
+        earlier: what `keys_in_memory` returned before.
+        needed: a compiled kernel that stays.
     """
-
-    def __init__(self, function: JITFunction | None) -> None:
-        """Note which kernels are there."""
-        self._caches = getattr(function, "device_caches", {})
-        self._earlier = {
-            device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
-        }
-
-    def later(self) -> list[CompiledKernel]:
-        """Return the kernels that have come since, and whose compilation has ended."""
-        return [kernel for _, _, kernel in self._later_entries()]
-
-    def release_later(self, needed: Iterable[CompiledKernel]) -> None:
-        """Remove the kernels that have come since from Triton's cache in memory.
-
-        A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
-        3.9, which unloads what nobody holds, its module stays on the device.
-
-        Args:
-            needed: compiled kernels that stay.
-        """
-        needed_ids = set(map(id, needed))
-        for kernels, key, kernel in self._later_entries():
-            if id(await_kernel(kernel)) not in needed_ids:
+    for device, (kernels, *_) in list(function.device_caches.items()):
+        for key, kernel in kernels.copy().items():  # in one step, beside other threads
+            is_compiled = not hasattr(kernel, "future") or kernel.future.done()
+            is_later = is_compiled and key not in earlier.get(device, ())
+            if is_later and await_kernel(kernel) is not needed:
                 kernels.pop(key, None)
-
-    def _later_entries(self) -> list[tuple[dict[Any, Any], Any, Any]]:
-        """Return the cache, key and kernel of each; a tune in another thread may remove some.
-
-        A list of a dictionary's items is made in steps, between which garbage collection may let
-        the other thread run; a copy is made in one.
-        """
-        return [
-            (kernels, key, kernel)
-            for device, (kernels, *_) in list(self._caches.items())
-            for key, kernel in kernels.copy().items()
-            if key not in self._earlier.get(device, ())
-            and (not hasattr(kernel, "future") or kernel.future.done())
-        ]

@@ -2,7 +2,8 @@
 
 It is the device, Triton's version and code generator, and the settings that change what Triton
 generates. Triton is asked for all its knobs: one is left out if it is known to change no code, or
-has its default value. Any other counts, so an unknown setting makes an environment of its own.
+has its default value. Any other counts, so an unknown setting makes an environment of its own, and
+so does every variable that Triton makes part of its binaries' keys.
 
 Triton is imported when it is asked, so that commands run where it is not installed.
 """
@@ -10,7 +11,6 @@ Triton is imported when it is asked, so that commands run where it is not instal
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import os
 import platform
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment, as_text
-from ..system.background_threads import signals_left_to_others
+from ..system.background_threads import start_thread
 from .identity import PROCESS
 
 if TYPE_CHECKING:
@@ -218,34 +218,18 @@ def triton_version() -> str | None:
     return version(names[0]) if names else None
 
 
-_NEUTRAL_GROUPS = frozenset({"autotuning", "build", "proton", "redis"})
-_NEUTRAL_KNOBS = {
-    # Not `dump_mir`: Triton 3.9 generates other code while it dumps.
-    "amd": {"dump_amdgcn", "libhip_path"},
-    "cache": {"dir", "dump_dir", "home_dir", "manager_class", "override_dir"}
-    | {"remote_manager_class"},
-    "compilation": {"allow_non_constexpr_globals", "always_compile", "dump_ir"}
-    | {"front_end_debugging", "listener", "store_binary_only"},
-    "nvidia": {"cuobjdump", "dump_nvptx", "dump_ptxas_log", "libcuda_path", "nvdisasm"},
-    "runtime": {"interpret", "jit_cache_hook", "jit_post_compile_hook", "kernel_load_end_hook"}
-    | {"kernel_load_start_hook", "kernel_unload_hook", "launch_enter_hook", "launch_exit_hook"},
-}
-_TOOLS = ("ptxas", "ptxas_blackwell")
-
-# Of the variables that are no knobs: those that print, time or write files beside the compilation,
-# and those that Triton has read into a knob when it was imported.
-_NEUTRAL_VARIABLES = frozenset(
-    {"AMDGCN_ENABLE_DUMP", "LLVM_ENABLE_TIMING", "LLVM_IR_ENABLE_DUMP", "MLIR_DUMP_PATH"}
-    | {"MLIR_ENABLE_DIAGNOSTICS", "MLIR_ENABLE_DUMP", "MLIR_ENABLE_REMARK", "MLIR_ENABLE_TIMING"}
-    | {"NVPTX_ENABLE_DUMP", "TRITON_DEBUG", "TRITON_ENABLE_LLVM_DEBUG"}
-    | {"TRITON_ENABLE_PYTHON_STACKTRACE", "TRITON_INSTRUMENTATION_MODE", "TRITON_INTERPRET"}
-    | {"TRITON_LLVM_DEBUG_ONLY", "TRITON_PARTITION_SCHEDULING_DUMP_DATA_ONLY"}
-    | {"TRITON_PARTITION_SCHEDULING_DUMP_LOOP_ONLY", "TRITON_PARTITION_SCHEDULING_ENABLE_DUMP_DOT"}
-    | {"TRITON_REPRODUCER_PATH", "TRITON_BACKENDS_IN_TREE", "TRITON_PLUGIN_VERSION_CHECK"}
+_NEUTRAL = frozenset(
+    # Groups of knobs
+    {"autotuning", "build", "cache", "proton", "redis"}
+    # Not `amd.dump_mir`: Triton 3.9 generates other code while it dumps.
+    | {"amd.dump_amdgcn", "amd.libhip_path", "nvidia.cuobjdump", "nvidia.dump_nvptx"}
+    | {"nvidia.dump_ptxas_log", "nvidia.libcuda_path", "nvidia.nvdisasm"}
+    | {"compilation.allow_non_constexpr_globals", "compilation.always_compile"}
+    | {"compilation.dump_ir", "compilation.front_end_debugging", "compilation.listener"}
+    | {"compilation.store_binary_only", "runtime.interpret", "runtime.jit_cache_hook"}
+    | {"runtime.jit_post_compile_hook"}
 )
-_COMPILER_PREFIXES = ("AMDGCN_", "MLIR_", "NVPTX_", "PTXAS_", "TRITON_")
-# NVIDIA's inference server is called Triton too.
-_OTHER_PREFIXES = ("TRITON_SERVER_", "TRITON_CORE_", "TRITON_BACKEND_", "TRITON_VERSION")
+"""Knobs that change no code, and groups of such knobs."""
 
 _UNREADABLE = f"unreadable {PROCESS}"
 """Value of a setting that no text stands for: equal to no other process's."""
@@ -261,24 +245,31 @@ def code_generation_variables() -> dict[str, str]:
 def compiler_settings() -> dict[str, str]:
     """Return the settings that change the generated code and differ from their defaults, by name.
 
-    A knob that an environment variable sets goes by the variable's name.
+    They are Triton's knobs, by the name of their variable if they have one, and the variables that
+    its compiler reads by itself.
     """
+    from triton import knobs
+
     settings: dict[str, str] = {}
-    handled = set(_NEUTRAL_VARIABLES)
-    for group_name, group in _groups():
-        for name, descriptor in _knobs(group):
-            handled.add(getattr(descriptor, "key", name))
-            is_neutral = group_name in _NEUTRAL_GROUPS or name in _NEUTRAL_KNOBS.get(group_name, ())
-            if is_neutral or _is_unset_tool(group, name, descriptor):
+    read_by_knobs = set()
+    for group_name, group in vars(knobs).items():
+        if not isinstance(group, knobs.base_knobs):
+            continue
+        for name, knob in _knobs(group):
+            variable = getattr(knob, "key", "")
+            read_by_knobs.add(variable)
+            if group_name in _NEUTRAL or f"{group_name}.{name}" in _NEUTRAL:
+                continue
+            # To read the knob of a tool would run it, for its version.
+            if variable and variable not in os.environ and name not in vars(group):
                 continue
             value = getattr(group, name)
-            if not _is_default(name, value, descriptor):
-                shown = getattr(descriptor, "key", f"{group_name}.{name}")
-                settings[shown] = _text(name, value)
-    invalidating = code_generation_variables()
-    for name in sorted({*invalidating, *_compiler_variables()} - handled):
-        value = invalidating.get(name, os.environ.get(name, ""))
-        if value not in ("", "false"):  # the compiler's switches are off by default
+            # Without a variable, it was read from one when Triton was imported, or is a hook.
+            defaults = (getattr(knob, "default", None),) if variable else (None, False, "")
+            if value not in defaults:
+                settings[variable or f"{group_name}.{name}"] = _text(name, value)
+    for name, value in code_generation_variables().items():
+        if name not in read_by_knobs and value not in ("", "false"):  # off by default
             settings[name] = _text(name, value)
     return dict(sorted(settings.items()))
 
@@ -288,81 +279,29 @@ def unreadable_settings(settings: Mapping[str, str]) -> list[str]:
     return [name for name, value in settings.items() if value == _UNREADABLE]
 
 
-def _groups() -> Iterator[tuple[str, Any]]:
-    from triton import knobs
-
-    for name, value in sorted(vars(knobs).items()):
-        if isinstance(value, knobs.base_knobs):
-            yield name, value
-
-
 def _knobs(group: Any) -> Iterator[tuple[str, Any]]:
-    """Return a group's knobs with their descriptors, or None for a plain attribute."""
-    from triton import knobs
-
-    kind: Any = type(group)
-    members = _class_members(kind)
-    for name in sorted({*members, *vars(group)}):
-        member = members.get(name)
-        if isinstance(member, knobs.env_base):
+    """Yield the names in a group of knobs, each with what its class says of it."""
+    of_class = vars(type(group))
+    for name in of_class.keys() | vars(group).keys():
+        member = of_class.get(name)
+        is_method = callable(member) or isinstance(member, (property, classmethod))
+        if not (name.startswith("_") or is_method):
             yield name, member
-        elif not (name.startswith("_") or _is_method(member)):
-            yield name, None
-
-
-@cache
-def _class_members(kind: Any) -> dict[str, Any]:
-    """Return what a group's class has beyond other groups; programs set knobs on the group."""
-    from triton import knobs
-
-    inherited = set(dir(knobs.base_knobs))
-    return {name: inspect.getattr_static(kind, name) for name in dir(kind) if name not in inherited}
-
-
-def _is_method(member: Any) -> bool:
-    return isinstance(member, (property, staticmethod, classmethod)) or (
-        type(member).__name__ == "function"
-    )
-
-
-def _is_unset_tool(group: Any, name: str, descriptor: Any) -> bool:
-    """Return whether a tool is Triton's own: to read the knob would run it for its version."""
-    is_own = name in _TOOLS and name not in vars(group) and descriptor is not None
-    return is_own and descriptor.key not in os.environ
-
-
-def _is_default(name: str, value: Any, descriptor: Any) -> bool:
-    if descriptor is None:  # read from a variable when Triton was imported, or a hook
-        return value is None or value is False or value == ""
-    default = _default_of(descriptor)
-    if name in _TOOLS:
-        return value.path == default or _file_digest(value.path) == _file_digest(default)
-    return bool(value == default)
-
-
-def _default_of(descriptor: Any) -> Any:
-    """Return a knob's value where no variable sets it; that of a tool is its path."""
-    for name in ("default_path", "default_factory", "default"):
-        if hasattr(descriptor, name):
-            default = getattr(descriptor, name)
-            return default() if callable(default) else default
-    return None
 
 
 def _text(name: str, value: Any) -> str:
+    """Return what stands for a setting's value: of a file, its content."""
     if name == "override":  # a folder's files replace what is compiled
         return _UNREADABLE
     if isinstance(value, bool):
-        return "true" if value else "false"
-    text = str(getattr(value, "path", value))
-    if isinstance(value, (str, int)) or hasattr(value, "path"):
-        path = Path(text)
-        if not (os.sep in text and path.exists()):
-            return as_text(text) or _UNREADABLE
-        return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
-    if isinstance(value, (float, tuple, list, type(None))):
-        return as_text(repr(value))
-    return _UNREADABLE  # a hook: what it does is not in its name
+        return str(value).lower()
+    text = value if isinstance(value, str) else getattr(value, "path", None)
+    if text is None:  # what a hook does is not in its name
+        return str(value) if isinstance(value, int) else _UNREADABLE
+    path = Path(text)
+    if not (os.sep in text and path.exists()):
+        return as_text(text) or _UNREADABLE
+    return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
 
 
 @cache
@@ -373,14 +312,6 @@ def _file_digest(path: str) -> str:
         return ""
 
 
-def _compiler_variables() -> list[str]:
-    return [
-        name
-        for name in os.environ
-        if name.startswith(_COMPILER_PREFIXES) and not name.startswith(_OTHER_PREFIXES)
-    ]
-
-
 # The first compilation of a process needs Triton's digest of its own files, and so does the first
 # look into Triton's cache of binaries: hundreds of megabytes are read, which takes some 0.4 s.
 # Before that, a program imports its kernels and asks for its device, and Triton may have to build
@@ -389,7 +320,10 @@ def _compiler_variables() -> list[str]:
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Devices of NVIDIA's driver, of AMD's, and of both under Windows' subsystem for Linux."""
 
-_begun: list[Thread] = []
+_begun: list[Thread | None] = []
+
+_PATIENCE = 30.0
+"""Longest time in seconds that a launch waits for the digest; then Triton computes its own."""
 
 
 def triton_key() -> str:
@@ -401,13 +335,8 @@ def triton_key() -> str:
 
 def begin_digest() -> None:
     """Have a thread compute the digest, once in a process; Triton keeps it."""
-    if _begun:
-        return
-    with suppress(RuntimeError):  # a process may have no thread left, or be at its end
-        with signals_left_to_others():
-            thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
-            thread.start()
-        _begun.append(thread)
+    if not _begun:
+        _begun.append(start_thread(_compute_digest, "dejavu-cache digest"))
 
 
 def begin_digest_beside_imports() -> None:
@@ -421,15 +350,10 @@ def begin_digest_beside_imports() -> None:
 
 def await_digest() -> None:
     """Wait for a digest that was begun; before it is there, Triton would compute another."""
-    if not sys.is_finalizing():  # a thread that the interpreter has stopped would never end
-        for thread in _begun:
-            thread.join()
+    for thread in filter(None, _begun):
+        thread.join(_PATIENCE)
 
 
 def _compute_digest() -> None:
     with suppress(Exception):  # Triton meets the same error and reports it.
         triton_key()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begun.clear)  # its threads are the parent's

@@ -3,8 +3,6 @@
 Under an equal key Triton runs the same binary. The key changes with a comment as well; whether the
 code is the same all the same, the IR that Triton generates says: see `generated_code`.
 
-Triton's interpreter generates nothing. There a kernel is known by the syntax of its functions.
-
 The functions at the end recognise Triton's objects: jit functions, wrapped constants, dtypes.
 """
 
@@ -18,12 +16,10 @@ import inspect
 import os
 import re
 import sys
-import tempfile
 import textwrap
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -55,8 +51,8 @@ __all__ = [
 PROCESS = uuid.uuid4().hex
 """Stands for this process where a value has no text that means the same in another."""
 
-_RANDOM = re.compile(r"tmp\w{5,}|(?=\w*\d)(?=\w*[a-z])[a-z0-9]{16,}|\w*\d{6,}", re.ASCII)
-"""Parts of module names made from a temporary folder, a digest or a number."""
+_RANDOM = re.compile(r"tmp[a-z0-9_]{8}|(\w*_)?(?=\w*\d)([0-9a-f]{14,}|[a-z0-9]{32,})", re.ASCII)
+"""Parts of module names made from a temporary folder or a digest."""
 
 
 class KernelIdentity(NamedTuple):
@@ -116,23 +112,24 @@ def function_key(function: Any) -> str:
     Raises:
         Exception: Triton cannot read the function.
     """
-    function = jit_function(function)
-    if _interprets(function):
-        return _digest(*_write_interpreted(function, set()))
-    return _digest(*_write_compiled(function, set()))
+    return _digest(*_write(jit_function(function), set()))
 
 
-def _write_compiled(function: Any, seen: set[int]) -> Iterator[str]:
+def _write(function: Any, seen: set[int]) -> Iterator[str]:
     """Write what Triton's key is made of, for a function and those that it calls, each once."""
     if id(function.fn) in seen:
         return
     seen.add(id(function.fn))
+    if type(function).__name__ == "InterpretedFunction":
+        from triton.runtime.jit import JITFunction
+
+        function = JITFunction(function.fn)
     source, read = function.src, _read.get(function.fn)
     if read is None or read[0] != source:  # a program may replace the text
         read = _read[function.fn] = source, *_references(function)
     yield from (read[1], str(bool(getattr(function, "noinline", False))))
     for callee in read[2]:
-        yield from _write_compiled(callee, seen)
+        yield from _write(callee, seen)
 
 
 _read: WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...]]] = WeakKeyDictionary()
@@ -165,6 +162,9 @@ def _finder() -> Any:
             self.callees.append(func)
 
         def record_reference(self, val: Any, var_dict: Any = None, name: Any = None) -> None:
+            if type(val).__name__ == "InterpretedFunction":
+                self.callees.append(val)
+                return
             super().record_reference(val, var_dict, name)
             if val is None or inspect.ismodule(val):
                 return
@@ -194,28 +194,9 @@ def kernel_name(kernel: Any) -> str:
     """
     function = python_function(kernel)
     module = module_name(function)
-    is_generated = _is_of_one_process(module, function.__code__.co_filename)
+    is_generated = str(os.getpid()) in module or any(map(_RANDOM.fullmatch, module.split(".")))
     place = GENERATED_MODULE if is_generated else module
     return as_text(f"{place}.{function.__qualname__}")
-
-
-def _is_of_one_process(module: str, file: str) -> bool:
-    """Return whether a module's name holds what another process would not call it.
-
-    Such a name is a digest of a path, a process's number or a temporary folder. A name by which
-    Python finds the module's file means the same everywhere.
-    """
-    parts = module.split(".")
-    if not (str(os.getpid()) in module or any(map(_RANDOM.fullmatch, parts))):
-        return False
-    try:
-        spec = PathFinder.find_spec(parts[0])
-    except (ImportError, ValueError):
-        return True
-    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    if not any(place and file.startswith(place) for place in places):
-        return True
-    return Path(file).is_relative_to(tempfile.gettempdir())
 
 
 def value_text(value: Any) -> str | None:
@@ -250,33 +231,6 @@ def value_text(value: Any) -> str | None:
         return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
     except Exception:  # the launch reports what is wrong with it
         return None
-
-
-def _interprets(function: Any) -> bool:
-    return type(function).__name__ == "InterpretedFunction"
-
-
-def _write_interpreted(function: Any, seen: set[int]) -> Iterator[str]:
-    """Write the syntax of a function that the interpreter runs, and of what it refers to."""
-    python = python_function(function)
-    if id(python) in seen:
-        return
-    seen.add(id(python))
-    yield syntax_of(python)
-    closure = inspect.getclosurevars(python)
-    attributes = set(python.__code__.co_names)
-    for name, value in sorted({**closure.globals, **closure.nonlocals}.items()):
-        members = {name: value}
-        if inspect.ismodule(value) and value.__name__.partition(".")[0] not in ("triton", "torch"):
-            members = {
-                f"{name}.{item}": vars(value)[item] for item in attributes & vars(value).keys()
-            }
-        for path, member in sorted(members.items()):
-            if is_jit(member) and not is_triton_own(member):
-                yield path
-                yield from _write_interpreted(member, seen)
-            elif not inspect.ismodule(member):
-                yield f"{path}{value_text(member) or type(member).__qualname__}"
 
 
 def syntax_of(function: Any) -> str:

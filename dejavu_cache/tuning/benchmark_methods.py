@@ -19,7 +19,6 @@ __all__ = [
     "Method",
     "benchmark_name",
     "is_called_once",
-    "method_name",
     "quantiles_of",
     "wall_clock",
 ]
@@ -64,22 +63,6 @@ Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm
 
 METHODS: tuple[str, ...] = get_args(Method)
 """All methods by which a launch can be timed on a device."""
-
-
-def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
-    """Return the benchmark method's name.
-
-    It is part of a record's key, so timings of two methods are never compared.
-
-    Raises:
-        TypeError: the benchmark function is not written in Python.
-        OSError: its source text is not available.
-    """
-    if use_cuda_graph:
-        return "cudagraph-warm"
-    if do_bench is not None:
-        return f"custom:{benchmark_name(do_bench)}"
-    return "wall" if interpreted else "events-cold"
 
 
 def is_called_once(method: str) -> bool:

@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
-
-from ..system.fork_lock import cached_property
 
 __all__ = [
     "FULL",

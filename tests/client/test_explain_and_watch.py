@@ -68,18 +68,18 @@ def test_explain_tells_time_costs_age_and_author(
     store: FileStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--store", str(store.root))
-    values = ("--scenario", "M=60", "--default", "BLOCK=128")
+    values = ("--scenario", "M=60")
     assert run_command(["explain", "add", *values, *where]) == 0
     out = capsys.readouterr().out
     assert out.count("M=32") == 1, "60 is in the bucket of 32"
-    for fact in ("runs BLOCK=64", "time: 1 ms", "measured:", "default: BLOCK=128", "1.50x"):
+    for fact in ("runs BLOCK=64", "time: 1 ms", "measured:", "runner-up: BLOCK=128", "1.50x"):
         assert fact in out
     assert "no record" not in out
     assert run_command(["explain", "add", "--scenario", "M=2048", "--json", *where]) == 0
     (nearest,) = json.loads(capsys.readouterr().out)
     assert nearest["scenario"]["args"]["M"] == 256
     assert nearest["distance"] == pytest.approx(3)
-    assert nearest["median"] == 1.0
+    assert nearest["evidence"][0].startswith("time: 1 ms")
 
 
 def test_explain_begins_with_the_code_that_was_tuned_last(store: FileStore) -> None:
@@ -89,7 +89,8 @@ def test_explain_begins_with_the_code_that_was_tuned_last(store: FileStore) -> N
     store.put(context(source="7" * 32), [record(4096, measurement(64, 4.0, far))])
     words = ["explain", "add", "--json", "--store", store.root]
     seen = run_cli(*words, "--limit", 3)
-    assert [item["median"] for item in json.loads(seen.stdout)] == [3.0, 4.0, 1.0]
+    times = [item["evidence"][0].split()[1] for item in json.loads(seen.stdout)]
+    assert times == ["3", "4", "1"]
     assert "2 more" in seen.stderr
     seen = run_cli(*words, "--scenario", "M=64")
     assert [item["distance"] for item in json.loads(seen.stdout)] == [0.0, 1.0, 6.0]

@@ -1,4 +1,4 @@
-"""A kernel that moves keeps its records, trees and foreign results."""
+"""A kernel that moves keeps its records and trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
-from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Pin, Winner
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import FileStore, MemoryStore
@@ -25,12 +24,6 @@ def tree(of: Context) -> Tree:
     return Tree(context=of, configs=(config(),), root=leaf, bound=0.0, regret=regret, at=MOMENT)
 
 
-def foreign(function: str) -> ForeignResult:
-    return ForeignResult(
-        origin="fla", function=function, key=("1",), timings=(ForeignTiming(config=config()),)
-    )
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
     store = FileStore(tmp_path / "store")
@@ -40,7 +33,6 @@ def store(tmp_path: Path) -> FileStore:
     store.put(OLD, [record(32, measurement(32))])
     store.put(context(kernel="pkg.older.add"), [record(64, measurement(32))])
     store.put_tree(tree(OLD))
-    store.put_imported([foreign("add")])
     return store
 
 
@@ -48,10 +40,9 @@ def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
     before = list(store.records(OLD))
     counts = apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus"))
     renamed = context(kernel="pkg.new.plus")
-    assert (counts.contexts, counts.records, counts.trees, counts.foreign_results) == (1, 2, 1, 1)
+    assert (counts.contexts, counts.records, counts.trees) == (1, 2, 1)
     assert list(FileStore(store.root).records(renamed)) == before
     assert [stored.tree.context for stored in store.trees()] == [renamed]
-    assert list(store.imported("plus")) == [foreign("plus")]
     assert list(store.contexts("pkg.old.add")) == []
     assert len(list(store.contexts("pkg.older.add"))) == 1
 
@@ -113,7 +104,7 @@ def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
     arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
     preview = dejavu(*arguments)
     assert preview.returncode == 0, preview.stderr
-    assert "1 context with 2 records, 1 decision tree" in preview.stdout
+    assert "1 context with 2 records and 1 decision tree" in preview.stdout
     assert "would be renamed" in preview.stdout
     assert len(list(store.contexts("pkg.old.add"))) == 1
     assert "2 records" in dejavu(*arguments, "--yes").stdout

@@ -22,7 +22,7 @@ from dejavu_cache.engines.vllm.fused_moe_suite import (
     make_arguments,
 )
 from dejavu_cache.runtime.resolver import Resolver
-from dejavu_cache.settings import Mode, current_settings
+from dejavu_cache.settings import Mode
 from dejavu_cache.stores import FileStore, TieredStore
 from dejavu_cache.sweep.case_tuner import make_request
 from dejavu_cache.sweep.suite import Case
@@ -80,17 +80,17 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bo
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     by_size = {8: CONFIGS[::2], 16: CONFIGS[:1]}
-    monkeypatch.setattr(fused_moe, "_candidates", lambda layer, tokens: by_size[tokens])
+    monkeypatch.setattr(fused_moe, "candidates", lambda layer, tokens: by_size[tokens])
     monkeypatch.setattr(fused_moe, "run_experts", add_two)
 
     def tune(is_float8: bool, tokens: int) -> int:
         layer = ExpertLayer(16, 32, 8, 2, is_float8)
         tensors = {"hidden_states": torch.arange(40.0), "out": torch.zeros(40)}
         arguments = {**dict.fromkeys(("w1", "w2", "routing")), **tensors, **layer.key(tokens)}
-        kernel = experts_kernel.__wrapped__(layer, tuple(by_size))
+        kernel = experts_kernel(layer, tokens)
         request = make_request(Case("a batch", kernel, (1,), partial(dict, arguments)))
         store = TieredStore([FileStore(tmp_path)])
-        resolver = Resolver(store, Mode.TUNE, 0.0, current_settings())
+        resolver = Resolver(store, Mode.TUNE)
         resolution, _ = resolver.resolve(request, wait=0.0)
         return int(resolution.config.kwargs["BLOCK"])
 

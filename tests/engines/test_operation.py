@@ -15,7 +15,7 @@ from dejavu_cache.engines.vllm.fused_moe_suite import CompiledLaunches, ExpertsO
 from dejavu_cache.model.record import Record
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
-from dejavu_cache.settings import Mode, current_settings
+from dejavu_cache.settings import Mode
 from dejavu_cache.stores import FileStore, TieredStore
 from dejavu_cache.sweep.case_tuner import make_request
 from dejavu_cache.sweep.suite import Case
@@ -53,7 +53,7 @@ def tune(kernel: CachedAutotuner, store: Path) -> Record:
     x = torch.arange(40.0)
     arguments = {"x": x, "out": torch.zeros(40), "M": 40}
     request = make_request(Case("forty", kernel, (1,), lambda: arguments))
-    resolver = Resolver(TieredStore([FileStore(store)]), Mode.TUNE, 0.0, current_settings())
+    resolver = Resolver(TieredStore([FileStore(store)]), Mode.TUNE)
     resolver.resolve(request, wait=0.0)
     stored = FileStore(store).get(request.context, request.scenario)
     assert stored is not None

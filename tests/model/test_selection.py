@@ -10,7 +10,7 @@ from support.records import MOMENT, config, measurement, record
 
 from dejavu_cache.model.record import Failure, Measurement, Winner
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.model.selection import distance, winner
+from dejavu_cache.model.selection import args_distance, distance, winner
 
 ALL = {config(16), config(32), config(64)}
 
@@ -104,7 +104,7 @@ def test_only_numbers_may_differ() -> None:
 
 
 def test_an_exact_argument_may_not_differ() -> None:
-    assert distance(record(32).scenario, record(16).scenario, exact={"M"}) == math.inf
+    assert args_distance({"M": 32}, {"M": 16}, exact={"M"}) == math.inf
 
 
 def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:

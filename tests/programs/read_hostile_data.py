@@ -103,7 +103,6 @@ def read_store(store: Store) -> None:
         lambda: list(store.records(CONTEXT)),
         lambda: list(store.contexts()),
         lambda: [found.tree.rank({"n": 7, "x": "float16"}) for found in store.trees()],
-        lambda: list(store.imported("add")),
         lambda: [list(store.records(context)) for context in store.contexts()],
         store.close,
     ]

@@ -1,4 +1,4 @@
-"""A fallback reads scenarios and not records, and looks again only if the store has changed."""
+"""A fallback reads scenarios and not records."""
 
 from __future__ import annotations
 
@@ -73,23 +73,7 @@ def test_an_untuned_launch_parses_the_nearest_record_only(
     assert parsed == []
 
 
-def test_a_new_process_neither_cuts_nor_parses_a_large_file_of_records(
-    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Look at what is read of 300 records, in a store that has read nothing before."""
-    kernel = fill(tmp_path, range(100, 400))
-    cut: list[str] = []
-    monkeypatch.setattr(file_layout.Page, "parse", lambda text, where: cut.append(where))
-    parsed.clear()
-    launch(kernel, 402)
-    assert kernel.best_config is CONFIGS[2]
-    assert (len(parsed), cut) == (1, []), "the nearest record is found by its index"
-    launch(kernel, 5000)
-    assert kernel.best_config is CONFIGS[0]
-    assert (len(parsed), cut) == (1, [])
-
-
-def test_an_index_counts_for_one_state_of_its_file_alone(tmp_path: Path) -> None:
+def test_scenarios_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:
     fill(tmp_path, range(100, 400))
     (path,) = tmp_path.glob("*/*/*/*.json")
     text = path.read_text()
@@ -100,31 +84,6 @@ def test_an_index_counts_for_one_state_of_its_file_alone(tmp_path: Path) -> None
     assert "777" in str(resolution.differences[0])
     assert kernel.explain(*_tensors(), 777).how == "exact"
     assert kernel.explain(*_tensors(), 399).how == "nearest"
-
-
-def test_a_damaged_index_costs_time_and_no_record(tmp_path: Path) -> None:
-    fill(tmp_path, range(100, 400))
-    (index,) = (tmp_path / "user-cache" / "dejavu-cache" / "indexes").iterdir()
-    for content in (b"", b"[]", index.read_bytes()[:-7], index.read_bytes()[: len("[1, ")]):
-        index.write_bytes(content)
-        launch(kernel := make(store=tmp_path), 402)
-        assert kernel.explain(*_tensors(), 402).how == "nearest"
-        assert kernel.explain(*_tensors(), 300).how == "exact"
-
-
-def test_a_fallback_is_not_looked_up_again_in_a_store_that_did_not_change(
-    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
-    kernel = fill(tmp_path, range(100, 400))
-    launch(kernel, 402)
-    parsed.clear()
-    for _ in range(3):
-        launch(kernel, 402)
-    assert parsed == []
-    fill(tmp_path, range(402, 403))
-    launch(kernel, 402)
-    assert kernel.explain(*_tensors(), 402).how == "exact"
 
 
 def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path: Path) -> None:

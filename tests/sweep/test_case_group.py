@@ -16,8 +16,15 @@ from support.records import context
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import FORMAT, NO_MEMORY, Measurement, OutputVerdict, Record
-from dejavu_cache.model.resolution import gather_evidence
+from dejavu_cache.model.record import (
+    FORMAT,
+    NO_MEMORY,
+    Measurement,
+    OutputVerdict,
+    Record,
+    reasons_not_compared,
+)
+from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Scenario, now
 from dejavu_cache.model.selection import CaseScores
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
@@ -80,8 +87,8 @@ def test_what_wins_is_good_in_all_cases(tmp_path: Path, log: Path) -> None:
     assert winner.cases == {"draw 100": 12.0, "draw 101": 10.0, "draw 102": 11.0}
     assert winner.median == pytest.approx((12 * 10 * 11) ** (1 / 3))
     assert of_block(record, 64).cases == {"draw 100": 20.0}
-    evidence = gather_evidence(record, winner.config, record.by_config, winner.config)
-    assert "cases: the mean of 3, at most 1.20x the best of any" in evidence.lines()
+    evidence = evidence_lines(record, winner.config, record.by_config)
+    assert evidence[0].endswith(", the mean of 3 cases")
     medians = sorted(record.measurements, key=lambda m: m.median or 0)
     assert [m.config.params["BLOCK"] for m in medians] == [128, 32, 64, 16]
     (path,) = store.rglob("*.json")
@@ -138,7 +145,7 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None
-    assert winner.not_compared == [f"out_ptr: {NO_MEMORY}"]
+    assert reasons_not_compared(winner.results) == [f"out_ptr: {NO_MEMORY}"]
     again = measure(tmp_path)
     assert (again["status"], again["measured"]) == ("known", 0)
     compared = only_record(tmp_path).winner

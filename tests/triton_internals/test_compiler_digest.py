@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import pytest
@@ -65,44 +64,28 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     )
 
 
-INSTALL = f"""{COUNT}
-    import os
-    import dejavu_cache
-
-    environment.GPU_FILES = (os.devnull,)
-"""
-
-
-def test_install_computes_it_beside_the_imports_that_follow() -> None:
-    run_python(
-        f"""{INSTALL}
-    dejavu_cache.install()
-    assert len(environment._begun) == 1
-    await_digest()
-    assert computed().misses == 1
-    """,
-        TRITON_INTERPRET="0",
-    )
-
-
 @pytest.mark.parametrize(
-    ("file", "mode", "interpreted"),
+    ("file", "mode", "interpreted", "begun"),
     [
-        ("/dev/no such device", "tune", "0"),
-        (os.devnull, "off", "0"),
-        (os.devnull, "wrong", "0"),
-        (os.devnull, "tune", "1"),
+        (os.devnull, "tune", "0", 1),
+        ("/dev/no such device", "tune", "0", 0),
+        (os.devnull, "off", "0", 0),
+        (os.devnull, "wrong", "0", 0),
+        (os.devnull, "tune", "1", 0),
     ],
-    ids=["no GPU", "off", "wrong setting", "interpreter"],
+    ids=["GPU", "no GPU", "off", "wrong setting", "interpreter"],
 )
-def test_install_computes_nothing_where_no_kernel_of_ours_is_compiled(
-    file: str, mode: str, interpreted: str
+def test_install_computes_it_beside_imports_where_kernels_will_be_compiled(
+    file: str, mode: str, interpreted: str, begun: int
 ) -> None:
     run_python(
-        f"""{INSTALL}
+        f"""{COUNT}
+    import dejavu_cache
+
     environment.GPU_FILES = ({file!r},)
     dejavu_cache.install()
-    assert not environment._begun
+    await_digest()
+    assert len(environment._begun) == computed().misses == {begun}
     """,
         DEJAVU_CACHE_MODE=mode,
         TRITON_INTERPRET=interpreted,
@@ -127,13 +110,7 @@ def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
 def test_a_launch_survives_a_process_without_another_thread() -> None:
     fork_python(
         f"""{LAUNCH}
-    from threading import Thread
-
-    class Refused(Thread):
-        def start(self):
-            raise RuntimeError("can't start new thread")
-
-    environment.Thread = Refused
+    environment.start_thread = lambda target, name: None
     make(mode="reuse")[(1,)](x, x, 64)
     assert len(pretended_gpu.LAUNCHED) == 1
     """,
@@ -153,8 +130,7 @@ def test_a_program_ends_although_it_is_computed_still() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no fork")
-def test_a_child_that_is_forked_meanwhile_does_not_wait_and_computes_its_own() -> None:
+def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
     run_python(f"""{COUNT}
     import os, signal, time
     environment.triton_key = lambda: time.sleep(600)
@@ -163,56 +139,21 @@ def test_a_child_that_is_forked_meanwhile_does_not_wait_and_computes_its_own() -
     if child == 0:
         signal.alarm(60)
         await_digest()
-        environment.triton_key = triton_key
-        begin_digest()
-        await_digest()
-        os._exit(computed().misses - 1)
+        os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     """)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has no masks of signals")
-@pytest.mark.parametrize(
-    "begin",
-    [
-        "begin_digest()",
-        "background_threads.start_thread(environment.triton_key, 'any')",
-    ],
-)
-def test_a_signal_that_the_program_waits_for_does_not_end_it(begin: str) -> None:
+def test_a_signal_that_the_program_waits_for_does_not_end_it() -> None:
     run_python(f"""{COUNT}
     import os, signal, time
-    from dejavu_cache.system import background_threads
 
     environment.triton_key = lambda: time.sleep(2)
-    {begin}
+    begin_digest()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}}) == set()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert signal.sigwait({{signal.SIGUSR1}}) == signal.SIGUSR1
     """)
-
-
-def test_what_ends_with_the_interpreter_does_not_wait_for_it() -> None:
-    """From Python 3.13 on, threads count as alive then."""
-    start = time.monotonic()
-    done = run_python(f"""{COUNT}
-    import builtins, os, time
-
-    class Late:
-        def __init__(self):
-            self.calls = await_digest, os.write
-
-        def __del__(self):
-            wait, write = self.calls
-            wait()
-            write(1, b"ended")
-
-    environment.triton_key = lambda: time.sleep(600)
-    begin_digest()
-    builtins.late = Late()
-    """)
-    assert done.stdout == "ended"
-    assert time.monotonic() - start < 300
 
 
 def test_an_error_is_left_to_triton() -> None:

@@ -1,4 +1,4 @@
-"""A tune leaves the kernels of the winner and the default in memory, and no others of its own."""
+"""A tune leaves the kernel of the winner in memory, and no others of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.processes import fork_program
 
-from dejavu_cache.triton_internals.compilation import LoadedKernels
+from dejavu_cache.triton_internals.compilation import keys_in_memory, release_later
 
 
 def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
@@ -28,9 +29,9 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
     assert outcome["best"] == 512
     assert own["blocks"] == [256]
     assert tuning["blocks"] == [64, 128, 256, 512, 1024]
-    assert after["blocks"] == [64, 256, 512], "the default, the program's own, and the winner"
+    assert after["blocks"] == [256, 512], "the program's own, and the winner"
     assert after["bytes"] < 0.7 * tuning["bytes"]
-    assert again["blocks"] == [64, 128, 256, 512], "a config that lost can still be launched"
+    assert again["blocks"] == [128, 256, 512], "a config that lost can still be launched"
 
 
 def test_binaries_of_other_settings_are_not_timed() -> None:
@@ -46,10 +47,10 @@ def test_tunes_of_two_threads_may_release_the_same_kernels(
 ) -> None:
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
-    function = SimpleNamespace(device_caches={0: ({},)})
+    function: Any = SimpleNamespace(device_caches={0: ({},)})
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):
-            tunes = [LoadedKernels(function) for _ in range(2)]
+            earlier = keys_in_memory(function)
             function.device_caches[0][0].update({number: object() for number in range(3000)})
-            list(pool.map(lambda tune: tune.release_later([]), tunes))
+            list(pool.map(release_later, [function] * 2, [earlier] * 2, [None] * 2))
             assert not function.device_caches[0][0]

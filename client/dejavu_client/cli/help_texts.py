@@ -48,7 +48,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "diff /var/cache/dejavu https://tune.example.com",
         "diff /var/cache/dejavu --device H100 --device H200 --kernel add",
     ),
-    "explain": ("explain add --scenario M=64 --device H200", "explain add --default num_warps=4"),
+    "explain": ("explain add --scenario M=64 --device H200",),
     "watch": ("watch", "watch '*attention*' --store https://tune.example.com"),
     "compare": ("compare /runs/monday /runs/tuesday",),
     "misses": ("misses --device H200 --where 'num_seqs>=64'",),

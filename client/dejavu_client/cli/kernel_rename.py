@@ -1,4 +1,4 @@
-"""Move the records, decision trees and foreign results of a kernel to its new name."""
+"""Move the records and decision trees of a kernel to its new name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.decision_tree import Tree
-from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import merge_launches
 from dejavu_cache.model.record import Record, first_problem
 from dejavu_cache.model.scenario import Context, Kernel
@@ -62,14 +61,6 @@ class KernelRename:
             return None
         return self.new + kernel.removeprefix(self.old)
 
-    @property
-    def functions(self) -> tuple[str, str] | None:
-        """Return the old and the new function name, or None if the function keeps its name."""
-        if self.old.endswith("."):
-            return None
-        old, new = self.old.rpartition(".")[2], self.new.rpartition(".")[2]
-        return None if old == new else (old, new)
-
     def renamed_context(self, context: Context) -> Context | None:
         """Return a context under the kernel's new name, or None if the kernel keeps its name.
 
@@ -95,11 +86,10 @@ class RenameCounts:
     contexts: int = 0
     records: int = 0
     trees: int = 0
-    foreign_results: int = 0
 
     def __bool__(self) -> bool:
         """Return whether there was anything to rename."""
-        return any((self.contexts, self.records, self.trees, self.foreign_results))
+        return any((self.contexts, self.records, self.trees))
 
 
 def preview_rename(store: Store, rename: KernelRename) -> RenameCounts:
@@ -109,7 +99,6 @@ def preview_rename(store: Store, rename: KernelRename) -> RenameCounts:
         counts.contexts += 1
         counts.records += len(list(store.records(context)))
     counts.trees = len(_affected_trees(store, rename))
-    counts.foreign_results = len(_missing_foreign_results(store, rename))
     return counts
 
 
@@ -120,9 +109,7 @@ def apply_rename(
 
     Each context is written under its new name, read back and compared before it is removed under
     its old name. An interrupted run leaves a context under both names, and the next run completes
-    it. What the store already holds under the new name is merged as `put` does. Results of other
-    tools are copied instead of moved: they name a function without its module, so that another
-    kernel may use them.
+    it. What the store already holds under the new name is merged as `put` does.
 
     Args:
         store: the store.
@@ -141,10 +128,6 @@ def apply_rename(
     for tree in _affected_trees(store, rename):
         _move_tree(store, tree, rename)
         counts.trees += 1
-    results = _missing_foreign_results(store, rename)
-    if results:
-        store.put_imported(results)
-        counts.foreign_results = len(results)
     return counts
 
 
@@ -157,16 +140,6 @@ def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context
 def _affected_trees(store: Store, rename: KernelRename) -> list[Tree]:
     trees = store.trees(None if rename.old.endswith(".") else rename.old)
     return [found.tree for found in trees if rename.renamed_context(found.tree.context)]
-
-
-def _missing_foreign_results(store: Store, rename: KernelRename) -> list[ForeignResult]:
-    """Return the results of the old function, under the new name, that are not stored there yet."""
-    if rename.functions is None:
-        return []
-    old, new = rename.functions
-    stored = {result.subject for result in store.imported(new)}
-    results = [result.model_copy(update={"function": new}) for result in store.imported(old)]
-    return [result for result in results if result.subject not in stored]
 
 
 def _move_records(store: Store, context: Context, renamed: Context) -> int:

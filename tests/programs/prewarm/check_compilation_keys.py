@@ -63,8 +63,8 @@ def main(backend: str, arch: str) -> None:
         check(plain, target, large, x, y, n, float("1e30"), False, x)
     check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)
     tied = triton.Config({"BLOCK": 16})
-    check(odd, target, tied, x, (5, y), square, tl.float16, float("inf"))
-    check(odd, target, tied, x, (16, 2.0), square, tl.constexpr(tl.float32), "json:no")
+    check(odd, target, tied, x, (5, y), square, tl.float16, 0.5)
+    check(odd, target, tied, x, (16, 2.0), square, (tl.float32, None), "json:no")
     check_recorded_launch(target)
     if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
         gluon(target)

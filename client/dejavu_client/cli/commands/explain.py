@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
-from dejavu_cache.model.resolution import ChoiceEvidence, gather_evidence
+from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.model.selection import value_distance
 
@@ -33,7 +32,7 @@ from ..options import (
     parse_assignments,
 )
 from ..output import note, say_indented, show_json
-from ..record_queries import contexts_of, has_settings, last_measured, winning_measurement
+from ..record_queries import contexts_of, last_measured, winning_measurement
 
 __all__ = ["register"]
 
@@ -51,14 +50,14 @@ class Explained(NamedTuple):
         record: The record.
         distance: How many powers of two away it is from the scenario that was asked for.
         config: The config that readers get, or None if none has run.
-        evidence: What the measurements say, or None if none has run.
+        evidence: What the measurements say, in lines.
     """
 
     context: Context
     record: Record
     distance: float
     config: Config | None
-    evidence: ChoiceEvidence | None
+    evidence: list[str]
 
     @property
     def not_compared(self) -> list[str]:
@@ -69,29 +68,19 @@ class Explained(NamedTuple):
     @property
     def json(self) -> dict[str, Any]:
         """Return the explanation as JSON values."""
-        evidence = asdict(self.evidence) if self.evidence else {}
-        for name in ("runner_up", "default"):
-            if isinstance(config := getattr(self.evidence, name, None), Config):
-                evidence[name] = config.model_dump(mode="json")
         return {
             "context": self.context.model_dump(mode="json"),
             "scenario": self.record.scenario.model_dump(mode="json"),
             "distance": self.distance,
             "config": self.config.model_dump(mode="json") if self.config else None,
             "not_compared": self.not_compared,
-            **evidence,
+            "evidence": self.evidence,
         }
 
 
 def explain(
     kernel: KernelArgument,
     scenario: ScenarioOption = None,
-    default: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--default", metavar="NAME=VALUE", help="Of the default config: adds what it costs."
-        ),
-    ] = None,
     device: DeviceOption = "",
     triton: TritonOption = "",
     limit: LimitOption = 5,
@@ -105,14 +94,13 @@ def explain(
     `kernel.explain(*args)` in a program also knows what pruning leaves.
     """
     wanted = parse_assignments(scenario, "--scenario")
-    named = parse_assignments(default, "--default")
     with open_existing_store(store) as source:
         tuned = [
             (context, list(source.records(context)))
             for context in contexts_of(source, kernel, device, triton)
         ]
     tuned.sort(key=lambda item: last_measured(item[1]), reverse=True)
-    explained = [item for group in tuned for item in _nearest(*group, wanted, named)]
+    explained = [item for group in tuned for item in _nearest(*group, wanted)]
     explained.sort(key=lambda item: item.distance)
     if not explained:
         asked = settings_text(wanted) or "such a GPU or Triton"
@@ -129,9 +117,7 @@ def explain(
         note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
 
 
-def _nearest(
-    context: Context, records: list[Record], wanted: Mapping[str, str], named: Mapping[str, str]
-) -> list[Explained]:
+def _nearest(context: Context, records: list[Record], wanted: Mapping[str, str]) -> list[Explained]:
     """Return the records at the smallest distance from some values, in the scenarios' order."""
     names = {name for record in records for name in record.scenario.values}
     if unknown := [name for name in wanted if names and name not in names]:
@@ -144,7 +130,7 @@ def _nearest(
     smallest = min((gap for gap, _ in gaps), default=math.inf)
     if math.isinf(smallest):
         return []
-    return [_explain(context, record, gap, named) for gap, record in gaps if gap == smallest]
+    return [_explain(context, record, gap) for gap, record in gaps if gap == smallest]
 
 
 def _bucket_value(text: str, bucket: Bucket | None) -> str:
@@ -176,18 +162,11 @@ def _gap(values: Mapping[str, Any], wanted: Mapping[str, str]) -> float:
     return total
 
 
-def _explain(context: Context, record: Record, gap: float, named: Mapping[str, str]) -> Explained:
+def _explain(context: Context, record: Record, gap: float) -> Explained:
     best = winning_measurement(record)
     config = best.config if best else record.pinned
-    if config is None:
-        return Explained(context, record, gap, None, None)
-    chosen = [own for own in record.by_config if named and has_settings(own, named)]
-    evidence = gather_evidence(
-        record, config, set(record.by_config), chosen[0] if chosen else config
-    )
-    if not chosen:
-        evidence = replace(evidence, default_cost=None, default_error=None)
-    return Explained(context, record, gap, config, evidence)
+    lines = [] if config is None else evidence_lines(record, config, record.by_config)
+    return Explained(context, record, gap, config, lines)
 
 
 def _say(item: Explained, wanted: Mapping[str, str]) -> None:
@@ -208,5 +187,5 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
     if not item.record.is_unfinished:
         for reason in item.not_compared:
             say_indented(f"not compared: {reason}", indent=4)
-    for line in item.evidence.lines() if item.evidence else ():
+    for line in item.evidence:
         say_indented(line, indent=4)

@@ -54,8 +54,8 @@ def rename(
 ) -> None:
     """Rename a kernel, or all kernels of a module, in a store, so that it need not be tuned again.
 
-    Records keep their timings, winners and pins; decision trees move with them. Results of other
-    tools are copied to the new function name. An interrupted run is completed by the next.
+    Records keep their timings, winners and pins; decision trees move with them. An interrupted
+    run is completed by the next.
     """
     names = KernelRename.parse(old, new)
     with open_existing_store(store, write=yes) as chosen:
@@ -107,9 +107,8 @@ def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed
     if not counts:
         return f"nothing to rename: {store.url} has nothing of {names.old}"
     amounts = (
-        f"{counted(counts.contexts, 'context')} with {counted(counts.records, 'record')}, "
-        f"{counted(counts.trees, 'decision tree')} "
-        f"and {counted(counts.foreign_results, 'result')} of other tools"
+        f"{counted(counts.contexts, 'context')} with {counted(counts.records, 'record')} "
+        f"and {counted(counts.trees, 'decision tree')}"
     )
     if renamed:
         return f"{amounts} renamed from {names.old} to {names.new} in {store.url}"
