@@ -173,8 +173,10 @@ class Tune:
                 if due or (self._record.winner is None and not findings.is_raced):
                     self._measure_due(due)
                     findings.is_raced = True
-                if rules.best_config(request, self._record) is None:
-                    self._measure(rules.untried_failures(request, self._record, findings, suspects))
+                if rules.best_config(request, self._record) is None and (
+                    untried := rules.untried_failures(request, self._record, findings, suspects)
+                ):
+                    self._measure(untried)
                 winner, results = self._find_winner()
             except UncomparedResultsError as error:
                 if self._parent is not None:  # a sweep serves no launch, and says what it lacks

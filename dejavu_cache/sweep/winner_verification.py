@@ -320,7 +320,7 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
     """
     for case, request, record, best in _recorded_winners(cases, store):
         with closing(request.result_check(request.check or CheckOptions())) as check:
-            results = dict(check.check(request.declared[best]))
+            results = dict(check.compare(request.declared[best])[0])
         name, scenario = request.context.kernel.name, str(request.scenario)
         audited = AuditedWinner(case, name, scenario, str(best), results)
         if not store.read_only:

@@ -12,7 +12,7 @@ which need little memory beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ __all__ = [
     "LACKS_MEMORY",
     "TOLERANCES",
     "Output",
-    "compare_tensors",
     "copyable_tensors",
     "describe_difference",
     "scale_of",
@@ -88,26 +87,38 @@ def copyable_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors that can be copied, and why others cannot be, both by name.
 
-    Parts of tuples have names such as `outs[0]`.
+    Parts of tuples have names such as `outs[0]`. Tensors without elements, and those of which some
+    share memory, are left out.
 
     Args:
         arguments: the launch's arguments by name.
         ignore: arguments to leave alone.
     """
+    import torch
+
     tensors: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
     for name, tensor in _named_tensors(arguments):
         if name.partition("[")[0] in ignore:
             continue
         try:
-            if _holds_elements(tensor):
-                _refuse_uncopyable(tensor)
-                tensors[name] = tensor
+            if tensor.layout is not torch.strided or not tensor.numel():
+                continue
+            strides = zip(tensor.stride(), tensor.shape, strict=True)
+            if any(stride <= 0 and size != 1 for stride, size in strides):
+                continue
+            # One element shows it of lazy views, and of classes that refuse torch's functions.
+            element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
+            bool((_bits(element) == _bits(element.clone())).all())
+            if element.is_floating_point():
+                element.to(torch.float32)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
             reason = (str(error).splitlines() or [""])[0][:300]
             reasons[name] = f"{NOT_COPYABLE}: {type(error).__name__}: {reason}"
+        else:
+            tensors[name] = tensor
     return tensors, reasons
 
 
@@ -135,36 +146,6 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor):
             yield name, tensor
-
-
-def _holds_elements(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements of which none share memory.
-
-    Raises:
-        Exception: what a tensor raises that does not say.
-    """
-    import torch
-
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    return (
-        tensor.layout is torch.strided
-        and tensor.numel() > 0
-        and all(stride > 0 or size == 1 for stride, size in strides)
-    )
-
-
-def _refuse_uncopyable(tensor: Tensor) -> None:
-    """Check by one element that a tensor's content can be copied and compared.
-
-    Raises:
-        Exception: it cannot, as that of classes that refuse torch's functions, and lazy views.
-    """
-    import torch
-
-    element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
-    bool((_bits(element) == _bits(element.clone())).all())
-    if element.is_floating_point():
-        element.to(torch.float32)
 
 
 class Output:
@@ -231,7 +212,7 @@ class Output:
             was_filled: whether the launch found the tensor filled.
         """
         if self._scale is None:
-            self._scale = scale_of(lambda: (expected for _, expected in self._parts(False)))
+            self._scale = scale_of(self._expected)
         return describe_difference(self._parts(was_filled), self._scale, tolerance)
 
     def _parts(self, was_filled: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -337,26 +318,12 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().view(integers[tensor.element_size()])
 
 
-def compare_tensors(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> str:
-    """Describe how far a tensor is from the expected one; return an empty string if they agree.
-
-    Integers and booleans must be equal. NaN and infinities must stand in the same places.
-
-    Args:
-        actual: a tensor of the shape and dtype of `expected`.
-        expected: a tensor.
-        tolerance: the largest relative difference; None for that of the dtype.
-    """
-    if not expected.numel():
-        return ""
-    scale = scale_of(lambda: (part for (part,) in _pieces(expected)))
-    return describe_difference(_pieces(actual, expected), scale, tolerance)
-
-
 def describe_difference(
     parts: Iterable[tuple[Tensor, Tensor]], scale: float, tolerance: float | None = None
 ) -> str:
-    """Describe how far a tensor is from the expected one, as `compare_tensors` does.
+    """Describe how far a tensor is from the expected one; return an empty string if they agree.
+
+    Integers and booleans must be equal. NaN and infinities must stand in the same places.
 
     Args:
         parts: the same parts of both, one after the other; one at least.
@@ -419,19 +386,16 @@ def _magnitude(tensor: Tensor) -> Tensor:
     return torch.where(torch.isfinite(wide), wide.abs(), 0.0)
 
 
-def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
+def scale_of(tensor: Tensor) -> float:
     """Return the size of a tensor's typical elements, by which those near 0 are judged.
 
     It is the root mean square, but at most a few medians: one element of -1e9 must not hide
     that all others are wrong. It belongs to the tensor and not to the element, because an element
     near 0 may be a sum of large terms. Of other than floating-point tensors it is 0.
-
-    Args:
-        parts: iterates over the tensor's parts; called several times.
     """
-    if not next(parts()).is_floating_point():
+    if not tensor.is_floating_point():
         return 0.0
-    sample = _sample(parts)
+    sample = _sample(tensor)
     ordered = sample[sample > 0].sort().values
     if not ordered.numel():
         return 0.0
@@ -443,20 +407,20 @@ def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
     return min(root_mean_square, MEDIANS * _median(ordered))
 
 
-def _sample(parts: Callable[[], Iterator[Tensor]]) -> Tensor:
+def _sample(tensor: Tensor) -> Tensor:
     """Return finite magnitudes, evenly spaced, or those of one part if the spaced ones are 0."""
     import torch
 
     # By an odd step: an even one would meet few columns of rows whose length is a power of two.
-    step = -(-sum(part.numel() for part in parts()) // SAMPLE) | 1
+    step = -(-tensor.numel() // SAMPLE) | 1
     start, spaced = 0, []
-    for part in parts():
+    for (part,) in _pieces(tensor):
         spaced.append(_finite_magnitudes(part.flatten()[start::step]))
         start = (start - part.numel()) % step
     sample = torch.cat(spaced)
     if bool((sample > 0).any()):
         return sample
-    whole = map(_finite_magnitudes, (part.flatten() for part in parts()))
+    whole = (_finite_magnitudes(part.flatten()) for (part,) in _pieces(tensor))
     return next((part for part in whole if bool((part > 0).any())), sample)
 
 

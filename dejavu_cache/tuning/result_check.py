@@ -261,26 +261,24 @@ class ResultCheck:
         if self._compares:
             refuse_uncompared(self.verdicts_on_default())
 
-    def check(self, config: Any) -> Results:
+    def compare(self, config: Any) -> tuple[Results, Measurement | None]:
         """Compare the results of a `triton.Config` with the default's, output by output.
+
+        Returns:
+            What that shows, and the config's failure if its results are wrong.
 
         Raises:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
         if not self._compares:
-            return self._unchecked
+            return self._unchecked, None
         if config is self._launches.default:
-            return self.verdicts_on_default()
+            return self.verdicts_on_default(), None
+        start = time.perf_counter()
         results = self.verdicts(config)
         for reason in reasons_not_compared(results):
             logger.info("%s: not compared: %s", self._title, reason)
-        return results
-
-    def compare(self, config: Any) -> tuple[Results, Measurement | None]:
-        """Return what comparing a `triton.Config` shows, and its failure if results are wrong."""
-        start = time.perf_counter()
-        results = self.check(config)
         verdict = sum_up(results)
         if verdict.outcome != "wrong":
             return results, None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.result_checks import compare_tensors
 
-from dejavu_cache.tuning.expected_results import Output, compare_tensors
+from dejavu_cache.tuning.expected_results import Output
 
 FLOATS = [
     torch.float64,
