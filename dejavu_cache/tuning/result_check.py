@@ -342,7 +342,7 @@ class ResultCheck:
 
     def _launch_and_compare(self, config: Any, filled: Collection[str]) -> dict[str, str]:
         """Launch a config once; return how each output differs that does."""
-        self._begin(filled)
+        self._restore(filled)
         with self._launches.launch(config):
             found = {
                 name: output.describe_difference(self._options.tolerance_of(name), name in filled)
@@ -350,15 +350,12 @@ class ResultCheck:
             }
         return {name: difference for name, difference in found.items() if difference}
 
-    def _begin(self, filled: Collection[str]) -> None:
-        """Give the outputs what they hold before a launch."""
+    def _restore(self, filled: Collection[str] = ()) -> None:
+        """Give the outputs what they hold before a launch, some of them filled."""
         for output in self._outputs.values():
             output.restore()
         for name in filled:  # last: another output may share its memory
             self._outputs[name].fill()
-
-    def _restore(self) -> None:
-        self._begin(())
 
     @property
     def _visible(self) -> dict[str, Output]:
@@ -411,20 +408,24 @@ class ResultCheck:
         """
         spans = spans_of_arguments(self._launches.arguments)
         for name, output in self._outputs.items():
-            output.may_be_filled = not _shares_memory(name, spans)
+            start, end = spans[name]
+            output.may_be_filled = not any(
+                start < other_end and other_start < end
+                for other, (other_start, other_end) in spans.items()
+                if other != name
+            )
         is_known = False
         while not is_known:
             accesses = self._accesses
             filled = self._fillable(accesses)
-            self._begin(filled)
+            self._restore(filled)
             with self._run_expected():
                 is_known = self._accesses == accesses
                 if is_known:
                     for name, output in list(self._outputs.items()):
                         if not output.expect_present(name in filled):
                             self._uncompared[name] = LACKS_MEMORY
-                            del self._outputs[name]
-            self._restore()
+                            self._outputs.pop(name).restore()
             copied = {name: output.tensor for name, output in self._outputs.items()}
             self._outputs = {name: self._outputs[name] for name in self._candidates(copied)}
 
@@ -470,16 +471,6 @@ class ResultCheck:
             self._uncompared |= dict.fromkeys(unseen, _HELD_BEFORE)
         else:  # what no launch shows to be an output may be an input, and needs no copy
             self._outputs = visible
-
-
-def _shares_memory(name: str, spans: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether a tensor may share memory with another argument, copied or not."""
-    start, end = spans[name]
-    return any(
-        start < other_end and other_start < end
-        for other, (other_start, other_end) in spans.items()
-        if other != name
-    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from support.result_checks import (
     write_nothing,
 )
 
-from dejavu_cache.model.record import BEHIND_POINTERS, NO_WORK, has_reason
+from dejavu_cache.model.record import BEHIND_POINTERS, NO_MEMORY, NO_WORK, has_reason
 from dejavu_cache.triton_internals.argument_access import Accesses
 
 
@@ -333,3 +333,17 @@ def test_what_the_default_reads_is_not_filled_for_others() -> None:
 
     arguments = {"x": torch.randn(64), "out": torch.zeros(64)}
     assert checker(arguments, add, accesses=accesses).judge(write).outcome == "equal"
+
+
+def test_an_output_whose_results_do_not_fit_holds_what_it_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = launch_arguments()
+    arguments["out"].fill_(3)
+    free = iter([1e9, 0.0, 0.0])
+    monkeypatch.setattr(
+        "dejavu_cache.tuning.expected_results.free_memory", lambda device: next(free)
+    )
+    made = checker(arguments, half_of_it, accesses=code("x", "out"))
+    assert bool((arguments["out"] == 3).all())
+    assert NO_MEMORY in made.judge(double).reason
