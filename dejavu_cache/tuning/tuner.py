@@ -39,9 +39,7 @@ __all__ = [
 Result = TypeVar("Result")
 
 
-def call_with_memory(
-    call: Callable[[], Result], release: Callable[[], object] = lambda: None
-) -> Result:
+def call_with_memory(call: Callable[[], Result], timer: DeviceTimer | None = None) -> Result:
     """Return what a call returns; if the device has no memory left, free some and call again.
 
     PyTorch keeps the memory of tensors that are gone. The driver, which loads binaries, cannot have
@@ -49,7 +47,7 @@ def call_with_memory(
 
     Args:
         call: the call.
-        release: gives up memory of the caller's own that the second call can do without.
+        timer: holds memory that the second call can do without.
 
     Raises:
         Exception: what the second call raises, or the first one for another reason.
@@ -61,7 +59,8 @@ def call_with_memory(
             raise
     import torch
 
-    release()
+    if timer is not None:
+        timer.release()
     torch.cuda.empty_cache()
     return call()
 
@@ -196,8 +195,7 @@ class Tuner:
             configs: the configs to measure, in order.
             search: proposes configs in place of these.
         """
-        self._warm_up()
-        try:
+        with self._ready_device():
             if search is None:
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
@@ -207,48 +205,39 @@ class Tuner:
                 search.tell(list(self._measured.values())[before:])
             if self._race:
                 self._best = math.inf  # No timing is cut short: all of these configs are fast.
-                race = Race(
-                    {**self._earlier, **self._measured},
-                    self._launch.default,
-                    self._measure,
-                    is_over=lambda: self._is_over,
-                )
+                screened = {**self._earlier, **self._measured}
+                race = Race(screened, self._launch.default, self._measure, self._until)
                 self._keep(race.run())
-        finally:
-            self._release()
         return len(self._tried)
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
-        self._warm_up()
-        try:
+        with self._ready_device():
             measurement = self._measure(config, FULL)
-        finally:
-            self._release()
         if measurement is not None:
             self._note(measurement)
 
-    @property
-    def _is_over(self) -> bool:
-        return time.monotonic() > self._until
-
-    @property
-    def _must_stop(self) -> bool:
-        """Whether the time is over, and has sufficed for a config."""
-        return self._is_over and bool(self._measured)
-
-    def _release(self) -> None:
-        if self._timer is not None:
-            self._timer.release()
-
-    def _warm_up(self) -> None:
-        if self._timer is not None:
+    @contextmanager
+    def _ready_device(self) -> Iterator[None]:
+        """Have the device's clock up, and free the timer's memory afterwards."""
+        if self._timer is None:
+            yield
+            return
+        try:
             try:
                 self._timer.warm_up()
             except Exception as error:
                 # Without memory every config fails likewise and is recorded as skipped.
                 if not is_out_of_memory(error):
                     raise
+            yield
+        finally:
+            self._timer.release()
+
+    @property
+    def _must_stop(self) -> bool:
+        """Whether the time is over, and has sufficed for a config."""
+        return time.monotonic() > self._until and bool(self._measured)
 
     def _screen(self, configs: Sequence[Config]) -> None:
         """Measure each config shortly, in the order in which they are compiled.
@@ -372,7 +361,7 @@ class Tuner:
                 pass
 
         limit = self._best * HOPELESS
-        sample = call_with_memory(lambda: timer.sample_part(launch, effort, limit), timer.release)
+        sample = call_with_memory(lambda: timer.sample_part(launch, effort, limit), timer)
         return sample.quantiles((0.5, 0.2, 0.8)) if patient or sample.steady else None
 
     def _call_benchmark(self, config: Config) -> Any:
