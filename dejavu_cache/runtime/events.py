@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from ..model.resolution import Resolution
 from ..settings import current_settings
 from ..system.notices import counted, warn_once
-from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import (
     add_compilation_listener,
@@ -30,7 +29,7 @@ from ..triton_internals.hooks import (
     set_cache_manager,
 )
 from ..triton_internals.identity import find_jit_function
-from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
+from ..triton_internals.versions import Autotuner, autotuning_listener, knobs, launch_key
 from .request import Request
 from .run_files import ConfigRun, has_report, report_event, write_config_run
 

@@ -26,13 +26,12 @@ from ..settings import Mode, current_settings
 from ..system.background_threads import is_from_signal_handler
 from ..system.import_hooks import after_import
 from ..system.notices import logger, warn_once
-from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import await_digest, begin_digest, toolchain_on
 from ..triton_internals.hooks import foreign_run, refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from ..triton_internals.versions import Autotuner
+from ..triton_internals.versions import Autotuner, launch_key
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
 from .choices import Choices, ChosenConfig
 from .consensus import agree
@@ -168,14 +167,14 @@ class Launch:
         """Launch the chosen config or one that stands in for it, if its kernel is in memory."""
         with refusing_compilation(jit_function(self._autotuner)) as refused:
             result = self._run_config(chosen)
-            if not refused.count:
+            if not refused:
                 return result, chosen
             for config in self._stand_ins(chosen):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = ChosenConfig.of(config, until, chosen.resolution)
-                refused.count = 0
+                refused.clear()
                 result = self._run_config(stand_in)
-                if not refused.count:
+                if not refused:
                     name = self._autotuner._name
                     logger.info("%s: (%s) stands in for (%s)", name, config, chosen.config)
                     return result, stand_in

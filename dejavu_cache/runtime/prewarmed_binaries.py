@@ -12,15 +12,21 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from ..errors import DejavuError
+from ..errors import DejavuError, PrewarmError
 from ..settings import current_settings
 from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.cache_managers import serve_binaries
+from ..triton_internals.environment import triton_version
+from ..triton_internals.hooks import serve_binaries
 
-__all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]
+__all__ = [
+    "SealedBinaries",
+    "loadable_manifest",
+    "use_prewarmed_binaries",
+    "writable_by_others",
+]
 
 
 class SealedBinaries:
@@ -89,9 +95,15 @@ def use_prewarmed_binaries() -> None:
         return
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
-    loadable = [
-        (folder, manifest) for folder in resolved if (manifest := _loadable_manifest(folder))
-    ]
+    loadable = []
+    for folder in resolved:
+        try:
+            loadable.append((folder, loadable_manifest(folder)))
+        except (DejavuError, OSError) as error:
+            warn_once(
+                f"prewarmed {folder}",
+                f"the binaries of {folder} are not used, and kernels will be compiled: {error}",
+            )
     if loadable:
         serve_binaries(
             [SealedBinaries(folder, manifest) for folder, manifest in loadable],
@@ -99,36 +111,29 @@ def use_prewarmed_binaries() -> None:
         )
 
 
-def _loadable_manifest(folder: Path) -> Manifest | None:
-    """Return a folder's manifest, or None if this process cannot load its binaries."""
-    import triton
+def loadable_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder whose binaries this process may load.
 
-    try:
-        problem = writable_by_others(folder)
-        if problem is not None:
-            warn_once(
-                f"prewarmed {folder}",
-                f"the binaries of {folder} are not used, and kernels will be compiled, since "
-                f"binaries are code: {problem}",
-            )
-            return None
-        manifest = read_manifest(folder)
-    except (DejavuError, OSError) as error:
-        warn_once(f"prewarmed {folder}", f"its binaries are not used: {error}")
-        return None
+    Raises:
+        PrewarmError: others may write to the folder, its manifest is damaged, or it was made for
+            another Triton or Python.
+        OSError: the folder cannot be looked at.
+    """
+    problem = writable_by_others(folder)
+    if problem is not None:
+        raise PrewarmError(f"{problem}, since binaries are code")
+    manifest = read_manifest(folder)
     ours = (
-        triton.__version__,
+        str(triton_version()),
         str(sysconfig.get_config_var("EXT_SUFFIX")),
         sysconfig.get_platform(),
     )
     theirs = (manifest.triton, manifest.abi, manifest.platform)
     if ours != theirs:
-        warn_once(
-            f"prewarmed {folder}",
-            f"{folder} holds binaries for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: "
-            "kernels will be compiled; prewarm with what the program runs on",
+        raise PrewarmError(
+            f"they are for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: prewarm with "
+            "what the program runs on"
         )
-        return None
     return manifest
 
 

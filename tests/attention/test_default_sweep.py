@@ -39,7 +39,6 @@ def sms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` give batches of bfloat16 queries and caches to the Hopper kernel."""
-    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(hopper_kernel, "suits", lambda batch: batch.k_cache.dtype == torch.bfloat16)
 
 

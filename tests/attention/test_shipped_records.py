@@ -90,7 +90,6 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
         devices=("NVIDIA H200",),
-        host_modules=False,
         folder=str(tmp_path / "folder"),
     )
     with closing(Compiler(spec)) as process:

@@ -187,7 +187,7 @@ STEPS = [
     (launch, "current_settings"),
     (autotuner, "Resolver"),
     (events, "tell_triton"),
-    (events, "report_choice"),
+    (events, "log_choice"),
     (events, "launch_key"),
 ]
 
