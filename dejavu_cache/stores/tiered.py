@@ -170,12 +170,6 @@ class TieredStore(Store):
         if failures and (now or self.strict or len(failures) == len(self._writable)):
             raise failures[0]
 
-    def supersede(self, context: Context, record: Record) -> None:
-        """Replace measurements in every writable tier."""
-        self._refuse_if_read_only()
-        for tier in self._writable:
-            tier.supersede(context, record)
-
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""
         self._refuse_if_read_only()

@@ -24,7 +24,7 @@ from .compile_ahead import (
     is_out_of_memory,
     threads_for,
 )
-from .device_timer import FULL, SCREENING, DeviceTimer, Effort, do_nothing
+from .device_timer import SCREENING, DeviceTimer, Effort, do_nothing
 from .race import HOPELESS, Race
 from .search import OptunaSearch
 
@@ -195,7 +195,14 @@ class Tuner:
             configs: the configs to measure, in order.
             search: proposes configs in place of these.
         """
-        with self._ready_device():
+        try:
+            if self._timer is not None:
+                try:
+                    self._timer.warm_up()
+                except Exception as error:
+                    # Without memory every config fails likewise and is recorded as skipped.
+                    if not is_out_of_memory(error):
+                        raise
             if search is None:
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
@@ -208,31 +215,10 @@ class Tuner:
                 screened = {**self._earlier, **self._measured}
                 race = Race(screened, self._launch.default, self._measure, self._until)
                 self._keep(race.run())
-        return len(self._tried)
-
-    def remeasure(self, config: Config) -> None:
-        """Measure one config with full effort."""
-        with self._ready_device():
-            measurement = self._measure(config, FULL)
-        if measurement is not None:
-            self._note(measurement)
-
-    @contextmanager
-    def _ready_device(self) -> Iterator[None]:
-        """Have the device's clock up, and free the timer's memory afterwards."""
-        if self._timer is None:
-            yield
-            return
-        try:
-            try:
-                self._timer.warm_up()
-            except Exception as error:
-                # Without memory every config fails likewise and is recorded as skipped.
-                if not is_out_of_memory(error):
-                    raise
-            yield
         finally:
-            self._timer.release()
+            if self._timer is not None:
+                self._timer.release()
+        return len(self._tried)
 
     @property
     def _must_stop(self) -> bool:
