@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 
 from ..errors import StoreError
 from ..model.decision_tree import Tree
@@ -69,7 +70,7 @@ class TieredStore(Store):
         if self._copies is not None:
             self._copies.watch(context, scenario)
         best: Found | None = None
-        for tier in sorted(self.tiers, key=lambda tier: tier.remote):
+        for tier in sorted(self.tiers, key=attrgetter("remote")):
             if best is not None and tier.remote and not fresh:
                 break
             with self._passed_over_if_it_fails(tier):

@@ -13,7 +13,7 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
-from dejavu_cache.stores.folder import Folder
+from dejavu_cache.stores.folder import read_text
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
@@ -173,7 +173,7 @@ def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[Found
         if not path.is_file():
             raise NoSuchStoreError(f"there is no file {kernel}")
         target = path.resolve()  # a link that the user names is followed
-        tree = Tree.parse(Folder(target.parent).read(target), kernel)
+        tree = Tree.parse(read_text(target, target.parent), kernel)
         return [FoundTree(tree, path.absolute().as_uri())]
     with open_existing_store(store) as source:
         trees = list(source.trees())
