@@ -214,7 +214,8 @@ class Tuner:
                 self._best = math.inf  # No timing is cut short: all of these configs are fast.
                 screened = {**self._earlier, **self._measured}
                 race = Race(screened, self._launch.default, self._measure, self._until)
-                self._keep(race.run())
+                if refined := race.run():
+                    self._keep(refined)
         finally:
             if self._timer is not None:
                 self._timer.release()

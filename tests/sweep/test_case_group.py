@@ -56,7 +56,7 @@ def measure(folder: Path, *crashes: ConfigCrash, cases: int = 3) -> dict[str, ob
     journal = Journal(open_store(str(folder)), folder / "journal")
     with journal:
         job = CaseJob(do="measure", case=DRAWS[0].name, crashes=crashes)
-        tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()))
+        tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()), journal)
         return CaseGroup(DRAWS[:cases], journal).measure(tuner, 0.0)
 
 
