@@ -364,7 +364,7 @@ class Subset(NamedTuple):
 def smallest_subset(slowdown: Matrix, bound: float, limit: int = LIMIT) -> Subset:
     """Cover every scenario with a config within a bound of its best, greedily.
 
-    If that takes more configs than the limit, prefer those that exceed the bound least on average.
+    If that takes more configs than the limit, choose those that exceed the bound least on average.
     Among sets that keep the bound equally well, prefer one with a low average slowdown.
 
     Args:
@@ -372,13 +372,25 @@ def smallest_subset(slowdown: Matrix, bound: float, limit: int = LIMIT) -> Subse
         bound: accepted slowdown as a share: 0.05 is 5% slower than the best.
         limit: maximum number of configs.
     """
-    serves = slowdown <= 1 + bound
+    columns = _cover(slowdown <= 1 + bound)
     cost = np.minimum(slowdown - 1, bound + _HOPELESS_SLOWDOWN)
     loss = np.maximum(cost - bound, 0) + _WITHIN * cost
-    columns = _exchange_columns(loss, _cover(serves, limit))
-    columns.sort(key=lambda column: -int(serves[:, column].sum()))
+    columns = _exchange_columns(
+        loss, columns if len(columns) <= limit else _choose_greedily(loss, limit)
+    )
+    columns.sort(key=lambda column: -int((slowdown[:, column] <= 1 + bound).sum()))
     worst = slowdown[:, columns].min(axis=1).max(initial=1.0) - 1
     return Subset(columns, float(max(bound, worst if np.isfinite(worst) else 0.0)))
+
+
+def _choose_greedily(loss: Matrix, limit: int) -> list[int]:
+    """Choose columns one by one, each the one that reduces the remaining loss most."""
+    chosen: list[int] = []
+    left = np.full((len(loss), 1), np.inf)
+    for _ in range(limit):
+        chosen.append(int(np.minimum(loss, left).sum(axis=0).argmin()))
+        left = np.minimum(left, loss[:, chosen[-1:]])
+    return chosen
 
 
 def _exchange_columns(loss: Matrix, chosen: list[int]) -> list[int]:
@@ -396,11 +408,11 @@ def _exchange_columns(loss: Matrix, chosen: list[int]) -> list[int]:
     return chosen
 
 
-def _cover(serves: NDArray[np.bool_], limit: int) -> list[int]:
-    """Choose columns that together serve as many rows as possible, without redundant ones."""
+def _cover(serves: NDArray[np.bool_]) -> list[int]:
+    """Choose columns that together serve all rows, without redundant ones."""
     chosen: list[int] = []
     open_rows = np.ones(len(serves), dtype=bool)
-    while open_rows.any() and len(chosen) < limit:
+    while open_rows.any():
         gain = serves[open_rows].sum(axis=0)
         chosen.append(int(gain.argmax()))
         open_rows &= ~serves[:, chosen[-1]]
