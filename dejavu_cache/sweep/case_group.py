@@ -146,8 +146,8 @@ class CaseGroup:
             if name in times
         ]
 
-        def keep(measurement: Measurement) -> None:
-            self._group.put_measurements([self._group.with_case(name, measurement)])
+        def keep(measurements: Sequence[Measurement]) -> None:
+            self._group.put_measurements(self._group.with_case(name, one) for one in measurements)
 
         return tuner.time(name, request, undecided, keep, earlier)
 

@@ -25,7 +25,6 @@ from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
 from .hosts import CaseJob
 from .suite import Case
@@ -120,7 +119,7 @@ class CaseTuner:
         case: str,
         request: Request,
         configs: Sequence[Config],
-        keep: Callable[[Measurement], None],
+        keep: Callable[[Sequence[Measurement]], None],
         earlier: Sequence[Measurement] = (),
     ) -> int:
         """Measure some of a request's configs, and return how many were measured.
@@ -129,7 +128,7 @@ class CaseTuner:
             case: name of the request's case.
             request: the request.
             configs: the configs to measure.
-            keep: is called with each measurement, and again when a race has refined it.
+            keep: is called with each measurement, and again with those that a race has refined.
             earlier: measurements that take part in the race.
         """
         self._parent.send("case", case=case)
@@ -152,7 +151,7 @@ class CaseTuner:
                 around=around,
                 earlier=earlier,
             )
-            measured = tuner.tune(Exhaustive(configs))
+            measured = tuner.tune(configs)
         if function is not None:
             release_later(function, in_memory, None)
         return measured

@@ -163,8 +163,8 @@ class SweepWorker:
         default = describe(request.default)
         measured: dict[Config, Measurement] = {}
 
-        def keep(measurement: Measurement) -> None:
-            measured[measurement.config] = measurement
+        def keep(measurements: Sequence[Measurement]) -> None:
+            measured.update((measurement.config, measurement) for measurement in measurements)
 
         tuner = CaseTuner(job, self._parent, self.journal)
         tuner.announce(default)

@@ -141,7 +141,7 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
     lacking = OutputVerdict(outcome="not_compared", reason=NO_MEMORY)
     partly = {"count": OutputVerdict(outcome="equal"), "out_ptr": lacking}
     with monkeypatch.context() as patch:
-        patch.setattr(ResultCheck, "check", lambda *_: partly)
+        patch.setattr(ResultCheck, "compare", lambda *_: (partly, None))
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None
