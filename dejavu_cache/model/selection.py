@@ -26,7 +26,6 @@ __all__ = [
     "NOISE",
     "SHORTEST_TIMING",
     "CaseScores",
-    "args_distance",
     "distance",
     "is_credible",
     "value_distance",
@@ -254,36 +253,18 @@ def _score(slowdowns: list[float], cases: int) -> float:
 
 def distance(left: Scenario, right: Scenario) -> float:
     """Sum the powers of two between two scenarios' numbers; infinite if anything else differs."""
-    return args_distance(left.args, right.args) if left.dtypes == right.dtypes else math.inf
-
-
-def args_distance(
-    left: Mapping[str, Any],
-    right: Mapping[str, Any],
-    exact: Collection[str] = (),
-    limit: float = math.inf,
-) -> float:
-    """Return the distance of two scenarios' arguments, or any distance above a limit."""
-    if left.keys() != right.keys():
+    if left.dtypes != right.dtypes or left.args.keys() != right.args.keys():
         return math.inf
-    total = 0.0
-    for name, value in left.items():
-        total += value_distance(value, right[name], name in exact)
-        if total > limit:
-            break
-    return total
+    return sum(value_distance(value, right.args[name]) for name, value in left.args.items())
 
 
-def value_distance(left: Any, right: Any, exact: bool) -> float:
+def value_distance(left: Any, right: Any) -> float:
     """Return the powers of two between two numbers; infinite between other values that differ."""
-    if type(left) is type(right) and left == right:
+    if left == right and type(left) is type(right):
         return 0.0
-    if exact or not (_is_number(left) and _is_number(right)) or (left < 0) != (right < 0):
+    are_numbers = type(left) in (int, float) and type(right) in (int, float)
+    if not are_numbers or (left < 0) != (right < 0):
         return math.inf
-    if 0 in (left, right):
-        return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
-    return abs(math.log2(abs(left)) - math.log2(abs(right)))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if left and right:
+        return abs(math.log2(abs(left)) - math.log2(abs(right)))
+    return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
