@@ -103,7 +103,7 @@ class KnownRecords:
         numbers = {
             name: float(value)
             for name, value in sorted(wanted.args.items())
-            if type(value) in (int, float) and name not in exact
+            if isinstance(value, (int, float)) and not (isinstance(value, bool) or name in exact)
         }
         blank = {"args": wanted.args | dict.fromkeys(numbers, "\0"), "dtypes": wanted.dtypes}
         pattern = re.escape(canonical_json(blank)).replace(re.escape(json.dumps("\0")), _NUMBER)

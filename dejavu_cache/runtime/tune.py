@@ -207,7 +207,7 @@ class Tune:
         with (
             MeasurementWriter(self._write) as writer,
             progress(request.name, total, wanted=current_settings().progress) as advance,
-            pause_recording(request.autotuner, self._records.tiers),
+            pause_recording(request.autotuner),
             self._check.restoring_arguments(),
         ):
 

@@ -131,7 +131,7 @@ def test_near_scenarios_differ_in_numbers_alone_and_the_nearest_comes_first(
     store.put(context(), [Record(scenario=each) for each in [*others, *alike]])
     records = KnownRecords(TieredStore([store]))
     found = list(records.near(context(), wanted))
-    expected = sorted(distance(wanted, each) for each in alike if each.args["n"] >= 0)
+    expected = sorted(distance(wanted, scenario(value)) for value in values if value >= 0)
     assert [gap for gap, _ in found] == pytest.approx(expected)
     assert all(gap == pytest.approx(distance(wanted, each)) for gap, each in found)
     assert [each for _, each in records.near(context(), wanted, {"n"})] == [
