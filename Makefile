@@ -158,11 +158,10 @@ pictures: $(VENV)/.installed  ## take the documentation's pictures of the server
 docs: $(VENV)-docs/.installed  ## the site, into site/; a warning is an error
 	$(VENV)-docs/bin/mkdocs build --strict --clean
 
-kit: $(VENV)/.installed  ## run the proxies, Prometheus and the Action of deploy/ against real servers
+kit: $(VENV)/.installed  ## run the proxies, Prometheus and the workflow of deploy/ against real servers
 	$(BIN)/python tools/check_kit.py
 	$(BIN)/uv tool run --quiet --from kubernetes-validate kubernetes-validate --strict $(filter-out %/kustomization.yaml %/service-monitor.yaml,$(wildcard deploy/kubernetes/*.yaml))
 	$(BIN)/uv tool run --quiet check-jsonschema --builtin-schema vendor.github-workflows deploy/github/tuning.yml .github/workflows/*.yml
-	$(BIN)/uv tool run --quiet check-jsonschema --builtin-schema vendor.github-actions actions/tune/action.yml
 
 clean:  ## remove the environments and what the demo made
 	rm -rf $(VENV) $(VENV)-* .demo site htmlcov .coverage*

@@ -1,22 +1,5 @@
 """Exceptions of all packages of the project, under one root.
 
-DejavuError
-├── SettingsError            a setting, or an argument of `cached_autotune`, is invalid
-├── KeyArgumentError         a key argument has a value that records cannot represent
-├── NoValidConfigError       every config of a scenario failed
-├── ScenarioNotTuned         strict mode met a scenario without a record
-├── UncomparedResultsError   the default config's results cannot be computed for the moment
-│   └── NothingComparedError no config but the default may win, since nothing can be compared
-├── TooFewRecordsError       there are not enough records to fit a decision tree
-├── UnknownDeviceError       records cannot describe the current device
-├── UnsupportedTritonError   the installed Triton is too old
-├── PrewarmError             a folder cannot be prewarmed as asked
-├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
-└── StoreError               a store cannot do what was asked
-    ├── ReadOnlyStoreError   it may only be read
-    ├── NewerFormatError     its records were written by a newer version of this package
-    └── DamagedRecordsError  its content is not a record set
-
 `drop_own_frames` shows authors their own errors as Triton shows them.
 """
 
@@ -102,11 +85,6 @@ class NoValidConfigError(DejavuError, RuntimeError):
         self.reasons = dict(reasons)
         lines = "\n".join(f"  {config}: {reason}" for config, reason in self.reasons.items())
         super().__init__(f"no config of {kernel} can run {scenario}; each one failed:\n{lines}")
-        self._arguments = kernel, scenario, self.reasons
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Let a pool of processes hand the error on."""
-        return type(self), self._arguments
 
 
 class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
@@ -185,19 +163,12 @@ class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
 
 
-def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return the end of a message about an unknown name: the nearest known one, or else all.
-
-    Args:
-        name: what was written.
-        known: what may be written.
-        prefix: the beginning of all these names, which says nothing about how near they are.
-    """
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or else all."""
     from difflib import get_close_matches  # here, since only mistakes need it
 
-    by_lower_case = {choice.removeprefix(prefix).lower(): choice for choice in known}
-    wanted = str(name).strip().removeprefix(prefix).lower()
-    nearest = get_close_matches(wanted, by_lower_case, n=1)
+    by_lower_case = {choice.lower(): choice for choice in known}
+    nearest = get_close_matches(str(name).strip().lower(), by_lower_case, n=1)
     if nearest:
         return f"did you mean {by_lower_case[nearest[0]]!r}?"
     return f"choose from {', '.join(by_lower_case.values()) or 'nothing, for there is none'}"

@@ -9,13 +9,13 @@ from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import SettingsError, did_you_mean, problem_text
 from .system.notices import warn_once
-from .system.safe_files import NOWHERE, user_folder
+from .system.safe_files import user_folder
 
 __all__ = [
     "NAMESPACE",
@@ -98,15 +98,6 @@ class Settings(BaseModel):
     install: bool = False
     """Whether this package's plugins in other programs, such as vLLM, replace `triton.autotune`."""
 
-    @field_validator("mode", "consensus", "log", mode="before")
-    @classmethod
-    def _lower(cls, value: Any) -> Any:
-        return (
-            value.strip().lower()
-            if isinstance(value, str) and not isinstance(value, Mode)
-            else value
-        )
-
     @field_validator("namespace")
     @classmethod
     def _check_namespace(cls, value: str) -> str:
@@ -137,33 +128,31 @@ class Settings(BaseModel):
 
     @property
     def default_url(self) -> str:
-        """URL of the store in the user's cache folder, or of one in memory if there is none."""
-        folder = user_folder("records")
-        return "memory://" if NOWHERE in folder.parents else folder.as_uri()
+        """URL of the store in the user's cache folder."""
+        return user_folder("records").as_uri()
 
 
 @cache
 def current_settings() -> Settings:
     """Return this process's settings, read at the first call."""
-    for name, remedy in unknown_variables(os.environ).items():
-        warn_once(f"variable {name}", f"{name} is set, and no such setting exists: {remedy}")
+    for problem in unknown_variables(os.environ):
+        warn_once(problem, problem)
     return Settings.from_environment()
 
 
-_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP|SCTP)|$)")
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT")
 """Variables that Kubernetes makes for a Service that is called `dejavu-cache`."""
 
 
-def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that look like a setting and are none, with what may have been meant."""
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    return {
-        name: did_you_mean(name, known, PREFIX)
-        for name in sorted(environ)
-        if name.startswith(PREFIX)
-        and name not in known
-        and not _SERVICE_LINK.match(name[len(PREFIX) :])
-    }
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a message for each variable that looks like a setting and is none."""
+    names = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
+    return [
+        f"{PREFIX}{name} is set, and no such setting exists: "
+        f"{did_you_mean(name, map(str.upper, Settings.model_fields))}"
+        for name in names
+        if name.lower() not in Settings.model_fields and not _SERVICE_LINK.match(name)
+    ]
 
 
 def policy_file() -> Path | None:

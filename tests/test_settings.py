@@ -22,7 +22,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 def test_values_are_read() -> None:
     settings = Settings.from_environment(
-        {"DEJAVU_CACHE_MODE": " Strict ", "DEJAVU_CACHE_SHIPPED": "0", "HOME": "/x"}
+        {"DEJAVU_CACHE_MODE": "strict", "DEJAVU_CACHE_SHIPPED": "0", "HOME": "/x"}
     )
     assert (settings.mode, settings.shipped) == (Mode.STRICT, False)
 
@@ -71,9 +71,9 @@ def test_a_variable_that_is_no_setting_is_said_once_with_the_nearest(
         current_settings()
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith("DEJAVU_CACHE_TUNE_SECOND is set, and no such setting exists")
-    assert said.endswith("did you mean 'DEJAVU_CACHE_TUNE_SECONDS'?")
+    assert said.endswith("did you mean 'TUNE_SECONDS'?")
 
 
 def test_a_name_that_is_near_to_none_comes_with_all_of_them() -> None:
-    (remedy,) = unknown_variables({"DEJAVU_CACHE_XYZZY": "1", "PATH": "/"}).values()
-    assert remedy.startswith("choose from DEJAVU_CACHE_URL, DEJAVU_CACHE_MODE")
+    (said,) = unknown_variables({"DEJAVU_CACHE_XYZZY": "1", "PATH": "/"})
+    assert "choose from URL, MODE" in said

@@ -1,9 +1,9 @@
-"""Run the operating kit: both proxies, Prometheus and the Action against real servers.
+"""Run the operating kit: both proxies, Prometheus and the workflow against real servers.
 
     python tools/check_kit.py
 
-Needs nginx, caddy, prometheus and promtool (Debian packages nginx, caddy and
-prometheus) and openssl on the PATH, and the extras `server`, `gpu` and `sweep`.
+Needs nginx, caddy, prometheus, promtool, curl, jq (Debian packages nginx, caddy, prometheus, curl
+and jq) and openssl on the PATH, and the extras `server`, `gpu` and `sweep`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ RECORDS = ROOT / "examples/container/records.jsonl"
 
 def main() -> None:
     """Check each part in a folder of its own, and print what was checked."""
-    for check in (check_rules, check_dashboard, check_nginx, check_caddy, check_action):
+    for check in (check_rules, check_dashboard, check_nginx, check_caddy, check_workflow):
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
             print(f"{check.__name__[6:]:10} {check(Path(folder))}", end="")
@@ -158,30 +158,42 @@ def drive(base: str, token: str, folder: Path) -> str:
     return "records, pages and login pass; 100 reads of 100 pass while a replica stops"
 
 
-def check_action(folder: Path) -> str:
-    """Run the Action's steps as the runner would: tune, push and check, then promote."""
-    steps = yaml.safe_load((ROOT / "actions/tune/action.yml").read_text())["runs"]["steps"]
-    with servers(folder, 1) as (ports, token):
-        server = f"http://127.0.0.1:{ports[0]}"
+def check_workflow(folder: Path) -> str:
+    """Run the workflow's own commands as the runners would: sweep, check, push and promote."""
+    sys.path.append(str(ROOT / "tests"))
+    from support.issuer import Issuer
+
+    issuer = Issuer()
+    issuer.make_key("first")
+    page = (ROOT / "docs/server.md").read_text()
+    rules = page.partition("[[issuers.rules]]")[2].partition("[[issuers]]")[0]
+    port = free_port()
+    server = f"http://127.0.0.1:{port}"
+    oidc = folder / "oidc.toml"
+    oidc.write_text(
+        f'[[issuers]]\nissuer = "{issuer.url}"\naudience = "{server}"\n[[issuers.rules]]{rules}'
+    )
+    jobs = yaml.safe_load((KIT / "github/tuning.yml").read_text())["jobs"]
+    with servers(folder, 1, {"DEJAVU_SERVER_OIDC": str(oidc)}, [port]) as (_, token):
         shutil.copy(ROOT / "examples/matmul.py", folder)
         shutil.copy(ROOT / "examples/sweep_matmul.py", folder)
         (folder / "check.py").write_text(CHECK)
-        inputs = {
-            "server": server,
-            "token": token,
-            "namespace": "pr-7",
-            "suite": "sweep_matmul",
-            "arguments": "--preset small",
-            "check": f"{sys.executable} check.py",
-            "promote-to": "",
-        }
-        run_steps(steps, inputs, folder)
+        store = {"DEJAVU_CACHE_URL": f"file://{folder / 'records'}"}
+        (folder / "records").mkdir()
+        run_step(jobs["sweep"], "Sweep", folder, store)
+        run_step(jobs["sweep"], "Check", folder, {**store, "DEJAVU_CACHE_MODE": "strict"})
+        # A job asks GitHub for its identity token with a token of its own.
+        job = {"SERVER": server, "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "x"}
+        job["ACTIONS_ID_TOKEN_REQUEST_URL"] = f"{issuer.url}/identity?x=1"
+        issuer.claims = {"aud": server, "ref": "refs/pull/7/merge", "run_id": "70"}
+        run_step(jobs["push"], "Push", folder, {**job, "NAMESPACE": "pr-7-70"})
         headers = {"Authorization": f"Bearer {token}"}
-        seen = httpx.get(f"{server}/v1/pr-7/contexts", headers=headers).json()["contexts"]
+        seen = httpx.get(f"{server}/v1/pr-7-70/contexts", headers=headers).json()["contexts"]
         assert seen, "nothing was pushed"
-        run_steps(steps, {**inputs, "suite": "", "promote-to": "main"}, folder)
+        issuer.claims = {"aud": server, "ref": "refs/heads/main", "event_name": "push"}
+        run_step(jobs["promote"], "Promote", folder, {**job, "NUMBER": "7", "RUN": "70"})
         assert httpx.get(f"{server}/v1/main/contexts", headers=headers).json()["contexts"] == seen
-    return "sweep, push, check and promote run; the check benchmarks nothing"
+    return "sweep, check, push and promote run; the check benchmarks nothing"
 
 
 CHECK = """
@@ -193,24 +205,17 @@ assert matmul_kernel.benchmarked == 0
 """
 
 
-def run_steps(steps: list[dict[str, Any]], inputs: dict[str, str], folder: Path) -> None:
-    """Run those steps of a composite action whose condition holds."""
-
-    def fill(text: str) -> str:
-        text = text.replace("${{ runner.temp }}", str(folder))
-        return re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda match: inputs[match[1]], text)
-
-    for step in steps:
-        conditions = step["if"].split(" && ")
-        if not all(inputs[re.findall(r"inputs\.([\w-]+) != ''", part)[0]] for part in conditions):
-            continue
-        values = {name: fill(value) for name, value in step["env"].items()}
-        environ = {**os.environ, **values, "TRITON_INTERPRET": "1", "HOME": str(folder)}
-        environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-        environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-        done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, (step["name"], done.stdout, done.stderr)
+def run_step(job: dict[str, Any], name: str, folder: Path, settings: dict[str, str]) -> None:
+    """Run a step of a job, on the example's suite in place of the reader's own."""
+    (script,) = (step["run"] for step in job["steps"] if step.get("name") == name)
+    script = script.replace("shop.suites --budget 20m", "sweep_matmul --preset small")
+    script = script.replace("-m shop.smoke_test", "check.py")
+    environ = {**os.environ, **settings, "TRITON_INTERPRET": "1", "HOME": str(folder)}
+    environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+    environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, (name, done.stdout, done.stderr)
 
 
 def import_records(base: str, token: str) -> None:
@@ -222,17 +227,20 @@ def import_records(base: str, token: str) -> None:
 
 
 @contextmanager
-def servers(folder: Path, count: int) -> Iterator[tuple[list[int], str]]:
+def servers(
+    folder: Path, count: int, settings: dict[str, str] | None = None, ports: Sequence[int] = ()
+) -> Iterator[tuple[list[int], str]]:
     """Run replicas on one SQLite file; `stop-N` in the folder stops one of them."""
     database = f"sqlite:///{folder / 'server.sqlite3'}"
     environ = {**os.environ, "DEJAVU_SERVER_DATABASE": database, "DEJAVU_SERVER_DRAIN": "1"}
     environ |= {"DEJAVU_SERVER_PROXIES": "127.0.0.1", "DEJAVU_SERVER_LOG_LEVEL": "debug"}
+    environ |= settings or {}
     service = [sys.executable, "-m", "dejavu_service"]
     subprocess.run([*service, "db", "upgrade"], env=environ, check=True, capture_output=True)
     create = [*service, "token", "create", "--role", "admin", "--name", "kit"]
     made = subprocess.run(create, env=environ, check=True, capture_output=True, text=True).stdout
     token = next(word for word in made.split() if word.startswith("dejavu_"))
-    ports = [free_port() for _ in range(count)]
+    ports = list(ports) or [free_port() for _ in range(count)]
     processes = []
     try:
         for number, port in enumerate(ports):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -37,26 +37,12 @@ from .kernels.kernel_call import num_sms, queue
 
 __all__ = [
     "IMPLEMENTATIONS",
-    "RUNS",
-    "UNTUNED",
     "Plan",
     "choose",
     "layers_of",
     "paged_attention",
     "plan",
 ]
-
-RUNS: dict[str, Callable[[Batch], torch.Tensor]] = {
-    "few_sequences": few_sequences.run,
-    "hopper": hopper.run,
-    "qblock": qblock.run,
-    "segmented": segmented.run,
-    "static_grid": static_grid.run,
-}
-"""Implementations that a batch may be given to, by name."""
-
-UNTUNED = ("few_sequences", "hopper")
-"""Implementations with one config for each kind of work, which leaves nothing to tune."""
 
 
 def choose(batch: Batch) -> str:
@@ -77,7 +63,7 @@ def choose(batch: Batch) -> str:
 
 def run(batch: Batch) -> torch.Tensor:
     """Compute a batch's attention by the implementation that suits it, and return its `out`."""
-    return RUNS[choose(batch)](batch)
+    return IMPLEMENTATIONS[choose(batch)](batch)
 
 
 def run_reference(batch: Batch) -> torch.Tensor:
@@ -133,7 +119,11 @@ IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": run,
     "reference": run_reference,
     "naive": naive.run,
-    **RUNS,
+    "few_sequences": few_sequences.run,
+    "hopper": hopper.run,
+    "qblock": qblock.run,
+    "segmented": segmented.run,
+    "static_grid": static_grid.run,
 }
 """Functions that compute a batch's attention, by the name that `implementation` takes."""
 
@@ -193,9 +183,8 @@ def paged_attention(
         written.
 
     Raises:
-        ValueError: an argument does not fit. Values in GPU memory (lengths, block numbers) are
-            checked only if DEJAVU_ATTENTION_CHECK=1 was set when this module was imported; for
-            CPU tensors they always are.
+        ValueError: an argument does not fit. Values in GPU memory (lengths, block numbers) are not
+            checked.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -232,9 +221,8 @@ def plan(
     """Check and schedule once what all layers of a step share.
 
     The arguments are those of `paged_attention`; q, k_cache and v_cache are those of any layer.
-    Nothing waits for the device, unless DEJAVU_ATTENTION_CHECK=1. Inside a captured graph the
-    schedule is made anew at each replay, from the lengths that lie in cu_seqlens_q and seqused_k
-    then; max_seqlen_q must still hold.
+    Nothing waits for the device. Inside a captured graph the schedule is made anew at each replay,
+    from the lengths that lie in cu_seqlens_q and seqused_k then; max_seqlen_q must still hold.
     Layers run one after the other, on one stream: they share memory for partial results.
 
     `overlap` says whether a layer's launch on a Hopper GPU may begin while the kernel before it
@@ -249,9 +237,9 @@ def plan(
     _check_device(q, "auto")
     batch = make_batch(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
-        softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, None,
+        softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, q,
     )  # fmt: skip
-    batch = batch.with_out(q)  # layers bring an `out` of their own
+    # Layers bring an `out` of their own.
     with _on_device(q):
         return Plan(batch, overlap)
 
@@ -276,7 +264,7 @@ def layers_of(
     """Prepare an implementation's launches in the layers of a step.
 
     Args:
-        implementation: a key of `RUNS`.
+        implementation: a name that `choose` returned.
         batch: the call of one layer.
         overlap: as in `plan`.
 
@@ -286,20 +274,6 @@ def layers_of(
     if implementation == "hopper":
         return HopperLayers(batch, overlap)
     return FewSequencesLayers() if implementation == "few_sequences" else None
-
-
-class _FirstLayer(NamedTuple):
-    """A layer that was launched, and how to launch others like it.
-
-    Attributes:
-        forms: of its output, new tokens and scales.
-        queue: in which it was launched.
-        repeat: computes another layer.
-    """
-
-    forms: tuple[TensorForm, ...]
-    queue: tuple[int, bool]
-    repeat: Repeat
 
 
 class Plan:
@@ -322,7 +296,9 @@ class Plan:
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
         self._layers = layers_of(self.implementation, batch, overlap)
-        self._first: _FirstLayer | None = None
+        # What a launched layer's output, new tokens and scales were like, its queue, and how to
+        # launch another one like it.
+        self._first: tuple[tuple[TensorForm, ...], tuple[int, bool], Repeat] | None = None
 
     def writes(self, new: NewTokens) -> bool:
         """Return whether `run` can write new keys and values into the cache, before it is read."""
@@ -385,7 +361,7 @@ class Plan:
         self._check(layer)
         repeat_first = self._launch(self.batch.with_tensors(layer), layer.new)
         if repeat_first is not None:
-            self._first = _FirstLayer(tuple(map(form_of, others)), queue(), repeat_first)
+            self._first = tuple(map(form_of, others)), queue(), repeat_first
 
     def _launch(self, batch: Batch, new: NewTokens | None) -> Repeat | None:
         """Compute a layer, and return how to compute others of the same form, if that is known.
@@ -408,7 +384,7 @@ class Plan:
     def _attend(self, batch: Batch, new: NewTokens | None) -> Repeat | None:
         if self._layers is not None:
             return self._layers.launch(batch, new)
-        RUNS[self.implementation](batch)
+        IMPLEMENTATIONS[self.implementation](batch)
         return None
 
     def _check(self, layer: LayerTensors) -> None:

@@ -6,17 +6,14 @@ Each error names the argument, its value and what is expected.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
+from functools import cache, cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..system.fork_lock import cached_property
 from ..triton_internals.environment import is_interpreting, supported_float8
 from ..triton_internals.identity import dtype_name
 
@@ -35,9 +32,6 @@ __all__ = [
     "make_batch",
     "scale_tensor",
 ]
-
-CHECK_VALUES = os.environ.get("DEJAVU_ATTENTION_CHECK", "0") not in ("", "0")
-"""Whether values in GPU memory are checked too. Read once, because every launch needs it."""
 
 FLOAT8 = {
     torch.float8_e4m3fn: "fp8e4nv",
@@ -170,12 +164,6 @@ class Batch:
             other.k_scale, other.v_scale = layer.scales
         return other
 
-    def with_out(self, out: torch.Tensor) -> Batch:
-        """Return the call with another tensor to write to."""
-        other = copy(self)
-        other.out = out
-        return other
-
     @cached_property
     def num_tokens(self) -> int:
         """Number of new tokens."""
@@ -299,16 +287,13 @@ def make_batch(
     scale = q.shape[2] ** -0.5
     if softmax_scale is not None:
         scale = _positive_number("softmax_scale", softmax_scale)
-    batch = Batch(
+    return Batch(
         q, k_cache, v_cache, out, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         scale, _window_length(window_size),
         _positive_number("softcap", softcap) if softcap != 0 else 0.0,
         alibi_slopes, sinks,
         scale_tensor("k_scale", k_scale, q), scale_tensor("v_scale", v_scale, q),
     )  # fmt: skip
-    if CHECK_VALUES or not q.is_cuda:
-        _check_values(batch)
-    return batch
 
 
 def _describe(tensor: torch.Tensor) -> str:
@@ -470,19 +455,12 @@ def _window_length(window_size: tuple[int, int]) -> int:
     Raises:
         ValueError: it is not a causal window.
     """
-    if not (
-        isinstance(window_size, (tuple, list))
-        and [type(side) for side in window_size] == [int, int]
-    ):
-        raise ValueError(f"window_size: {window_size!r}; expected two ints, as (-1, -1)")
     left, right = window_size
-    why = ""
-    if right not in (-1, 0):
-        why = "attention is causal: the right side must be 0 or -1"
-    elif left < -1:
-        why = "the left side must be -1, for none, or more"
-    if why:
-        raise ValueError(f"window_size: {tuple(window_size)}; {why}")
+    if not isinstance(left, int) or left < -1 or right not in (-1, 0):
+        raise ValueError(
+            f"window_size: {window_size}; expected -1 or more on the left and, as attention is "
+            "causal, 0 or -1 on the right"
+        )
     return left if left < UNBOUNDED else -1
 
 
@@ -498,35 +476,3 @@ def scale_tensor(
     if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != q.device:
         _refuse(name, scale, f"expected a number, or one float32 on {q.device}")
     return scale
-
-
-def _check_values(batch: Batch) -> None:
-    """Check the lengths and block numbers, for which the host waits for the GPU."""
-    begins = batch.cu_seqlens_q.tolist()
-    queries = [after - before for before, after in pairwise(begins)]
-    if (
-        begins[0] != 0
-        or begins[-1] > batch.num_tokens
-        or min(queries) < 0
-        or max(queries) > batch.max_seqlen_q
-    ):
-        raise ValueError(
-            f"cu_seqlens_q: {begins}; expected it to rise from 0 to q's {batch.num_tokens} tokens "
-            f"in steps of at most max_seqlen_q, {batch.max_seqlen_q}"
-        )
-    page, num_blocks = batch.k_cache.shape[1], batch.k_cache.shape[0]
-    for index, (query, key) in enumerate(zip(queries, batch.seqused_k.tolist(), strict=True)):
-        if query == 0:  # padding, as in a captured graph
-            continue
-        if not query <= key <= batch.max_seqlen_k:
-            raise ValueError(
-                f"seqused_k: {key} at {index}; expected the sequence's {query} new tokens to "
-                f"max_seqlen_k, {batch.max_seqlen_k}"
-            )
-        used = batch.block_table[index, : math.ceil(key / page)]
-        outside = used[(used < 0) | (used >= num_blocks)]
-        if outside.numel():
-            raise ValueError(
-                f"block_table: {int(outside[0])} in row {index}; expected blocks of the cache, "
-                f"0 to {num_blocks - 1}"
-            )

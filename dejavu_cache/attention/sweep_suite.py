@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
@@ -21,14 +20,14 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite, preset_of, read_names
 from ..triton_internals.identity import dtype_name
-from ..triton_internals.versions import GLUON_IS_COVERED
 from . import api
 from .batch import FLOAT8, Batch, make_batch
-from .kernels import hopper, naive, qblock, segmented, static_grid
+from .kernels import naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
 from .search_space import BUCKETS, KEYS
 
 __all__ = [
+    "KERNELS",
     "KINDS",
     "LAUNCHES",
     "MOST_TOKENS",
@@ -36,11 +35,9 @@ __all__ = [
     "Lengths",
     "Model",
     "Shape",
-    "auto_choices",
     "batch_of",
     "case_of",
     "current_device",
-    "kernel_of",
     "lengths",
     "outline",
     "ragged",
@@ -99,22 +96,16 @@ KINDS = ("decode", "prefill", "mixed", "chunked")
 
 @dataclass(frozen=True)
 class Lengths:
-    """Composition of a batch: each sequence's number of new tokens and of earlier ones.
-
-    Attributes:
-        bound: `max_seqlen_k` of the launch if it is more than the longest sequence, as in a
-            captured graph.
-    """
+    """Composition of a batch: each sequence's number of new tokens and of earlier ones."""
 
     name: str
     new: Sequence[int]
     past: Sequence[int]
-    bound: int = 0
 
     @property
     def longest(self) -> int:
         """Return `max_seqlen_k` of the launch."""
-        return max(self.bound, *map(sum, zip(self.new, self.past, strict=True)))
+        return max(map(sum, zip(self.new, self.past, strict=True)))
 
 
 def ragged(sequences: int, longest: int) -> list[int]:
@@ -243,57 +234,21 @@ def outline(composition: Lengths, shape: Shape, device: str) -> Batch:
         )  # fmt: skip
 
 
-def auto_choices(composition: Lengths, shape: Shape) -> set[str]:
-    """Return the implementations to which `auto` gives a batch and others of its scenario here.
-
-    A scenario reaches to twice the sequences, tokens and context. Each rule of `choose` has its
-    boundary between few and many of them, so that some corner lies on either side.
-    """
-    return {
-        api.choose(outline(corner, shape, current_device())) for corner in _corners(composition)
-    }
-
-
-def _corners(composition: Lengths) -> Iterator[Lengths]:
-    """Yield a batch, and ones with sequences, new tokens and context at the end of the buckets."""
-    new, past, longest = composition.new, composition.past, composition.longest
-    count = len(new)
-    most_seqs = max(count, 2 * BUCKETS["num_seqs"](count) - 1)
-    most_context = max(longest, 2 * BUCKETS["max_context"](longest) - 1)
-    for sequences, factor, bound in product((count, most_seqs), (1, 2), (0, most_context)):
-        yield Lengths(
-            composition.name,
-            [factor * (new[index % count] - 1) + 1 for index in range(sequences)],
-            [past[index % count] for index in range(sequences)],
-            bound,
-        )
-
+KERNELS = {
+    "segmented": segmented.segment_kernel,
+    "qblock": qblock.qblock_kernel,
+    "static_grid": static_grid.static_grid_kernel,
+    "naive": naive.naive_kernel,
+}
+"""The tuned implementations' kernels, by the implementations' use; others have one config."""
 
 LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
-    "hopper": hopper.launch,
     "segmented": segmented.launch,
     "qblock": qblock.launch,
     "static_grid": static_grid.launch,
     "naive": naive.launch,
 }
-"""Functions that prepare a launch of each implementation that a sweep can run, by its use."""
-
-TUNED = [name for name in LAUNCHES if name not in api.UNTUNED]
-"""Those of them with more than one config for a kind of work."""
-
-
-def kernel_of(implementation: str) -> Any:
-    """Return the kernel of an implementation, a key of `LAUNCHES`."""
-    if implementation == "hopper":
-        from .kernels.hopper_kernel import hopper_kernel
-
-        return hopper_kernel
-    return {
-        "qblock": qblock.qblock_kernel,
-        "segmented": segmented.segment_kernel,
-        "static_grid": static_grid.static_grid_kernel,
-        "naive": naive.naive_kernel,
-    }[implementation]
+"""Functions that prepare their launches."""
 
 
 def cases(
@@ -314,13 +269,11 @@ def cases(
         cache: dtype of the caches; empty for that of the queries. One of its own has scales.
         tp: number of GPUs that share the model's heads.
         only: implementations to tune for all batches, separated by +; empty for those that `auto`
-            launches on this GPU, for the batches of the scenarios in which it does.
+            launches on this GPU, for its batches.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
     model = preset_of(preset, PRESETS)
-    implementations = read_names("only", only, LAUNCHES) if only else TUNED
-    if "hopper" in implementations and not GLUON_IS_COVERED:
-        raise ValueError(f"only={only}: hopper takes Triton 3.6 to 3.9")
+    implementations = read_names("only", only, KERNELS)
     kinds = read_names("batches", batches, KINDS)
     float8 = [*map(dtype_name, FLOAT8)]
     if cache not in ("", dtype, *float8):
@@ -329,10 +282,10 @@ def cases(
         model = replace(model, cache=cache, has_scales=True)
     shape = (model, int(page), getattr(torch, dtype), int(tp))
     selected = [composition for composition in lengths() if composition.name.split()[0] in kinds]
-    launched = [() if only else auto_choices(composition, shape) for composition in selected]
+    chosen = [api.choose(outline(one, shape, current_device())) for one in selected]
     for implementation in implementations:
-        for composition, chosen in zip(selected, launched, strict=True):
-            if only or implementation in chosen:
+        for composition, name in zip(selected, chosen, strict=True):
+            if only or name == implementation:
                 yield case_of(implementation, composition, shape)
 
 
@@ -360,7 +313,7 @@ def case_of(implementation: str, composition: Lengths, shape: Shape) -> Case:
 
     return Case(
         name=f"{implementation} {composition.name}",
-        kernel=kernel_of(implementation),
+        kernel=KERNELS[implementation],
         grid=grid,
         arguments=arguments,
     )
@@ -369,7 +322,7 @@ def case_of(implementation: str, composition: Lengths, shape: Shape) -> Case:
 def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
     """Return a case for a missed scenario, or None if no batch of this suite has it."""
     implementation = kernel.split(".")[-2].removesuffix("_kernel")
-    if implementation not in LAUNCHES or implementation == "hopper":
+    if implementation not in KERNELS:
         return None
     args = scenario.args
     dtypes = {name: kind for name, kind in scenario.dtypes.items() if not kind.startswith("=")}
@@ -422,7 +375,7 @@ def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[
 suite = Suite(
     cases=cases,
     for_scenario=for_scenario,
-    everything={"only": "+".join(TUNED)},
+    everything={"only": "+".join(KERNELS)},
     why_empty="auto gives these batches to hopper and few_sequences here, which have one config "
     "for each kind of work; --option only=... tunes others",
 )

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
@@ -25,7 +26,6 @@ from pydantic import (
     StrictStr,
 )
 
-from ..system.fork_lock import cached_property
 from ..system.notices import printable
 from .buckets import Bucket, FiniteFloat
 

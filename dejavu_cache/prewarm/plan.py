@@ -6,6 +6,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
-from ..system.fork_lock import cached_property
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe

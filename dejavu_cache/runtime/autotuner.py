@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
 from ..stores.urls import as_tiers
 from ..system.background_threads import is_from_signal_handler
-from ..system.fork_lock import cached_property
 from ..system.import_hooks import after_import
 from ..system.notices import show_log, warn_once
 from ..triton_internals.config_names import can_be_recorded

@@ -37,12 +37,10 @@ class CopyChanges(NamedTuple):
         records: the records that have changed.
         recalls: digests of the parts that no copy may keep, by the digest of their scenario; also
             those that were told before.
-        is_new: whether something has changed; else there are recalls to repeat.
     """
 
     records: Sequence[Record]
     recalls: Mapping[str, Collection[str]]
-    is_new: bool = True
 
 
 class Store(ABC):

@@ -9,15 +9,15 @@ up, and at once after a first look. No launch waits for it.
 from __future__ import annotations
 
 import os
-import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from threading import Thread
 
-from ..errors import SettingsError, StoreError
+from ..errors import StoreError
 from ..model.merge import part_digests
 from ..model.scenario import Context, Scenario
-from ..settings import Settings, current_settings
+from ..settings import current_settings
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
 from ..system.fork_lock import ForkCondition, ForkLock
 from ..system.notices import logger
@@ -26,7 +26,7 @@ from .base import CopyChanges, Store
 __all__ = ["LocalCopies", "take_over"]
 
 MOST_SCENARIOS = 10_000
-"""Largest number of scenarios that one kernel's launches keep right."""
+"""Largest number of a context's scenarios that one kernel's launches keep right."""
 
 GATHER_SECONDS = 0.05
 """Time in which the first looks of several launches come together in one request."""
@@ -40,32 +40,26 @@ class LocalCopies:
 
     Args:
         tiers: the stores, from the nearest to the farthest.
-        changed: a method that is called with a context after a local copy has changed, as long as
-            its object lives.
+        changed: is called with a context after a local copy has changed.
     """
 
     def __init__(self, tiers: Sequence[Store], changed: Callable[[Context], None]) -> None:
         """Begin without records; the first one starts the thread."""
         self._local = [tier for tier in tiers if not (tier.remote or tier.read_only)]
         self.remote = [tier for tier in tiers if tier.remote]
-        self._changed = weakref.WeakMethod(changed)
+        self._changed = changed
         self._lock = ForkLock()
         self._scenarios: dict[Context, set[Scenario]] = {}
-        self._count = 0
-        self._thread: _RevalidationThread | None = None
 
     def watch(self, context: Context, scenario: Scenario) -> None:
         """Keep the copies of a record right from now on."""
         with self._lock:
             scenarios = self._scenarios.setdefault(context, set())
-            is_new = scenario not in scenarios and self._count < MOST_SCENARIOS
+            is_new = scenario not in scenarios and len(scenarios) < MOST_SCENARIOS
             if is_new:
                 scenarios.add(scenario)
-                self._count += 1
-            elif self._thread is _thread:  # in a forked child, another thread takes over
-                return
-            self._thread = _thread
-        _thread.watch(self)
+        if is_new or not _revalidation.is_running:  # it does not run in a forked child
+            _revalidation.watch(self)
 
     def watched(self) -> dict[Context, set[Scenario]]:
         """Return the records to keep right."""
@@ -75,19 +69,14 @@ class LocalCopies:
     def apply(self, context: Context, changes: CopyChanges) -> None:
         """Change the local copies as a server's records have changed."""
         scenarios = self.watched().get(context, set())
-        if not changes.is_new:
-            if len(self.remote) > 1:  # another server may still have what this one has recalled
-                return
-            scenarios = {each for each in scenarios if each.digest in changes.recalls}
         before = [tier.revision(context) for tier in self._local]
         for tier in self._local:
             try:
                 take_over(tier, context, scenarios, changes)
             except (StoreError, OSError) as error:
                 logger.debug("copies in %s stay as they are: %s", tier.url, error)
-        changed = self._changed()
-        if changed and before != [tier.revision(context) for tier in self._local]:
-            changed(context)
+        if before != [tier.revision(context) for tier in self._local]:
+            self._changed(context)
 
 
 def take_over(
@@ -114,34 +103,39 @@ def take_over(
         store.put(context, records)
 
 
-class _RevalidationThread:
-    """The thread of all kernels of a process, which asks each server once for all of them."""
+class _Revalidation:
+    """Asks each server once for all kernels of the process, in a thread."""
 
     def __init__(self) -> None:
         self._condition = ForkCondition()
         self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
-        self._thread: threading.Thread | None = None
-        self._has_news = False
-        self._stopping = False
-        self._pause = threading.Event()
-        self._refresh = Settings().refresh
+        self._thread: Thread | None = None
+        self._has_news = self._is_stopping = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started in this process."""
+        return self._thread is not None
+
+    def forget_thread(self) -> None:
+        """Let the next look-up of a forked child start a thread of its own."""
+        self._thread = None
 
     def watch(self, copies: LocalCopies) -> None:
         """Ask about a new record soon."""
         with self._condition:
             self._all_copies.add(copies)
             self._has_news = True
-            if self._thread is None and not self._stopping:
+            if self._thread is None and not self._is_stopping:
                 self._thread = start_thread(self._run, "dejavu-cache copies")
             self._condition.notify_all()
 
     def finish(self, seconds: float) -> None:
         """End the thread, after a revalidation that is due."""
         with self._condition:
-            self._stopping = True
+            self._is_stopping = True
             thread = self._thread
             self._condition.notify_all()
-        self._pause.set()
         if thread is not None:
             thread.join(min(seconds, LAST_SECONDS))
 
@@ -150,7 +144,7 @@ class _RevalidationThread:
 
     def _run(self) -> None:
         while self._wait():
-            self._pause.wait(GATHER_SECONDS)
+            time.sleep(GATHER_SECONDS)
             try:
                 self._revalidate()
             except Exception as error:  # no launch depends on it
@@ -158,11 +152,11 @@ class _RevalidationThread:
 
     def _wait(self) -> bool:
         """Wait until a revalidation is due; return False once the program ends."""
-        with suppress(SettingsError):  # A program may set nonsense at any time.
-            self._refresh = current_settings().refresh
         with self._condition:
-            self._condition.wait_for(lambda: self._has_news or self._stopping, self._refresh)
-            is_due = self._has_news or not self._stopping
+            self._condition.wait_for(
+                lambda: self._has_news or self._is_stopping, current_settings().refresh
+            )
+            is_due = self._has_news or not self._is_stopping
             self._has_news = False
             return is_due
 
@@ -190,14 +184,6 @@ def _revalidate_with(tier: Store, users: Sequence[LocalCopies]) -> None:
                 copies.apply(context, changes[context])
 
 
-_thread = _RevalidationThread()
-at_program_end(_thread)
-
-
-def _after_fork() -> None:
-    global _thread
-    _thread = _RevalidationThread()
-    at_program_end(_thread)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_revalidation = _Revalidation()
+at_program_end(_revalidation)
+os.register_at_fork(after_in_child=_revalidation.forget_thread)

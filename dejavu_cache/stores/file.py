@@ -238,11 +238,13 @@ class FileStore(Store):
     def delete_leftovers(self, older_than: float = 86_400.0) -> int:
         """Delete unfinished files of killed writers and leases; return the number of files.
 
+        No link is followed.
+
         Args:
             older_than: the least age of a leftover, in seconds.
         """
         deleted, until = 0, time.time() - older_than
-        for _, _, names, folder in os.fwalk(self.root):  # it follows no links
+        for _, _, names, folder in os.fwalk(self.root) if self.root.is_dir() else ():
             for name in names:
                 if name.endswith(".lease") or ".tmp-" in name:
                     with suppress(OSError):  # its writer was quicker

@@ -132,8 +132,7 @@ class TieredStore(Store):
     def delete_tree(self, context: Context) -> bool:
         """Remove a tree from every writable tier."""
         self._refuse_if_read_only()
-        removed = [tier.delete_tree(context) for tier in self._writable]
-        return any(removed)
+        return sum(tier.delete_tree(context) for tier in self._writable) > 0
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if none accepted them."""

@@ -28,7 +28,7 @@ import types
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from multiprocessing import util as multiprocessing_util
 from typing import Generic, Protocol, TypeVar
 
@@ -41,7 +41,6 @@ __all__ = [
     "at_program_end",
     "is_from_signal_handler",
     "program_is_ending",
-    "signals_left_to_others",
     "start_thread",
     "uninterrupted",
 ]
@@ -143,9 +142,8 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
     if _ending:
         return None
     try:
-        with signals_left_to_others():
-            thread = threading.Thread(target=target, name=name, daemon=True)
-            thread.start()
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
     except RuntimeError:
         return None
     _threads.add(thread)
@@ -220,21 +218,6 @@ class WriterThread(ABC, Generic[_Item]):
                 self._changed.wait_for(lambda: self._hurries, self._quiet)
                 queued, self._queued = self._queued, []
             self.write(queued)
-
-
-@contextmanager
-def signals_left_to_others() -> Iterator[None]:
-    """Have a thread that is started in this block receive no signal.
-
-    A program that blocks a signal later, to wait for it, could otherwise be killed by it here.
-    """
-    # Blocking runs the handlers of what has come before, and these may raise.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def uninterrupted() -> AbstractContextManager[bool]:

@@ -6,15 +6,13 @@ a signal handler leaves none locked, wherever it interrupts the thread that take
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-__all__ = ["ForkCondition", "ForkLock", "cached_property"]
+__all__ = ["ForkCondition", "ForkLock"]
 
 _RLock: Any = type(threading.RLock())
 
@@ -44,13 +42,6 @@ class ForkLock(_RLock):  # type: ignore[misc]
         """Return whether this thread holds the lock."""
         return bool(self._is_owned())
 
-    def renew(self) -> None:
-        """Free the lock if another thread holds it."""
-        if self.acquire(blocking=False):
-            self.release()
-        else:
-            self._at_fork_reinit()
-
 
 class ForkCondition(ForkLock):
     """A `ForkLock` on which threads wait for one another, as on a `threading.Condition`.
@@ -65,34 +56,14 @@ class ForkCondition(ForkLock):
         self.wait, self.wait_for = condition.wait, condition.wait_for
         self.notify_all = condition.notify_all
 
-    _released = property(_RLock._release_save)
-
-    def _release_save(self) -> Any:
-        """Release the lock to wait; no handler runs before what takes it again is prepared."""
-        return self._released
-
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
-def _renew_all() -> None:
+def _free_locks_of_other_threads() -> None:
     for lock in list(_locks):
-        lock.renew()
+        if not lock.is_own():
+            lock._at_fork_reinit()
 
 
-os.register_at_fork(after_in_child=_renew_all)
-
-
-if TYPE_CHECKING:
-    from functools import cached_property
-else:
-
-    def cached_property(compute: Callable[[Any], Any]) -> functools.cached_property:
-        """Return a property that is computed once, with a `ForkLock` where Python has a lock.
-
-        Before Python 3.12, one lock is held while any object's property is computed.
-        """
-        made = functools.cached_property(compute)
-        if hasattr(made, "lock"):
-            made.lock = ForkLock()
-        return made
+os.register_at_fork(after_in_child=_free_locks_of_other_threads)

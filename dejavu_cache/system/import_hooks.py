@@ -31,17 +31,8 @@ def after_import(module: str, function: Callable[[Any], None]) -> None:
 
 def cancel(module: str, function: Callable[[Any], None]) -> None:
     """Take a function back that still waits for a module."""
-    functions = _waiting.get(module, [])
-    if function in functions:
-        functions.remove(function)
-    if not functions:
-        _waiting.pop(module, None)
-    _remove_if_idle()
-
-
-def _remove_if_idle() -> None:
-    if not _waiting and _Finder in sys.meta_path:
-        sys.meta_path.remove(_Finder)
+    if function in _waiting.get(module, ()):
+        _waiting[module].remove(function)
 
 
 class _Finder:
@@ -49,7 +40,7 @@ class _Finder:
 
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _waiting:
+        if not _waiting.get(name):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -57,9 +48,7 @@ class _Finder:
 
             def exec_module(module: Any) -> None:
                 load(module)
-                functions = _waiting.pop(name, [])
-                _remove_if_idle()
-                for function in functions:
+                for function in _waiting.pop(name, []):
                     function(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -28,14 +28,12 @@ from ..errors import SettingsError
 from .notices import warn_once
 
 __all__ = [
-    "NOWHERE",
     "data_folder",
     "expand_home",
     "open_folder",
     "open_regular",
     "open_replacement",
     "open_to_append",
-    "open_to_write",
     "private_temporary_folder",
     "read_file",
     "replace_file",
@@ -228,24 +226,6 @@ def open_to_append(path: Path) -> int:
     return handle
 
 
-def open_to_write(path: Path) -> int:
-    """Open a file that a user named as a target, empty it, and return its descriptor.
-
-    Pipes and devices will do, links will not.
-
-    Raises:
-        OSError: it cannot be written, or is a link.
-    """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    if stat.S_ISREG(os.fstat(handle).st_mode):
-        os.ftruncate(handle, 0)
-    return handle
-
-
-NOWHERE = Path(os.devnull, "dejavu-cache")
-"""A folder that is never there and cannot be made: a write to it fails, as on a full disk."""
-
-
 def user_folder(name: str) -> Path:
     """Return a folder of the package's in the user's cache folder, which need not be there.
 
@@ -255,9 +235,15 @@ def user_folder(name: str) -> Path:
         name: what it holds.
     """
     folder = _user_path("cache")
-    if folder is None:
-        return _fall_back("the home folder is not known") / name
-    return (folder if _is_usable(folder) else _fall_back(f"{folder} cannot be used")) / name
+    if folder is None or not _is_usable(folder):
+        reason = "the home folder is not known" if folder is None else f"{folder} cannot be used"
+        folder = private_temporary_folder()
+        warn_once(
+            "user folder",
+            f"this user has no cache folder ({reason}): {folder} is used until it is cleared; "
+            "set XDG_CACHE_HOME, or DEJAVU_CACHE_URL for the records, to a folder of this user's",
+        )
+    return folder / name
 
 
 def data_folder() -> Path:
@@ -291,42 +277,24 @@ def _is_usable(folder: Path) -> bool:
     return os.path.isdir(nearest) and os.access(nearest, needed | os.X_OK)
 
 
-def _fall_back(reason: str) -> Path:
-    try:
-        folder = private_temporary_folder()
-        use = f"{folder} is used until it is cleared"
-    except OSError:
-        folder, use = NOWHERE, "and there is no temporary one, so that nothing is kept"
-    warn_once(
-        "user folder",
-        f"this user has no cache folder ({reason}): {use}; "
-        "set XDG_CACHE_HOME, or DEJAVU_CACHE_URL for the records, to a folder of this user's",
-    )
-    return folder
-
-
 @cache
 def private_temporary_folder() -> Path:
     """Return a temporary folder that only this user can write to: what is in it may be trusted.
 
-    The user's processes share it, unless somebody else took its name.
-
-    Raises:
-        OSError: no folder for temporary files can be written.
+    The user's processes share it, unless somebody else took its name. Where no temporary file can
+    be written, it is a folder that cannot be made: a write to it fails, as on a full disk.
     """
-    folder = Path(tempfile.gettempdir(), f"dejavu-cache-{os.getuid()}")
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.gettempdir(), f"dejavu-cache-{os.getuid()}")
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
         status = folder.lstat()
-        if (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == os.getuid()
-            and not stat.S_IMODE(status.st_mode) & 0o077
-        ):
+        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if is_own and not stat.S_IMODE(status.st_mode) & 0o077:
             return folder
+        return Path(tempfile.mkdtemp(prefix="dejavu-cache-"))
     except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="dejavu-cache-"))
+        return Path(os.devnull, "dejavu-cache")
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:

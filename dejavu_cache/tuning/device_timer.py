@@ -12,10 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
-
-from ..system.fork_lock import cached_property
 
 __all__ = [
     "FULL",

@@ -7,12 +7,12 @@ import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal, Protocol, get_args, overload
 
 from ..errors import SettingsError, did_you_mean
 from ..model.record import Measurement
 from ..model.scenario import Config
-from ..system.fork_lock import cached_property
 from ..triton_internals.environment import current_target, is_interpreting
 
 __all__ = [

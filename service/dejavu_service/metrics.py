@@ -83,7 +83,7 @@ class _DatabaseGauges(Collector):
         return iter(())
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        up = GaugeMetricFamily("dejavu_database_up", "Whether the database answers")
+        up = GaugeMetricFamily("dejavu_database_up", "Whether the database answers, undamaged")
         leases_held = GaugeMetricFamily("dejavu_leases_held", "Scenarios being tuned now")
         records = GaugeMetricFamily(
             "dejavu_records", "Records", labels=["namespace", "kernel", "device"]
@@ -101,5 +101,5 @@ class _DatabaseGauges(Collector):
             up.add_metric([], 0)
             yield up
             return
-        up.add_metric([], 1)
+        up.add_metric([], 0 if self._database.is_damaged else 1)
         yield from (up, leases_held, records)

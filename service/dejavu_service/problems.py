@@ -37,11 +37,12 @@ from .errors import (
     TooManyTokensError,
     UnauthenticatedError,
 )
-from .storage.database import FILE_IS_GONE, UNPREPARED
+from .storage.database import FILE_IS_GONE, UNPREPARED, is_damage
 
 __all__ = [
     "ANSWERED_ERRORS",
     "DATABASE_ERRORS",
+    "IS_DAMAGED",
     "RESPONSES",
     "ProblemError",
     "Refusal",
@@ -142,10 +143,18 @@ def problem(
 
 def database_unavailable(error: Exception) -> Response:
     """Log why the database cannot do this now, and build the 503."""
-    said = f"the database {_reason(error.orig if isinstance(error, DBAPIError) else error)}"
-    _logger.warning(said, extra={"fields": {"error": str(error).partition("\n")[0]}})
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    fields = {"error": str(error).partition("\n")[0]}
+    if is_damage(cause):
+        _logger.error(IS_DAMAGED, extra={"fields": fields})
+        return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
+    said = f"the database {_reason(cause)}"
+    _logger.warning(said, extra={"fields": fields})
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
+
+IS_DAMAGED = "the database is damaged: stop the server, restore the backup, and start it again"
+"""Said of a database whose data cannot be read back, which no retry mends."""
 
 _REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
     "is busy with others who write": (

@@ -10,13 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_batches import REFUSED_MASK, Case, check, draw, kernels, runnable, vary
+from support.attention_batches import REFUSED_MASK, Case, check, draw, runnable, vary
 from support.processes import fork_python
 
-from dejavu_cache.attention import IMPLEMENTATIONS, api, paged_attention
+from dejavu_cache.attention import api, paged_attention
 from dejavu_cache.attention.batch import make_batch
 from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
+from dejavu_cache.attention.schedule import Schedule
+from dejavu_cache.attention.sweep_suite import KERNELS
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 # The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
@@ -61,7 +63,7 @@ def skip_where_a_gpu_is() -> None:
 def test_every_implementation_agrees_with_the_reference(
     implementation: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel, configs = kernels()[implementation], runnable(implementation, case)
+    kernel, configs = KERNELS[implementation], runnable(implementation, case)
     assert configs
     for config in configs:
         monkeypatch.setattr(kernel, "configs", [config])
@@ -102,7 +104,7 @@ def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_ser
 
 @REFUSED_MASK
 def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kernel in kernels().values():
+    for kernel in KERNELS.values():
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
     for case in CASES.values():
         check(case, "auto")
@@ -127,9 +129,10 @@ def test_launches_overlap_where_caller_and_driver_allow_it(
 ) -> None:
     case = Case(new=[1, 1], past=[30, 5], heads=(8, 2), head_size=64, dtype=torch.float16)
     batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
-    monkeypatch.setattr(hopper, "suits", lambda batch: True)
     monkeypatch.setattr(hopper, "driver_version", lambda: driver)
-    kwargs = hopper.launch(batch, overlap=asked).kwargs
+    nothing = torch.empty(0)
+    schedule = Schedule(nothing, nothing, blocks=2, pairs=0, halves=1)
+    kwargs = hopper.prepare(batch, schedule, overlap=asked, new=None).kwargs
     allowed = asked and driver == 12030
     assert (kwargs["OVERLAP"], kwargs["launch_pdl"]) == (allowed, allowed)
 
@@ -169,7 +172,7 @@ def test_gaps_between_heads_are_seen(
 def test_tokens_after_the_last_sequence_are_left_alone(
     implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    monkeypatch.setattr(KERNELS[implementation], "configs", runnable(implementation, SMALL)[:1])
     batch = draw(SMALL)
     padded = torch.cat([batch.arguments["q"], torch.full((3, 4, 64), float("nan"))])
     out = torch.full_like(padded, 7.0)
@@ -183,7 +186,7 @@ def test_tokens_after_the_last_sequence_are_left_alone(
 def test_a_window_larger_than_any_sequence_is_none(
     implementation: str, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    monkeypatch.setattr(KERNELS[implementation], "configs", runnable(implementation, SMALL)[:1])
     batch = draw(SMALL)
     batch.arguments["window_size"] = (left, 0)
     assert torch.allclose(batch.run(implementation), batch.expected, atol=1e-4)
@@ -198,9 +201,10 @@ def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
 
 def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
     code = """
-        from support.attention_batches import REFUSED_MASK, Case, check, kernels
+        from support.attention_batches import Case, check
+        from dejavu_cache.attention.sweep_suite import KERNELS
         check(Case(new=[3], past=[5]), "qblock")
-        print(kernels()["qblock"].benchmarked > 0)
+        print(KERNELS["qblock"].benchmarked > 0)
     """
     store = str(tmp_path)
     outputs = [
@@ -249,7 +253,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no cap at all": ("softcap: None", {"softcap": None}),
     "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
     "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
-    "a window of one number": ("window_size: 5", {"window_size": 5}),
     "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
     "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
     "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
@@ -271,22 +274,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "unknown implementation": ("implementation: 'fast'", {"implementation": "fast"}),
     "hopper here": ("implementation: 'hopper'", {"implementation": "hopper"}),
-    "an empty sequence": (
-        "seqused_k: 0 at 0",
-        {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)},
-    ),
-    "more keys than said": (
-        "seqused_k: 30 at 0",
-        {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)},
-    ),
-    "falling beginnings": (
-        "cu_seqlens_q: ",
-        {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)},
-    ),
-    "blocks outside the cache": (
-        "block_table: 77 in row 0",
-        {"block_table": torch.full((2, 2), 77, dtype=torch.int32)},
-    ),
 }
 
 
@@ -325,10 +312,6 @@ def test_tensors_of_the_cpu_need_the_interpreter() -> None:
     """
     said = fork_python(code, TRITON_INTERPRET="0").stdout
     assert said == "q: on cpu; expected it on a GPU, or TRITON_INTERPRET=1 in the environment\n"
-
-
-def test_every_implementation_has_a_name() -> None:
-    assert set(TUNED) < set(IMPLEMENTATIONS)
 
 
 @given(

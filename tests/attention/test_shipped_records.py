@@ -18,8 +18,7 @@ from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
-from dejavu_cache.attention.sweep_suite import PRESETS, lengths, scenario_arguments, suite
-from dejavu_cache.attention.sweep_suite import kernel_of as kernel
+from dejavu_cache.attention.sweep_suite import KERNELS, PRESETS, lengths, scenario_arguments, suite
 from dejavu_cache.heuristics import fit as fitting
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
@@ -43,7 +42,7 @@ def problem(tuned: Any) -> Problem:
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
     """Return the shipped store and a kernel's tuned contexts, without the recorded launches."""
     store = FileStore(Path(shipped.__path__[0]), read_only=True)
-    every = store.contexts(kernel_name(kernel(name)))
+    every = store.contexts(kernel_name(KERNELS[name]))
     return store, [recorded for recorded in every if recorded.problem.method != LAUNCH_METHOD]
 
 
@@ -59,13 +58,13 @@ def test_they_are_of_the_code_as_it_is(name: str) -> None:
     _, recorded_contexts = contexts(name)
     code = """
         import sys
-        from dejavu_cache.attention.sweep_suite import kernel_of
+        from dejavu_cache.attention.sweep_suite import KERNELS
         from dejavu_cache.triton_internals.identity import identify
-        print(identify(kernel_of(sys.argv[1]).fn, ()).source)
+        print(identify(KERNELS[sys.argv[1]].fn, ()).source)
     """
     source = run_python(code, name, TRITON_INTERPRET="").stdout.strip()
     assert {context.kernel.source for context in recorded_contexts} == {source}
-    assert [context.problem for context in recorded_contexts] == [problem(kernel(name))] * len(
+    assert [context.problem for context in recorded_contexts] == [problem(KERNELS[name])] * len(
         recorded_contexts
     )
 
@@ -106,7 +105,7 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_is_what_the_records_give(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store, recorded_contexts = contexts(name)
-    trees = {stored.tree.context: stored.tree for stored in store.trees(kernel_name(kernel(name)))}
+    trees = {stored.tree.context: stored.tree for stored in store.trees(kernel_name(KERNELS[name]))}
     for context in recorded_contexts:
         if name != SHIPPED[-1]:  # fitting the tree again for each scenario takes most of the time
             monkeypatch.setattr(
@@ -114,7 +113,7 @@ def test_each_tree_is_what_the_records_give(name: str, monkeypatch: pytest.Monke
             )
         again = fitting.fit(
             RecordSet(context=context, records=tuple(store.records(context))),
-            bound=PLAN["bounds_percent"][kernel(name).fn.__name__] / 100,
+            bound=PLAN["bounds_percent"][KERNELS[name].fn.__name__] / 100,
         )
         assert again.text == trees[context].text
 
@@ -122,7 +121,7 @@ def test_each_tree_is_what_the_records_give(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(name: str) -> None:
     store, recorded_contexts = contexts(name)
-    trees = list(store.trees(kernel_name(kernel(name))))
+    trees = list(store.trees(kernel_name(KERNELS[name])))
     assert {stored.tree.context for stored in trees} == {*recorded_contexts}
     for stored in trees:
         check_agreement(

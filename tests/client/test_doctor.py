@@ -25,7 +25,7 @@ class TestDoctor:
     def test_unknown_and_senseless_settings_are_found(self) -> None:
         out = run_cli("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
         assert out.returncode == 1
-        assert "wrong DEJAVU_CACHE_MOOD: no such setting" in out.stdout
+        assert "DEJAVU_CACHE_MOOD is set, and no such setting exists" in out.stdout
         assert "DEJAVU_CACHE_MODE='sometimes'" in out.stdout
 
     def test_damaged_and_newer_files_are_found(self, store: FileStore) -> None:

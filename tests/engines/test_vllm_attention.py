@@ -15,12 +15,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_batches import REFUSED_MASK, Case, draw, kernels
+from support.attention_batches import REFUSED_MASK, Case, draw
 
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
 from dejavu_cache.attention.kernels.hopper import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
+from dejavu_cache.attention.sweep_suite import KERNELS
 from dejavu_cache.engines.vllm.planned_attention import (
     ExpectedBatch,
     LayerFeatures,
@@ -45,7 +46,7 @@ MIXED = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2)
 
 @pytest.fixture(autouse=True)
 def use_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kernel in kernels().values():
+    for kernel in KERNELS.values():
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
 
 

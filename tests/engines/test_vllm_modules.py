@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Case, draw, kernels, take_new_tokens
+from support.attention_batches import Case, draw, take_new_tokens
 from support.vllm_engine import common_metadata, config
 
 vllm = pytest.importorskip("vllm")
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
+from dejavu_cache.attention.sweep_suite import KERNELS  # noqa: E402
 from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
     LayerFeatures,
     LayerShape,
@@ -34,7 +35,7 @@ CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, win
 
 def leave_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing tuned."""
-    for kernel in kernels().values():
+    for kernel in KERNELS.values():
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.attention_batches import TOLERANCE, Case, draw, kernels, relative_error, vary
+from support.attention_batches import TOLERANCE, Case, draw, has_hopper, relative_error, vary
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ BATCHES = {
 }
 
 
-@pytest.mark.skipif("hopper" not in kernels(), reason="the kernel for Hopper GPUs cannot run here")
+@pytest.mark.skipif(not has_hopper(), reason="the kernel for Hopper GPUs cannot run here")
 @pytest.mark.parametrize("programs", [10, 100, 131])
 @pytest.mark.parametrize("name", BATCHES)
 def test_programs_that_start_late_do_not_stop_the_others(name: str, programs: int) -> None:

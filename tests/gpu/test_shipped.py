@@ -23,7 +23,7 @@ PROCESS = """
     for lengths in batches:
         IMPLEMENTATIONS["auto"](sweep_suite.batch_of(lengths, model, 16, torch.bfloat16))
     torch.cuda.synchronize()
-    tuned = sum(sweep_suite.kernel_of(name).benchmarked for name in sweep_suite.LAUNCHES)
+    tuned = sum(kernel.benchmarked for kernel in sweep_suite.KERNELS.values())
     print(len(batches), tuned)
 """
 

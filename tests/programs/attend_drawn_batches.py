@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 import sys
 
-from support.attention_batches import check, drawn_case, kernels, runnable
+from support.attention_batches import check, drawn_case, runnable
+
+from dejavu_cache.attention.sweep_suite import KERNELS
 
 implementation, batches = sys.argv[1], int(sys.argv[2])
-kernel = kernels().get(implementation)  # `few_sequences` has none of its own
+kernel = KERNELS.get(implementation)  # others have one config
 declared = kernel.configs if kernel else ()
 for seed in range(batches):
     case = drawn_case(1000 + seed, implementation)

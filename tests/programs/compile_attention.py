@@ -21,10 +21,10 @@ from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
 from dejavu_cache.attention.kernels import few_sequences, segmented, write_cache
-from dejavu_cache.attention.kernels.hopper import registers_per_thread
+from dejavu_cache.attention.kernels.hopper import registers_per_thread, tiles_of
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
-from dejavu_cache.attention.search_space import hopper_why_not, why_not
-from dejavu_cache.attention.sweep_suite import kernel_of
+from dejavu_cache.attention.search_space import why_not
+from dejavu_cache.attention.sweep_suite import KERNELS
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 TARGETS = {
@@ -109,13 +109,17 @@ RUNTIME = ("per_sm",)
 
 def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     """Return the source that Triton compiles for a launch of the kernel."""
-    helpers = {
+    helpers: dict[str, Any] = {
         "merge": segmented.merge_kernel,
         "schedule": schedule_kernel,
         "few_sequences": few_sequences.few_sequences_kernel,
         "write_cache": write_cache.write_cache_kernel,
     }
-    fn = helpers[name] if name in helpers else kernel_of(name).fn
+    if name == "hopper":
+        from dejavu_cache.attention.kernels.hopper_kernel import hopper_kernel
+
+        helpers["hopper"] = hopper_kernel.fn
+    fn = helpers[name] if name in helpers else KERNELS[name].fn
     shapes = HOPPER_SHAPES if name == "hopper" else SHAPES
     constants = {
         argument: value
@@ -180,7 +184,13 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
             "SPAN": schedule.SPANS[True],
         }  # fmt: skip
         return [triton.Config(lists, num_warps=32)] if target == "cuda:90" else []
-    declared = kernel_of(name).configs
+    if name == "hopper":
+        form = HOPPER_SHAPES[shape]
+        tile, stages = tiles_of(form["PAIRS"], form["HALVES"], form["HEAD_PADDED"], form["CAST"])
+        registers = registers_per_thread(form["HALVES"], form["CAST"])
+        config = triton.Config({"TILE": tile, "STAGES": stages}, maxnreg=registers)
+        return [config] if target == "cuda:90" else []
+    declared = KERNELS[name].configs
     declared = (
         declared.for_vendor(TARGETS[target].backend)
         if hasattr(declared, "for_vendor")
@@ -189,19 +199,8 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
     capability = TARGETS[target].arch if TARGETS[target].backend == "cuda" else 0
     able = []
     for config in declared:
-        if name == "hopper":
-            halves, padded, casts = (
-                HOPPER_SHAPES[shape][name] for name in ("HALVES", "HEAD_PADDED", "CAST")
-            )
-            config.maxnreg = registers_per_thread(halves, casts)
-            reason: str | None = "for Hopper only"
-            if target == "cuda:90":
-                reason = hopper_why_not(config, halves, padded, casts)
-                if config.kwargs["TILE"] < HOPPER_SHAPES[shape]["BOX"]:
-                    reason = "boxes are larger"
-        elif name == "naive":
-            reason = None
-        else:
+        reason: str | None = None
+        if name != "naive":
             reason = why_not(config, 128, 4, 2, capability)
             if name == "static_grid" and config.kwargs["BLOCK_M"] > PLAIN["MOST_ROWS"]:
                 reason = "no scratch memory"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,36 @@ def test_a_full_disk_is_said_to_be_full_and_serves_reads(sqlite_url: str) -> Non
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["detail"] == "the database has no room left on its disk: try again"
         assert client.get("/v1/main/contexts").json()["contexts"] == []
+
+
+def test_a_damaged_file_is_named_and_the_log_says_nothing_of_its_records(
+    sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ServerSettings(database=sqlite_url, without_tokens=True, rate=0)
+    with client_of(create_app(settings)) as client:
+        for m in range(0, 600, 100):
+            sent = body(record_set(*(record(m + i) for i in range(100))))
+            assert client.post("/v1/main/records", json=sent).status_code == 200
+    path = sqlite_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'records'"
+        ((page,),) = connection.execute(query)
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(random.Random(0).randbytes(4096))
+    home = f"/v1/main/contexts/{context().digest}/records"
+    with client_of(create_app(settings)) as client:
+        answers = [client.get(at) for at in ("/readyz", home, f"{home}/{scenario().digest}")]
+        answers.append(client.post("/v1/main/records", json=body(record_set(record(7777)))))
+        for answer in answers:
+            assert answer.status_code == 503, answer.text
+            assert answer.headers["retry-after"] == "60"
+            assert "restore the backup" in answer.json()["detail"]
+        assert "dejavu_database_up 0.0" in client.get("/metrics").text
+        assert client.get("/livez").status_code == 200
+    assert "the database is damaged" in caplog.text
+    assert "7777" not in caplog.text
 
 
 def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(sqlite_url: str) -> None:

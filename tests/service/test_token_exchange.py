@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,70 +19,12 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import func, select, update
+from support.issuer import AUDIENCE, SUBJECT, Issuer
 from support.service import body, client_of, record_set, seconds_until
 
 from dejavu_cache.errors import SettingsError
 
 jwt = pytest.importorskip("jwt")
-rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
-
-AUDIENCE = "https://tune.example.com"
-SUBJECT = "repo:acme/kernels:pull_request"
-
-
-class Issuer:
-    """An issuer with keys of its own, which it publishes over HTTP as GitHub does."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, Any] = {}
-        self.fetches = 0
-        self.broken = False
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                issuer.fetches += self.path == "/keys"
-                answers = {
-                    "/.well-known/openid-configuration": issuer.description,
-                    "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},
-                }
-                text = json.dumps(answers.get(self.path)).encode()
-                self.send_response(500 if issuer.broken else 200)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.description = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def make_key(self, name: str) -> None:
-        self.keys[name] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-
-    def public(self, name: str) -> dict[str, Any]:
-        described = jwt.algorithms.RSAAlgorithm.to_jwk(self.keys[name].public_key(), as_dict=True)
-        return {**described, "kid": name, "use": "sig", "alg": "RS256"}
-
-    def token(self, key: str = "first", header: Any = None, **claims: Any) -> str:
-        content = {
-            "iss": self.url,
-            "aud": AUDIENCE,
-            "sub": SUBJECT,
-            "jti": secrets.token_hex(8),
-            "iat": int(time.time()),
-            "exp": int(time.time()) + 300,
-            "repository": "acme/kernels",
-            "ref": "refs/pull/7/merge",
-            **claims,
-        }
-        content = {name: value for name, value in content.items() if value is not None}
-        headers = {"kid": key, **(header or {})}
-        signed: str = jwt.encode(content, self.keys[key], algorithm="RS256", headers=headers)
-        return signed
 
 
 @pytest.fixture(scope="module")

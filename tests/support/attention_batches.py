@@ -13,7 +13,7 @@ import torch
 import triton
 
 from dejavu_cache.attention import NewTokens, paged_attention
-from dejavu_cache.attention.sweep_suite import LAUNCHES, kernel_of
+from dejavu_cache.attention.sweep_suite import KERNELS
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 """Relative error, by dtype of the queries."""
@@ -224,34 +224,21 @@ PROMPTS = vary(DECODES, new=[100] * 8, past=[3900] * 8)
 """Batches of which tests change what they are about."""
 
 
-def kernels() -> dict[str, Any]:
-    """Return the tuned kernel of each implementation that runs on this machine."""
-    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return {name: kernel_of(name) for name in LAUNCHES if name != "hopper" or hopper}
+def has_hopper() -> bool:
+    """Return whether this machine's GPU has the Hopper kernel."""
+    return torch.cuda.is_available() and bool(torch.cuda.get_device_capability()[0] == 9)
 
 
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
-    from dejavu_cache.attention.schedule import HALF, SPANS
-    from dejavu_cache.attention.search_space import hopper_tile, hopper_why_not, why_not
+    from dejavu_cache.attention.search_space import why_not
 
-    configs = list(kernels()[implementation].configs)
+    configs = list(KERNELS[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
     group = case.heads[0] // case.heads[1]
     if implementation == "naive":
         return configs
-    if implementation == "hopper":
-        has_pairs = max(case.new) > HALF // group
-        # Those that serve any kind of work: a box of TMA must fit the smallest tile that is taken.
-        shape = 2, max(64, padded), case.cache_dtype is not None
-        tile = max(hopper_tile(pairs, *shape) for pairs in ((1, 2) if has_pairs else (0,)))
-        return [
-            config
-            for config in configs
-            if tile <= config.kwargs["TILE"] <= SPANS[has_pairs]
-            and hopper_why_not(config, *shape) is None
-        ]
     capability = 90
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()

@@ -9,14 +9,12 @@ from support.processes import run_python
 PREPARE = {
     "ForkLock()": "lock = ForkLock()",
     "ForkCondition()": "lock = ForkCondition()",
-    "ForkCondition().wait()": "lock = ForkCondition()",
     "uninterrupted()": "lock = uninterrupted()",
     "MemoryStore().lease()": "store, asked = MemoryStore(), (context(), record().scenario)",
 }
 TAKE = {
     "ForkLock()": "with lock: pass",
     "ForkCondition()": "with lock: lock.notify_all()",
-    "ForkCondition().wait()": "with lock: lock.wait(0.0001)",
     "uninterrupted()": "with uninterrupted(): pass",
     "MemoryStore().lease()": "with store.lease(*asked, wait=0.0): pass",
 }

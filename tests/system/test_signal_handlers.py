@@ -11,7 +11,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from dejavu_cache.system import background_threads
 from dejavu_cache.system.background_threads import is_from_signal_handler
 from dejavu_cache.tuning.compile_ahead import compile_failure_of
 
@@ -68,22 +67,3 @@ def test_an_error_of_the_same_type_is_not() -> None:
     with pytest.raises(TimeoutError) as error:
         raise_limit()
     assert not is_from_signal_handler(error.value)
-
-
-def test_signals_are_let_in_again_when_a_handler_raises_as_they_are_blocked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Blocking runs the handlers of signals that have come before."""
-    mask = signal.pthread_sigmask
-
-    def block_and_run_handlers(how: int, signals: Any) -> Any:
-        before = mask(how, signals)
-        if how == signal.SIG_BLOCK and signals:
-            raise_limit()
-        return before
-
-    before = mask(signal.SIG_BLOCK, ())
-    monkeypatch.setattr(signal, "pthread_sigmask", block_and_run_handlers)
-    with pytest.raises(TimeoutError):
-        background_threads.start_thread(raise_limit, "never started")
-    assert mask(signal.SIG_SETMASK, before) == before

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.system.safe_files import open_replacement, open_to_write
+from dejavu_cache.system.safe_files import open_replacement
 
 __all__ = ["open_output"]
 
@@ -50,7 +50,11 @@ def open_output(file: str) -> Iterator[TextIO]:
 
 def _open_binary(path: Path) -> AbstractContextManager[IO[bytes]]:
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        return open(open_to_write(path), "wb")
+        return open(path, "wb", opener=_open_no_link)
     os.stat(path.parent)  # a mistyped folder is an error, and not made
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
     return open_replacement(path, mode=mode)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -71,7 +71,7 @@ class CopyCheck:
             for context, records in self._ask(part, request).items():
                 changed.setdefault(context, []).extend(records)
         return {
-            context: CopyChanges(changed.get(context, []), recalls, context in changed)
+            context: CopyChanges(changed.get(context, []), recalls)
             for context in copies
             if (recalls := self._repeat(context)) or context in changed
         }

@@ -349,9 +349,15 @@ class ProtocolClient:
         else:
             self._json("PUT", path, content=json.dumps({"config": to_json(config), "by": by}))
 
-    def promote(self, to: str, kernel: str | None = None) -> int:
-        """Copy this namespace's records and winners into another; return the number of records."""
-        content = json.dumps({"to": to, "kernel": kernel})
+    def promote(self, to: str, kernel: str | None = None, writers: Iterable[str] = ()) -> int:
+        """Copy this namespace's records and winners into another; return the number of records.
+
+        Args:
+            to: the other namespace.
+            kernel: the only kernel to copy.
+            writers: names of tokens; what others wrote is refused.
+        """
+        content = json.dumps({"to": to, "kernel": kernel, "writers": list(writers) or None})
         answer = self._json("POST", "/promote", content=content, timeout=_LONG_WORK)
         return self._count(answer, "records")
 

@@ -237,9 +237,8 @@ class RemoteStore(Store):
         changes = self._calls.ask(
             lambda: self._copy_check.changes(copies), CONTEXT_SECONDS, limit=CONTEXT_SECONDS
         )
-        for context, changed in changes.items():
-            if changed.is_new:
-                self._forget(context)
+        for context in changes:
+            self._forget(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:

@@ -17,10 +17,10 @@ from ...triton_internals.environment import is_interpreting
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch, LayerTensors, NewTokens, Repeat
 from ..schedule import COUNTERS, Schedule, make_schedule
-from ..search_space import hopper_tile
+from ..search_space import SHARED_MEMORY
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["HopperLayers", "available", "launch", "run", "suits"]
+__all__ = ["CAST_STAGES", "HopperLayers", "available", "prepare", "run", "suits", "tiles_of"]
 
 
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
@@ -199,6 +199,39 @@ def driver_version() -> int | None:
     return version.value
 
 
+CAST_STAGES = 2
+"""Tiles of a float8 cache, of keys and of values each, that are ready to be multiplied."""
+
+
+def tiles_of(pairs: int, halves: int, head_padded: int, casts: bool) -> tuple[int, int]:
+    """Return the keys of a tile, and the tiles of keys, and of values, that are loaded ahead.
+
+    Long prompts have large tiles, which take fewer instructions per key; in all other work the rest
+    of a sequence's last tile and the first tile's latency cost more. Heads of 256 leave room for
+    small ones where two programs share a multiprocessor, or a float8 cache has tiles of its own.
+    Beside prompts, decoding with such heads takes up to a third less time in small tiles, of which
+    more are on their way at once.
+
+    Args:
+        pairs: as in `Schedule`.
+        halves: likewise.
+        head_padded: the head size of the tiles.
+        casts: as in `Batch`.
+    """
+    if head_padded > 128:
+        tile = 32 if halves == 1 or casts or pairs == 1 else 64
+    else:
+        tile = 128 if pairs == 2 else 64
+    # Bytes of the queries and the barriers, and of the tiles that are converted.
+    used = 2 * head_padded * halves * 64 + 512
+    if casts:
+        used += 2 * head_padded * 2 * CAST_STAGES * tile
+    each = 2 * head_padded * tile * (1 if casts else 2)
+    # A multiprocessor has the memory of its programs, 2 / halves, and 1 KiB more for each.
+    there = (SHARED_MEMORY[90] + 1024) * halves // 2 - 1024
+    return tile, min((there - used) // each, 4)
+
+
 REGISTERS = 512
 """Registers of a multiprocessor for each thread of a group of four warps that has it alone."""
 
@@ -218,36 +251,15 @@ def registers_per_thread(halves: int, casts: bool) -> int | None:
     return REGISTERS // (2 * groups) // 8 * 8
 
 
-def launch(
-    batch: Batch,
-    schedule: Schedule | None = None,
-    overlap: bool = True,
-    new: NewTokens | None = None,
-) -> KernelCall:
-    """Prepare a launch with the programs that run at the same time.
+def prepare(batch: Batch, schedule: Schedule, overlap: bool, new: NewTokens | None) -> KernelCall:
+    """Prepare the launch of a batch that `suits`, with the programs that run at the same time.
 
     Args:
         batch: the call.
-        schedule: that of the batch's lengths; made if None.
+        schedule: that of the batch's lengths.
         overlap: as in `plan`.
         new: keys and values of new tokens to write into the cache, if the kernel `writes` them.
-
-    Raises:
-        ValueError: the kernel does not cover the batch; `auto` would choose another one.
     """
-    if not suits(batch):
-        raise ValueError(
-            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.9, bfloat16 or float16 "
-            "in q, the same or float8 in caches, an even head size, at most 64 query heads per KV "
-            "head, rows of q and out at even offsets, caches aligned to 16 bytes, without gaps "
-            "between heads whose size is not 64, 128 or 256, a block_size that is a multiple of 8, "
-            "and no ALiBi; use 'auto'"
-        )
-    return prepare(batch, schedule or make_schedule(batch, overlap), overlap, new)
-
-
-def prepare(batch: Batch, schedule: Schedule, overlap: bool, new: NewTokens | None) -> KernelCall:
-    """Prepare the launch of a batch that is known to suit; the arguments are those of `launch`."""
     from .hopper_kernel import hopper_kernel
 
     overlap = overlap and (driver_version() or 0) >= CAPTURES_OVERLAP
@@ -257,7 +269,7 @@ def prepare(batch: Batch, schedule: Schedule, overlap: bool, new: NewTokens | No
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
     head_padded = padded(q.shape[2])
     programs = 2 // schedule.halves
-    tile = hopper_tile(schedule.pairs, schedule.halves, head_padded, batch.casts)
+    tile, stages = tiles_of(schedule.pairs, schedule.halves, head_padded, batch.casts)
     box = box_rows(page, tile)
     registers = registers_per_thread(schedule.halves, batch.casts)
     return KernelCall(
@@ -281,14 +293,27 @@ def prepare(batch: Batch, schedule: Schedule, overlap: bool, new: NewTokens | No
             "HEAD": q.shape[2], "HEAD_PADDED": head_padded, "PAGE": page,
             "BOX": box, "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
             "OVERLAP": overlap, "HALVES": schedule.halves, "CAST": batch.casts,
+            "TILE": tile, "STAGES": stages,
             "launch_pdl": overlap, **({} if registers is None else {"maxnreg": registers}),
         },
     )  # fmt: skip
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Compute a batch's attention, and return its `out`."""
-    launch(batch)()
+    """Compute a batch's attention, and return its `out`.
+
+    Raises:
+        ValueError: the kernel does not cover the batch; `auto` would choose another one.
+    """
+    if not suits(batch):
+        raise ValueError(
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.9, bfloat16 or float16 "
+            "in q, the same or float8 in caches, an even head size, at most 64 query heads per KV "
+            "head, rows of q and out at even offsets, caches aligned to 16 bytes, without gaps "
+            "between heads whose size is not 64, 128 or 256, a block_size that is a multiple of 8, "
+            "and no ALiBi; use 'auto'"
+        )
+    prepare(batch, make_schedule(batch, overlap=True), overlap=True, new=None)()
     return batch.out
 
 
@@ -324,16 +349,11 @@ class HopperLayers:
             batch: the call of the layer.
             new: its new tokens, if the launch is to write them.
 
-        Returns:
-            None for an `out` that the kernel cannot write, which is copied.
+        Raises:
+            ValueError: `out` has rows at odd offsets.
         """
-        out = batch.out
-        if not holds_words(out):
-            # A copy and not an empty tensor: rows past the last sequence must keep their content.
-            copy = out.clone(memory_format=torch.contiguous_format)
-            self.launch(batch.with_out(copy), new)
-            out.copy_(copy)
-            return None
+        if not holds_words(batch.out):
+            raise ValueError("out: its rows are at odd offsets; expected even ones, as in q")
         call = prepare(batch, self._schedule, self._overlap, new)
         box, is_writing = call.kwargs["BOX"], new is not None
         names: tuple[str, ...] = ("out", "keys", "values", "q")

@@ -16,6 +16,7 @@ import torch
 from ...system.fork_lock import ForkLock
 from ...triton_internals.binder import RepeatedLaunch, current_stream, form_of_launch
 from ...triton_internals.environment import is_interpreting
+from ...triton_internals.identity import jit_function
 from ...triton_internals.versions import only_alignment_counts
 from ...tuning.compile_ahead import begins_compilation
 
@@ -54,7 +55,7 @@ class KernelCall(NamedTuple):
         """Launch the kernel, and return a launch that takes other values of some arguments.
 
         Only the first launch of a form in this process is bound by Triton, which takes as long as
-        several layers. The kernel must have one config, or no autotuner.
+        several layers. The kernel has no autotuner, or one empty config.
 
         Args:
             changing: names of these arguments.
@@ -75,12 +76,10 @@ class KernelCall(NamedTuple):
         kernel = self()
         if kernel is None:
             return None
-        config = getattr(self.kernel, "best_config", None)
-        function = self.kernel if config is None else self.kernel.fn
-        arguments = {**self.arguments, **({} if config is None else config.kwargs)}
+        arguments = self.arguments
         ordered = {name: arguments[name] for name in self.kernel.arg_names}
         kept = RepeatedLaunch(kernel, self.grid, ordered, list(given))
-        if form is not None and only_alignment_counts(function):
+        if form is not None and only_alignment_counts(jit_function(self.kernel)):
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
             _kept[form] = kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -98,7 +99,11 @@ class SqliteLookups(Generic[_Key, _Value]):
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
             self._connection.detach()
-        row = self._connection.dbapi_connection.execute(self._statement, key).fetchone()
+        try:
+            row = self._connection.dbapi_connection.execute(self._statement, key).fetchone()
+        except sqlite3.Error as error:
+            self._database.note_damage(error)
+            raise
         return None if row is None else self._parse(row[len(key) :])
 
     async def close(self) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
+from sqlalchemy import func, select
 from starlette.concurrency import run_in_threadpool
 
-from ..problems import RESPONSES, problem
+from ..problems import IS_DAMAGED, RESPONSES, problem
 from ..server import Server
 from ..services.access import EVERYWHERE
-from ..storage.schema import state
+from ..storage.database import Database
+from ..storage.schema import SchemaState, state
+from ..storage.tables import records
 from .common import CurrentCall
 
 __all__ = ["router"]
@@ -35,11 +38,22 @@ async def readyz(request: Request) -> Health | Response:
     server: Server = request.app.state.server
     if server.stopping.is_set():
         return problem(503, "the server is stopping: ask another one", headers={"Retry-After": "1"})
-    current = await server.readiness.get(None, lambda: run_in_threadpool(state, server.database))
+    current = await server.readiness.get(None, lambda: run_in_threadpool(_look, server.database))
     if not current.is_usable:
         detail = f"the database's schema is {current.value}: run  dejavu-cache db upgrade"
         return problem(503, detail, headers={"Retry-After": "5"})
+    if server.database.is_damaged:
+        return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
     return Health()
+
+
+def _look(database: Database) -> SchemaState:
+    """Return the schema's state, after reading as the records are read."""
+    current = state(database)
+    if current.is_usable:
+        with database.read() as connection:
+            connection.execute(select(func.substr(records.c.text, 1, 1)).limit(1)).first()
+    return current
 
 
 @router.get(

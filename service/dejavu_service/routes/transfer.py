@@ -31,9 +31,14 @@ _MAX_IN_MEMORY = 4 * 2**20
 """Bytes of an import that are kept in memory; a larger one goes to a temporary file."""
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 
+_Writer = Annotated[str, Field(min_length=1, max_length=200)]
+
 
 class Promotion(BaseModel):
-    """The target namespace, and the kernel or the contexts to copy if not all."""
+    """The target namespace, and the kernel, the contexts or the writers to copy if not all.
+
+    With `writers`, nothing is copied of a context that others have written to.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,6 +47,7 @@ class Promotion(BaseModel):
         default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$"
     )
     contexts: list[_Digest] | None = Field(default=None, min_length=1, max_length=10_000)
+    writers: list[_Writer] | None = Field(default=None, min_length=1, max_length=100)
 
 
 class Promoted(BaseModel):
@@ -129,5 +135,6 @@ def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCal
         promotion.to,
         promotion.kernel,
         promotion.contexts,
+        promotion.writers,
     )
     return Promoted(records=copied)

@@ -78,15 +78,15 @@ class IdentityExchange:
         claims, issuer = self._verify(presented)
         digest = _content_digest(presented)
         identity = _single_use_id(digest, claims) if issuer.once else _next_id(digest, database)
-        subject = str(claims["sub"])
+        subject = claims["sub"]
         for rule in issuer.rules:
-            if rule.matches(claims):
-                name = "".join(char if char.isprintable() else "?" for char in subject)[:200]
+            if (rights := rule.match(claims)) is not None:
+                name = "".join(char if char.isprintable() else "?" for char in rights.name)[:200]
                 granter = Principal(f"issuer {issuer.issuer}", {EVERYWHERE: "admin"})
                 ttl = rule.minutes * 60
                 try:
                     return tokens.issue(
-                        database, granter, name, "read", (), ttl, rule.grants, identity
+                        database, granter, name, "read", (), ttl, rights.grants, identity
                     )
                 except TokenExistsError:
                     raise UnauthenticatedError(
@@ -123,9 +123,14 @@ class IdentityExchange:
                 leeway=_LEEWAY,
                 options={"require": ["exp", "iat", "iss", "aud", "sub"]},
             )
-        except (self._jwt.PyJWTError, ValueError, OverflowError) as error:
+        except (self._jwt.PyJWTError, ValueError, OverflowError, TypeError) as error:
             # The errors of PyJWT name a claim and not the token.
             raise UnauthenticatedError(f"the identity token is not valid: {error}") from None
+        # PyJWT takes the text of a number for a number.
+        if not isinstance(claims["sub"], str) or not isinstance(claims["exp"], (int, float)):
+            raise UnauthenticatedError(
+                "the identity token is not valid: sub is a text, exp a number"
+            )
         return claims, issuer
 
 

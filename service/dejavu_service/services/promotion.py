@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
@@ -18,6 +19,9 @@ from .merging import override
 
 __all__ = ["promote"]
 
+_TOKEN_ID = re.compile(r" \([0-9a-f]{16}\)$")
+"""What a sender's name ends with, since names of tokens may be equal."""
+
 
 def promote(
     database: Database,
@@ -26,6 +30,7 @@ def promote(
     target: str,
     kernel: str | None,
     digests: Sequence[str] | None,
+    writers: Sequence[str] | None = None,
 ) -> int:
     """Copy records to another namespace, where their measurements and winners replace others.
 
@@ -36,13 +41,16 @@ def promote(
         target: The namespace to copy to.
         kernel: The name of the only kernel to copy, or None for all.
         digests: The digests of the only contexts to copy, or None for all.
+        writers: The names of the only tokens whose measurements and winners may be among them, or
+            None for all.
 
     Returns:
         The number of records copied.
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin` in one of the namespaces.
-        InvalidRequestError: Source and target are the same namespace.
+        InvalidRequestError: Source and target are the same namespace, or others than `writers`
+            wrote what would be copied; of a context that they wrote to, nothing is.
         NotFoundError: The source has no such records.
     """
     principal.require("admin", source)
@@ -57,19 +65,42 @@ def promote(
     if missing or not available:
         subject = ", ".join(missing) or kernel or "any kernel"
         raise NotFoundError(f"namespace {source!r} has no records of {subject}")
+    chosen = available if digests is None else sorted(set(digests))
+    if writers is not None:
+        for digest in chosen:  # so that nothing is copied if something is wrong from the start
+            with database.read() as connection:
+                _require_writers(connection, source, digest, writers)
     copied = 0
-    for digest in available if digests is None else sorted(set(digests)):
+    for digest in chosen:
         with database.write() as connection:
-            copied += _promote_context(connection, principal, source, target, digest)
+            copied += _promote_context(connection, principal, source, target, digest, writers)
     return copied
 
 
+def _require_writers(
+    connection: Connection, source: str, digest: str, writers: Sequence[str]
+) -> None:
+    for sender in sorted(copies.list_senders(connection, source, digest)):
+        if _TOKEN_ID.sub("", sender) not in writers:
+            raise InvalidRequestError(
+                f"namespace {source!r} has records of {sender or 'an unknown writer'}, which "
+                f"{', '.join(writers)} did not write: nothing of their context is promoted"
+            )
+
+
 def _promote_context(
-    connection: Connection, principal: Principal, source: str, target: str, digest: str
+    connection: Connection,
+    principal: Principal,
+    source: str,
+    target: str,
+    digest: str,
+    writers: Sequence[str] | None,
 ) -> int:
     route = _lock(connection, source, target, digest)
     if route is None:
         return 0
+    if writers is not None:
+        _require_writers(connection, source, digest, writers)
     changed, present = 0, database_time(connection)
     sender = f"{principal.name} from {source}"
     for page in copies.iter_shared(connection, route):

@@ -36,6 +36,7 @@ __all__ = [
     "add_records",
     "count_records",
     "iter_shared",
+    "list_senders",
     "replace_measurements",
     "replace_texts",
 ]
@@ -60,6 +61,22 @@ class Pair(NamedTuple):
     scenario: str
     current: str
     source: str
+
+
+def list_senders(connection: Connection, namespace: str, digest: str) -> set[str]:
+    """Return who sent a context's standing measurements and its winners; "" where nobody knows."""
+    source = and_(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    measured = (
+        select(measurements.c.sender)
+        .join(contexts, contexts.c.id == measurements.c.context_id)
+        .where(source, measurements.c.stands)
+    )
+    won = (
+        select(func.coalesce(records.c.winner_sender, ""))
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(source, contains(records.c.text, WINNER))
+    )
+    return set(connection.execute(measured.union(won)).scalars())
 
 
 def iter_shared(connection: Connection, route: Route) -> Iterator[list[Pair]]:

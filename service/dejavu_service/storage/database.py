@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from psycopg.errors import (
+    DataCorrupted,
+    IndexCorrupted,
     InsufficientPrivilege,
     InvalidSchemaName,
     UndefinedColumn,
@@ -25,7 +27,15 @@ from dejavu_cache.errors import SettingsError
 
 from ..errors import MissingDatabaseError
 
-__all__ = ["FILE_IS_GONE", "UNPREPARED", "Database", "parse_url", "require_file"]
+__all__ = [
+    "DAMAGED",
+    "FILE_IS_GONE",
+    "UNPREPARED",
+    "Database",
+    "is_damage",
+    "parse_url",
+    "require_file",
+]
 
 _BUSY_SECONDS = 10
 FILE_IS_GONE = "the file was moved, replaced or deleted"
@@ -45,6 +55,9 @@ _ENDED_SESSIONS = {"25006", "25P03", "25P04"}
 was ended since its transaction took too long."""
 UNPREPARED = (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable)
 """Errors of Postgres where tables are not there, or the server's role may not use them."""
+DAMAGED = (DataCorrupted, IndexCorrupted)
+"""Errors of Postgres where what it stored cannot be read back."""
+_DAMAGED_SQLITE = ("malformed", "not a database")
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
 # The default isolation is the database's, whose owner may have chosen one that refuses to go on
@@ -89,6 +102,13 @@ def require_file(text: str) -> None:
         )
 
 
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether a driver's error says that the stored data is damaged."""
+    if isinstance(error, sqlite3.DatabaseError):
+        return any(message in str(error) for message in _DAMAGED_SQLITE)
+    return isinstance(error, DAMAGED)
+
+
 class Database:
     """The database connections of one process, opened on first use.
 
@@ -96,6 +116,8 @@ class Database:
         url: The database's URL with its driver; `str` masks its password.
         is_sqlite: Whether the database is SQLite; Postgres otherwise.
         engine: The SQLAlchemy engine with its connection pool.
+        is_damaged: Whether a statement met damaged data. It stays so until the server is started
+            again, as it must be after the backup was restored.
     """
 
     def __init__(self, url: str, pool: int = 8) -> None:
@@ -103,6 +125,8 @@ class Database:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite(self.url, pool) if self.is_sqlite else _postgres(self.url, pool)
+        self.is_damaged = False
+        event.listen(self.engine, "handle_error", self._handle_damage, retval=True)
         self._writing = self.engine.execution_options(dejavu_write=True)
 
     @property
@@ -142,6 +166,17 @@ class Database:
         with self._writing.begin() as connection:
             yield connection
 
+    def note_damage(self, error: BaseException | None) -> bool:
+        """Remember it if a driver's error says that the data is damaged; return whether it does."""
+        damage = is_damage(error)
+        self.is_damaged |= damage
+        return damage
+
+    def _handle_damage(self, context: ExceptionContext) -> BaseException | None:
+        """Raise damage as an error of the database, and not as one of the statement."""
+        cause = context.original_exception
+        return OperationalError(None, None, cause) if self.note_damage(cause) else None
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -155,6 +190,7 @@ def _postgres(url: URL, pool: int) -> Engine:
         pool_timeout=5,
         pool_pre_ping=True,
         pool_use_lifo=True,
+        hide_parameters=True,
         connect_args={**_POSTGRES, "prepare_threshold": None},
     )
     event.listen(engine, "connect", _prepare_postgres)
@@ -196,6 +232,7 @@ def _sqlite(url: URL, pool: int) -> Engine:
         pool_size=pool,
         max_overflow=pool,
         pool_timeout=_BUSY_SECONDS,
+        hide_parameters=True,  # a log is read by more people than the records are
         connect_args={"timeout": _BUSY_SECONDS},
     )
     event.listen(engine, "connect", _prepare_sqlite)

@@ -87,6 +87,10 @@ def promote(
     ],
     server: ServerOption = "",
     kernel: KernelOption = "",
+    writer: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a token that wrote them; what others wrote is refused."),
+    ] = None,
 ) -> None:
     """Copy a namespace's records into another, winners and provenance included."""
     remote = open_server(server)
@@ -96,7 +100,13 @@ def promote(
     def describe(count: int) -> str:
         return f"{counted(count, 'record')} of {remote.client.namespace} promoted to {to}"
 
-    say(describe(sum_of_steps(kernels, lambda name: remote.client.promote(to, name), describe)))
+    say(
+        describe(
+            sum_of_steps(
+                kernels, lambda name: remote.client.promote(to, name, writer or ()), describe
+            )
+        )
+    )
 
 
 def misses(
