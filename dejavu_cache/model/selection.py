@@ -188,10 +188,6 @@ class CaseScores(Generic[C]):
         slowdowns = self._slowdowns(config)
         return _score(slowdowns, len(slowdowns))
 
-    def worst(self, config: C) -> float:
-        """Return a config's largest slowdown."""
-        return max(self._slowdowns(config))
-
     def equivalent(self, config: C) -> float:
         """Return a config's score as a time in milliseconds, which is comparable with the others'.
 
