@@ -115,7 +115,7 @@ fleet-start: $(VENV)/.installed  ## a fleet's first look-ups at three replicas, 
 exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
 	$(BIN)/python benchmarks/exits.py
 
-fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server, then new examples
+fuzz: $(VENV)/.installed  ## change files and answers at random for FUZZ_MINUTES=30, then made-up requests to a server, then new examples
 	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
 	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
 	PYTHONHASHSEED=random $(BIN)/python -m pytest -q -o timeout=0 -n $(JOBS) --hypothesis-profile search $$(grep -rl --include='test_*.py' '^@given' tests)

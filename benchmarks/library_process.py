@@ -115,7 +115,7 @@ def reason_not_to_store(tuner: Any) -> str | None:
 
     if tuner.mode is Mode.OFF:
         return "its configs cannot be recorded"
-    reason: str | None = tuner._declaration.not_stored
+    reason: str | None = tuner.declaration.not_stored
     return reason
 
 

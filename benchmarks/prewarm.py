@@ -233,7 +233,7 @@ def make_records(url: str) -> None:
 
 
 def measure_build(folder: Path) -> None:
-    """Time prewarming and bundling on the CPU; write `prewarm-build.json`."""
+    """Time prewarming on the CPU; write `prewarm-build.json`."""
     with tempfile.TemporaryDirectory(prefix="dejavu-prewarm-") as text:
         work = Path(text)
         env = {
@@ -250,15 +250,11 @@ def measure_build(folder: Path) -> None:
             start = time.perf_counter()
             run_command(
                 "prewarm", "prewarm_product", "--from", work / "records", "--device", "NVIDIA H200",
-                "--device", "NVIDIA B200", "--out", work / "out", "--no-fallbacks", **env,
+                "--device", "NVIDIA B200", "--out", work / "out", **env,
             )  # fmt: skip
             seconds.append(time.perf_counter() - start)
         manifest = json.loads((work / "out" / "prewarmed.json").read_text())
         cubins = len(list((work / "out").rglob("*.cubin")))
-        start = time.perf_counter()
-        run_command("bundle", "create", work / "out", work / "out.tar.zst", **env)
-        packing = time.perf_counter() - start
-        size = (work / "out.tar.zst").stat().st_size
     import triton
 
     result = {
@@ -272,8 +268,6 @@ def measure_build(folder: Path) -> None:
         "seconds": seconds[0],
         "seconds, nothing changed": seconds[1],
         "MiB": sum(file["size"] for file in manifest["files"].values()) / 2**20,
-        "bundle, MiB": size / 2**20,
-        "bundle, seconds": packing,
     }
     write(folder / "prewarm-build.json", result)
 

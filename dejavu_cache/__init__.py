@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .model.resolution import Resolution as Resolution
     from .runtime.autotuner import CachedAutotuner as CachedAutotuner
     from .runtime.autotuner import cached_autotune as cached_autotune
-    from .runtime.graphs import GraphedStep as GraphedStep
     from .runtime.service_phase import serving as serving
     from .runtime.service_phase import warmup as warmup
     from .settings import Mode as Mode
@@ -42,7 +41,6 @@ _MODULES = {
     "DejavuError": "errors",
     "Edges": "model.buckets",
     "Exact": "model.buckets",
-    "GraphedStep": "runtime.graphs",
     "Mode": "settings",
     "Multiple": "model.buckets",
     "NoValidConfigError": "errors",

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 __all__ = [
-    "BundleError",
     "DamagedRecordsError",
     "DejavuError",
     "ExitCode",
@@ -125,11 +124,7 @@ class UnsupportedTritonError(DejavuError, ImportError):
 
 
 class PrewarmError(DejavuError):
-    """A folder cannot be prewarmed as asked; the message says why."""
-
-
-class BundleError(DejavuError):
-    """A prewarmed folder or bundle cannot be used; nothing in it was loaded."""
+    """A folder cannot be prewarmed as asked, or a prewarmed one be used; the message says why."""
 
 
 class StoreError(DejavuError):

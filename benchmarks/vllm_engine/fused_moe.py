@@ -51,7 +51,8 @@ def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
     from dejavu_cache.sweep.case_tuner import make_request
 
     until = time.monotonic() + seconds
-    counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
+    configs = {config for case in cases for config in case.kernel.configs}
+    counts = {"configs": len(configs), "benchmarked": 0, "cut_short": 0}
     start = time.monotonic()
     for index, case in enumerate(cases):
         request = make_request(case)

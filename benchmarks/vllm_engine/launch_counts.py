@@ -8,7 +8,7 @@ from typing import Any
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
-from dejavu_cache.runtime import service_phase
+from dejavu_cache.runtime import launch, service_phase
 from dejavu_cache.stores import TieredStore
 
 BENCHMARKED: collections.Counter[str] = collections.Counter()
@@ -23,6 +23,10 @@ COMPILED: collections.Counter[str] = collections.Counter()
 MISSED: list[tuple[str, bool]] = []
 """Kernels whose scenarios went on the worklist, and whether the process served by then."""
 
+COMPILED_WHILE_SERVING: list[str] = []
+"""Kernels that had to be compiled while the process served."""
+
+_note_compilation = launch.note_compilation
 _bench = Autotuner._bench
 _miss = TieredStore.miss
 
@@ -59,7 +63,13 @@ def recorded() -> int:
     )
 
 
+def _count_late_compilation(kernel: str) -> None:
+    COMPILED_WHILE_SERVING.append(kernel)
+    _note_compilation(kernel)
+
+
 Autotuner._bench = _count_benchmark
+launch.note_compilation = _count_late_compilation
 TieredStore.miss = _count_miss
 knobs.compilation.listener = _count_compilation
 
@@ -74,7 +84,5 @@ def counts() -> dict[str, Any]:
         "missed": len(MISSED),
         "missed_while_serving": sum(is_serving for _, is_serving in MISSED),
         "serving": service_phase.is_serving(),
-        "compiled_while_serving": [
-            name for phase in service_phase._phases for name in phase.compiled
-        ],
+        "compiled_while_serving": COMPILED_WHILE_SERVING,
     }

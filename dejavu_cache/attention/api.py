@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..triton_internals.environment import is_interpreting
-from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import (
     Batch,
     LayerTensors,
@@ -47,7 +46,7 @@ __all__ = [
 
 def choose(batch: Batch) -> str:
     """Return the name of the implementation that suits a batch."""
-    if GLUON_IS_TESTED and hopper.suits(batch):
+    if hopper.suits(batch):
         # The config of few_sequences was measured on a Hopper GPU; elsewhere, segments are tuned.
         return "few_sequences" if few_sequences.suits(batch) else "hopper"
     rows = batch.max_seqlen_q * batch.group

@@ -10,6 +10,7 @@ them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -263,7 +264,7 @@ def cases(
     """Yield one case per batch and implementation that `auto` launches for it.
 
     Args:
-        preset: a model of `PRESETS`.
+        preset: a model of `PRESETS`, or one's query heads, KV heads and head size: `40/8/128`.
         page: tokens in a block of the cache.
         dtype: of the queries.
         cache: dtype of the caches; empty for that of the queries. One of its own has scales.
@@ -272,7 +273,11 @@ def cases(
             launches on this GPU, for its batches.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
-    model = preset_of(preset, PRESETS)
+    if re.fullmatch(r"\d+/\d+/\d+", preset):
+        query_heads, kv_heads, head_size = map(int, preset.split("/"))
+        model = Model(query_heads, kv_heads, head_size)
+    else:
+        model = preset_of(preset, PRESETS)
     implementations = read_names("only", only, KERNELS)
     kinds = read_names("batches", batches, KINDS)
     float8 = [*map(dtype_name, FLOAT8)]

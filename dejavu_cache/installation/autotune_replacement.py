@@ -31,7 +31,7 @@ _THIS_PACKAGE = __name__.partition(".")[0]
 
 _COPIED_ATTRIBUTES = (
     "pre_hook", "post_hook", "user_defined_pre_hook", "user_defined_post_hook", "perf_model",
-    "configs_top_k", "early_config_prune", "_do_bench", "num_warmups", "num_reps", "use_cuda_graph",
+    "configs_top_k", "early_config_prune", "_do_bench",
 )  # fmt: skip
 """Attributes that `Autotuner.__init__` derives from its arguments, and a subclass's may change."""
 
@@ -40,11 +40,11 @@ def install() -> None:
     """Replace `triton.autotune` by the cached one; the policy file may exclude kernels.
 
     Kernels of modules that were imported before, and modules that imported `triton.autotune` by
-    name, are not affected: a warning names them. A second call does nothing.
+    name, are not affected: a warning names the modules. A second call does nothing.
     """
     if is_autotune_replaced_by(_cached_or_triton_autotune):
         return
-    late = sorted(set(_decorated_or_imported_before()))
+    late = sorted(_modules_with_autotuners())
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     install_inductor_pass()
     with suppress(DejavuError):  # a wrong setting is named when a kernel is decorated
@@ -52,8 +52,8 @@ def install() -> None:
             begin_digest_beside_imports()
     if late:
         logger.warning(
-            "install() came too late for %s: these stay with triton.autotune; call it before they "
-            "are imported, or start the program with `dejavu-cache run`",
+            "install() came too late for the modules %s: their kernels stay with triton.autotune; "
+            "call it before they are imported, or start the program with `dejavu-cache run`",
             ", ".join(late),
         )
 
@@ -133,8 +133,7 @@ def _adopt_subclass(theirs: Autotuner) -> CachedAutotuner | None:
             f"install {theirs!r}", f"{theirs!r} tunes by itself: {type(error).__name__}: {error}"
         )
         return None
-    if type(theirs.cache) is dict:
-        theirs.cache = ConfigCache(theirs.cache)
+    theirs.cache = adopted.cache = ConfigCache(theirs.cache)
     adopted.__dict__.update(
         {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
     )
@@ -152,16 +151,18 @@ def _may_adopt(theirs: Autotuner) -> bool:
     return replaced <= {"run"} and bool(current_policy().rule_for(kernel_name(theirs)).install)
 
 
-def _decorated_or_imported_before() -> Iterator[str]:
-    """Return the modules' kernels that Triton tunes, and the modules that have its decorator."""
+def _modules_with_autotuners() -> Iterator[str]:
+    """Yield the modules that have kernels that Triton tunes, or its decorator under a name."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in (*_EXCLUDED_PACKAGES, _THIS_PACKAGE):
-            continue
-        for value in list(getattr(module, "__dict__", {}).values()):
-            if value is _TRITON_AUTOTUNE:
-                yield f"module {name}"
-            while type(value) is Heuristics:
-                value = value.fn
-            if type(value) is Autotuner:
-                with suppress(Exception):  # a kernel without a name costs only the warning
-                    yield kernel_name(value)
+        values = list(getattr(module, "__dict__", {}).values())
+        if name.partition(".")[0] not in (*_EXCLUDED_PACKAGES, _THIS_PACKAGE) and any(
+            value is _TRITON_AUTOTUNE or type(_beneath_heuristics(value)) is Autotuner
+            for value in values
+        ):
+            yield name
+
+
+def _beneath_heuristics(value: Any) -> Any:
+    while type(value) is Heuristics:
+        value = value.fn
+    return value

@@ -334,8 +334,9 @@ def _example_arguments(kernel: CachedAutotuner, traced: dict[str, Any]) -> dict[
     for name, argument in traced.items():
         value = argument.meta["val"] if hasattr(argument, "meta") else argument
         if hasattr(value, "node"):  # a torch.SymInt
-            bucket: Any = kernel.buckets.get(name, Exact())
-            if kernel.prunes or (name in kernel.keys and isinstance(bucket, Exact)):
+            declaration = kernel.declaration
+            bucket: Any = declaration.options["buckets"].get(name, Exact())
+            if declaration.prunes or (name in kernel.keys and isinstance(bucket, Exact)):
                 return None
             value = value.node.hint
             if value is None and name in kernel.keys:  # it depends on data, so no record is its own

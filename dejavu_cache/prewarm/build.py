@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
-import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .. import __version__
-from ..errors import BundleError, DejavuError, PrewarmError
+from filelock import FileLock, Timeout
+
+from ..errors import PrewarmError
 from ..stores.manifest import (
     BINARIES,
     MANIFEST,
@@ -24,119 +22,23 @@ from ..stores.manifest import (
     find_differences,
     is_prewarmed,
     read_manifest,
-    verify_folder,
 )
-from ..system.notices import counted
-from ..system.safe_files import replace_file, user_folder
-from ..triton_internals.environment import triton_version
-from .compilers import (
-    BuildPlan,
-    CompileJob,
-    Compiler,
-    CompileResult,
-    OnProgress,
-    PrewarmSpec,
-    all_records,
-    compile_all,
-    own_records,
-)
-from .new_folder import new_folder
+from .compilers import CompileJob, Compiler, CompileResult, OnProgress, PrewarmSpec, compile_all
 
-__all__ = ["PrewarmResult", "ResultCache", "prewarm"]
-
-_NAMED_DIFFERENCES = 5
-"""Files that differ from an earlier manifest and that a note names."""
-
-_KEYS = "callees first"
-"""How binaries get their keys; a folder whose binaries have other keys is made again."""
+__all__ = ["PrewarmResult", "prewarm"]
 
 
 class PrewarmResult(NamedTuple):
     """The result of a prewarming.
 
     Attributes:
-        compiled: number of kernels that were compiled; 0 if nothing had changed.
+        compiled: number of kernels that were compiled; 0 if all were there already.
         notes: remarks for the user, one sentence each.
-        repaired: whether something of the earlier folder was not what its manifest says.
     """
 
     manifest: Manifest
     compiled: int
     notes: tuple[str, ...]
-    repaired: bool = False
-
-
-class ResultCache:
-    """Inputs and result of the last prewarming of a folder, kept in the user's cache folder.
-
-    A prewarming with the same inputs then returns at once.
-    """
-
-    def __init__(self, out: Path, spec: PrewarmSpec) -> None:
-        """Name the file; nothing is read yet.
-
-        Args:
-            out: the prewarmed folder.
-            spec: the options of the prewarming.
-        """
-        name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:24]
-        self._path = user_folder("prewarm") / f"{name}.json"
-        self._out = out
-        self._spec = spec
-
-    def load(self) -> PrewarmResult | None:
-        """Return the last result, or None if the inputs or any file of the folder have changed."""
-        try:
-            saved = json.loads(self._path.read_text(encoding="utf-8"))
-            manifest = read_manifest(self._out)
-            is_unchanged = (
-                saved["manifest"] == manifest.digest
-                and saved["from"] == self._inputs(saved["files"], saved["kernels"])
-                and verify_folder(self._out) == manifest
-            )
-            return PrewarmResult(manifest, 0, tuple(saved["notes"])) if is_unchanged else None
-        except (OSError, ValueError, KeyError, TypeError, DejavuError):
-            return None
-
-    def save(self, result: PrewarmResult, plan: BuildPlan) -> None:
-        """Save a result with the inputs that it depends on."""
-        kernels = [kernel.name for kernel in plan.manifest.kernels]
-        content = {
-            "manifest": result.manifest.digest,
-            "files": plan.files,
-            "kernels": kernels,
-            "notes": result.notes,
-            "from": self._inputs(plan.files, kernels),
-        }
-        with suppress(OSError):
-            replace_file(self._path, json.dumps(content).encode())
-
-    def _inputs(self, files: Iterable[str], kernels: Sequence[str]) -> dict[str, Any]:
-        """Return everything that a prewarming's result depends on."""
-        records = hashlib.sha256()
-        with own_records(self._spec.store) as own:
-            store = all_records(own)
-            for kernel in kernels:
-                for record_set in store.record_sets(kernel):
-                    records.update(record_set.model_dump_json().encode())
-                for tree, _ in store.trees(kernel):
-                    records.update(tree.text.encode())
-        stamps = {}
-        for file in files:
-            stat = Path(file).stat()
-            stamps[file] = [stat.st_mtime_ns, stat.st_size]
-        return {
-            "keys": _KEYS,
-            "spec": self._spec.model_dump(mode="json"),
-            "records": records.hexdigest(),
-            "files": stamps,
-            "triton": [triton_version(), sysconfig.get_config_var("EXT_SUFFIX"), __version__],
-            "variables": {
-                name: value
-                for name, value in sorted(os.environ.items())
-                if name.startswith("TRITON_")
-            },
-        }
 
 
 def prewarm(
@@ -149,125 +51,112 @@ def prewarm(
     """Build a prewarmed folder without a GPU.
 
     Args:
-        spec: what is prewarmed, for which devices, and how.
-        out: the folder. Binaries of an earlier prewarming that are still valid, and what its
-            manifest says, are kept.
+        spec: what is prewarmed, and for which devices.
+        out: the folder. Binaries of an earlier prewarming that are still needed are kept.
         processes: number of processes that compile at once; None is one per CPU.
         on_progress: told how many binaries there are, and when one is done.
 
     Raises:
-        PrewarmError: the folder cannot be built; an earlier one is as it was.
-        BundleError: it cannot be written there; an earlier one is as it was.
+        PrewarmError: the folder cannot be built or written; an earlier one is as it was.
     """
-    cache = ResultCache(out, spec)
-    cached = cache.load()
-    if cached is not None:
-        return cached
-    with new_folder(out, replaces=True) as work:
-        (work / BINARIES).mkdir()
-        repairs = _link_earlier_binaries(out, work)
-        in_work = spec.model_copy(update={"folder": str(work)})
-        result, plan = _fill(work, in_work, processes, on_progress)
-    cache.save(result, plan)
-    return result._replace(notes=(*repairs, *result.notes), repaired=bool(repairs))
+    with _new_folder(out) as work:
+        notes = _copy_earlier_binaries(out, work)
+        spec = spec.model_copy(update={"folder": str(work)})
+        with closing(Compiler(spec)) as first:
+            plan = first.plan()
+            results = compile_all(
+                spec, first, plan.jobs, plan.fallbacks, processes or _cpu_count(), on_progress
+            )
+        notes += [
+            f"{job} could not be compiled and is left out: {result.error}"
+            for job, result in results.items()
+            if result.error
+        ]
+        notes += dict.fromkeys(result.note for result in results.values() if result.note)
+        _remove_unneeded(work, {key for result in results.values() for key in result.keys})
+        manifest = _complete_manifest(plan.manifest, results, work)
+        (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
+        for path in (work, *work.rglob("*")):  # another user may run the program
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    compiled = _count_binaries(result for result in results.values() if result.is_fresh)
+    return PrewarmResult(manifest, compiled, (*plan.notes, *notes))
 
 
-def _fill(
-    work: Path, spec: PrewarmSpec, processes: int | None, on_progress: OnProgress
-) -> tuple[PrewarmResult, BuildPlan]:
-    """Put everything that belongs there into the working folder."""
-    with closing(Compiler(spec)) as first:
-        plan = first.plan()
-        cpus = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        results = compile_all(spec, first, plan.jobs, processes or cpus, on_progress)
-    notes = _check_results(results)
-    _remove_unneeded(work, {key for result in results.values() for key in result.keys})
-    manifest = _complete_manifest(plan.manifest, results, work)
-    (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
-    _make_readable(work)
-    compiled = _count_binaries(result for result in results.values() if result.fresh)
-    return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
+def _cpu_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _link_earlier_binaries(out: Path, work: Path) -> list[str]:
-    """Link an earlier prewarming's binaries, which Triton then finds by their keys.
-
-    Linked is only what the earlier manifest describes: the new one will vouch for it. Of a key with
-    anything else in its folder, nothing is, so that Triton compiles and writes all of its files.
-
-    Returns:
-        A note, if something is not what the manifest says.
-    """
-    if not is_prewarmed(out):
-        return []
-    try:
-        manifest = read_manifest(out)
-    except BundleError as error:
-        return [f"no earlier binary is kept, and all are compiled again: {error}"]
-    differences = dict(find_differences(out, manifest))
-    spoiled = {_binary_key(inside) for inside in differences}
-    if not {MANIFEST, BINARIES} & differences.keys():
-        for inside in manifest.files:
-            key = _binary_key(inside)
-            if key and key not in spoiled and inside != f"{BINARIES}/{key}":
-                (work / inside).parent.mkdir(parents=True, exist_ok=True)
-                _link(out / inside, work / inside)
-    return _note_differences(out, differences)
-
-
-def _binary_key(inside: str) -> str:
-    """Return the key of a path among the binaries; an empty string for other paths."""
-    folder, _, rest = inside.partition("/")
-    return rest.partition("/")[0] if folder == BINARIES else ""
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
-
-
-def _note_differences(out: Path, differences: Mapping[str, str]) -> list[str]:
-    if not differences:
-        return []
-    shown = [
-        f"{inside} {problem.partition(':')[0]}"
-        for inside, problem in list(differences.items())[:_NAMED_DIFFERENCES]
-    ]
-    if len(differences) > len(shown):
-        shown.append(f"and {len(differences) - len(shown)} more")
-    return [
-        f"{out} was changed since it was made ({', '.join(shown)}): what differs is made again, "
-        "and what does not belong there is left out"
-    ]
-
-
-def _check_results(results: Mapping[CompileJob, CompileResult]) -> list[str]:
-    """Return the results' notes, and one on each default that could not be compiled.
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Make a working folder, which takes the place of `out` at the end, unless an error is raised.
 
     Raises:
-        PrewarmError: a winner could not be compiled, or an error was fatal.
+        PrewarmError: something else is there already, it cannot be written, or another process
+            makes it.
     """
-    failed = {job: result for job, result in results.items() if result.error}
-    fatal = [
-        f"{job}: {result.error}" for job, result in failed.items() if job.needed or result.fatal
-    ]
-    if fatal:
+    out = Path(os.path.realpath(out))  # what a link names is replaced, and not the link
+    work, old, lock = (out.with_name(f".{out.name}.{kind}") for kind in ("making", "old", "lock"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0):
+            try:
+                _restore(out, old)  # where a killed process has left it
+                _check_place(out)
+                for folder in (work, old):
+                    shutil.rmtree(folder, ignore_errors=True)
+                work.mkdir()  # fails where somebody put a link
+                yield work
+                if out.exists():
+                    out.rename(old)
+                work.rename(out)
+            finally:
+                _restore(out, old)
+                for folder in (work, old):
+                    shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    lock.unlink()
+    except Timeout:
+        raise PrewarmError(f"another process is making {out}: wait for it") from None
+    except OSError as error:
         raise PrewarmError(
-            f"{counted(len(fatal), 'binary', 'binaries')} could not be made, and nothing was "
-            "written:\n  " + "\n  ".join(fatal)
-        )
-    notes = [
-        f"{job} could not be compiled and is left out: {result.error}"
-        for job, result in failed.items()
-    ]
-    notes.extend(note for result in results.values() for note in result.notes)
-    return list(dict.fromkeys(notes))
+            f"{out} cannot be written: {error.strerror or error}; "
+            "nothing was left there but what was there before"
+        ) from error
+
+
+def _restore(out: Path, old: Path) -> None:
+    if old.exists() and not out.exists():
+        old.rename(out)
+
+
+def _check_place(out: Path) -> None:
+    if out.exists() and not is_prewarmed(out) and any(out.iterdir()):
+        raise PrewarmError(f"{out} is there already, and is no prewarmed folder")
+    if out.is_mount():
+        raise PrewarmError(f"{out} is a mount point, which cannot be replaced: name a folder in it")
+
+
+def _copy_earlier_binaries(out: Path, work: Path) -> list[str]:
+    """Copy an earlier prewarming's binaries, which Triton then finds by their keys.
+
+    The new manifest will vouch for them, so nothing is kept of a folder that is not as its own
+    manifest says.
+
+    Returns:
+        A note, if nothing is kept.
+    """
+    if not is_prewarmed(out):
+        (work / BINARIES).mkdir()
+        return []
+    try:
+        problem = next(find_differences(out, read_manifest(out)), None)
+    except PrewarmError as error:
+        problem = str(error)
+    if problem is None:
+        shutil.copytree(out / BINARIES, work / BINARIES)
+        return []
+    (work / BINARIES).mkdir()
+    return [f"{out} was changed since it was made, so all is compiled again: {problem}"]
 
 
 def _remove_unneeded(work: Path, wanted: set[str]) -> None:
@@ -292,15 +181,5 @@ def _complete_manifest(
     for kernel in planned.kernels:
         own = (result for job, result in results.items() if job.kernel == kernel.name)
         kernels.append(kernel.model_copy(update={"binaries": _count_binaries(own)}))
-    files = {inside: describe_file(path) for inside, path in files_of(work)}
-    return planned.model_copy(update={"kernels": tuple(kernels), "files": files})
-
-
-def _make_readable(folder: Path) -> None:
-    """Make a folder readable for all users, since another one may run the program."""
-    for root, _, names in os.walk(folder):
-        Path(root).chmod(0o755)
-        for name in names:
-            path = Path(root, name)
-            if path.stat().st_mode & 0o777 != 0o644:
-                path.chmod(0o644)
+    files = {inside: describe_file(path) for inside, path in files_of(work).items()}
+    return Manifest.model_validate({**planned.model_dump(), "kernels": kernels, "files": files})

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import DejavuError, PrewarmError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
-from ..settings import current_settings
-from ..stores import Store, TieredStore, open_store, shipped_stores, tiers_of, wait_longer
 from ..stores.manifest import Manifest
 from ..system.fork_lock import ForkLock
 from ..system.worker_pool import Attempt, WorkerPool
 from ..system.worker_process import Worker, WorkerLostError
 
 __all__ = [
-    "AllowedDifferences",
     "BuildPlan",
     "CompileJob",
     "CompileResult",
@@ -25,9 +23,7 @@ __all__ = [
     "OnProgress",
     "PrewarmRequest",
     "PrewarmSpec",
-    "all_records",
     "compile_all",
-    "own_records",
 ]
 
 OnProgress = Callable[[int, int, str], None]
@@ -45,18 +41,6 @@ JOBS_PER_PROCESS = 4
 """Jobs for which another process is worth the seconds that it needs to import the kernels."""
 
 
-class AllowedDifferences(FrozenModel):
-    """Differences between the tuning machines and the builder that the user accepts.
-
-    Attributes:
-        triton: another version of Triton: its records are copied, and nothing is compiled for them.
-        wheel: another build of the same version: its launches are compiled with the builder's.
-    """
-
-    triton: bool = False
-    wheel: bool = False
-
-
 class PrewarmSpec(FrozenModel):
     """The user's options for a prewarming.
 
@@ -64,34 +48,22 @@ class PrewarmSpec(FrozenModel):
         modules: names of the kernels' modules; a package stands for all modules in it.
         store: URL of the store with the records.
         devices: names of devices, as records have them.
-        allowed: differences from the tuning machines that are accepted.
-        fallbacks: whether to compile the configs that stand in for winners (defaults, and the
-            choices of decision trees) too.
-        host_modules: whether to build the modules that Triton would run a C compiler for.
         folder: the folder to write to, as `stores.manifest` describes it.
     """
 
     modules: tuple[str, ...]
     store: str
     devices: tuple[str, ...]
-    allowed: AllowedDifferences = AllowedDifferences()
-    fallbacks: bool = True
-    host_modules: bool = True
     folder: str = ""
 
 
 class CompileJob(FrozenModel):
-    """One binary to compile.
-
-    Attributes:
-        needed: whether it is a winner's. A default that does not compile only deserves a note.
-    """
+    """One binary to compile."""
 
     kernel: str
     arch: str
     launch: RecordedLaunch
     config: Config | None = None
-    needed: bool = True
 
     def __str__(self) -> str:
         """Return the kernel, the architecture and the config for a message."""
@@ -108,17 +80,17 @@ class BuildPlan(FrozenModel):
     """What is to be compiled, and what else a prewarmed folder says and holds.
 
     Attributes:
-        jobs: the binaries to compile.
+        jobs: the binaries of winners.
+        fallbacks: those of configs that stand in for winners; one that does not compile is left
+            out.
         manifest: the folder's manifest, without its files and the numbers of binaries.
         notes: remarks for the user, one sentence each.
-        files: the kernels' Python files as they were imported: modification time in nanoseconds and
-            size in bytes.
     """
 
     jobs: tuple[CompileJob, ...]
+    fallbacks: tuple[CompileJob, ...]
     manifest: Manifest
     notes: tuple[str, ...]
-    files: dict[str, tuple[int, int]]
 
 
 class CompileResult(FrozenModel):
@@ -126,35 +98,18 @@ class CompileResult(FrozenModel):
 
     Attributes:
         error: the error; empty if there was none.
-        fatal: whether all other jobs would fail too, for instance because the disk is full.
-        notes: remarks for the user.
+        note: a remark for the user.
         binary: Triton's key of the binary. Configs that only differ in values that are not compiled
             in share one.
         keys: the folders of Triton's cache that the binary needs.
-        fresh: number of kernels that were compiled and not found in the cache.
+        is_fresh: whether it was compiled and not found in the cache.
     """
 
     error: str = ""
-    fatal: bool = False
-    notes: tuple[str, ...] = ()
+    note: str = ""
     binary: str = ""
     keys: tuple[str, ...] = ()
-    fresh: int = 0
-
-
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
-
-
-def own_records(url: str) -> Store:
-    """Open the user's store."""
-    return wait_longer(open_store(url), PATIENCE)
-
-
-def all_records(own: Store) -> Store:
-    """Return a store with the records that installed packages ship before the user's."""
-    shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(own)])
+    is_fresh: bool = False
 
 
 class Compiler:
@@ -198,11 +153,7 @@ class Compiler:
         Raises:
             PrewarmError: nothing can be compiled as asked.
         """
-        self.start()
-        try:
-            return BuildPlan.model_validate(self._worker.run(PrewarmRequest()))
-        except DejavuError as error:
-            raise PrewarmError(str(error)) from None
+        return BuildPlan.model_validate(self._ask(PrewarmRequest()))
 
     def compile(self, job: CompileJob) -> CompileResult:
         """Run a job.
@@ -215,14 +166,20 @@ class Compiler:
         """
         if self._arch not in (None, job.arch):
             self.close()
-            self.start()
         self._arch = job.arch
         try:
-            return CompileResult.model_validate(self._worker.run(PrewarmRequest(job=job)))
+            return CompileResult.model_validate(self._ask(PrewarmRequest(job=job)))
         except WorkerLostError as error:
             return CompileResult(error=f"the compiler was lost: {error}")
+
+    def _ask(self, request: PrewarmRequest) -> Any:
+        self.start()
+        try:
+            return self._worker.run(request)
+        except WorkerLostError:
+            raise
         except DejavuError as error:
-            return CompileResult(error=str(error), fatal=True)
+            raise PrewarmError(str(error)) from None
 
     def close(self) -> None:
         """End the process if one runs."""
@@ -232,37 +189,43 @@ class Compiler:
 def compile_all(
     spec: PrewarmSpec,
     first: Compiler,
-    jobs: Sequence[CompileJob],
+    needed: Sequence[CompileJob],
+    fallbacks: Sequence[CompileJob],
     processes: int,
     on_progress: OnProgress,
 ) -> dict[CompileJob, CompileResult]:
-    """Run all jobs in several processes and return their results; a fatal one stops the others.
+    """Run jobs in several processes, and return their results.
 
     Args:
         spec: the options of the prewarming.
         first: a compiler that runs already; it is closed like the others.
-        jobs: the jobs.
+        needed: jobs that must succeed.
+        fallbacks: jobs that may fail.
         processes: maximum number of processes.
         on_progress: called before the first job, and after each.
 
     Raises:
-        PrewarmError: a process cannot be started.
+        PrewarmError: a process cannot be started, or one of the needed jobs fails, which ends
+            the others.
     """
+    jobs = sorted([*needed, *fallbacks], key=lambda job: job.arch)
     results: dict[CompileJob, CompileResult] = {}
+    failures: list[str] = []
     lock = ForkLock()
 
     def attempt(compiler: Compiler, job: CompileJob) -> Attempt:
         result = compiler.compile(job)
+        if result.error and job in needed:
+            failures.append(f"{job} could not be made, and nothing was written: {result.error}")
+            pool.stop()
         with lock:
             results[job] = result
             on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
-        if result.fatal:
-            pool.stop()
         return "done"
 
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     compilers = [first, *(Compiler(spec) for _ in range(count - 1))]
-    pool = WorkerPool(compilers, sorted(jobs, key=lambda job: job.arch), attempt)
+    pool = WorkerPool(compilers, jobs, attempt)
     on_progress(0, len(jobs), "")
     try:
         pool.run()
@@ -270,6 +233,8 @@ def compile_all(
         pool.join()
         for compiler in compilers:
             compiler.close()
+    if failures:
+        raise PrewarmError(failures[0])
     if pool.errors:
         raise pool.errors[0]
     return results

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 import sys
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from ..runtime.autotuner import CachedAutotuner
 from ..triton_internals.config_names import describe
 from ..triton_internals.identity import find_jit_function, identify, kernel_name
 
-__all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values", "python_files"]
+__all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values"]
 
 
 class DiscoveredKernel(NamedTuple):
@@ -39,7 +39,7 @@ class DiscoveredKernel(NamedTuple):
     @property
     def sources(self) -> frozenset[str]:
         """Keys that the kernel's records have."""
-        return frozenset({self.source, *(tuner.source for tuner in self.autotuners)})
+        return frozenset({self.source, *(tuner.declaration.source for tuner in self.autotuners)})
 
     def configs(self, backend: str) -> dict[Config, Any]:
         """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
@@ -157,7 +157,7 @@ def default_of(
         constants: the constants that a launch was compiled with.
         declared: the declared configs.
     """
-    default = autotuner.default
+    default = autotuner.declaration.options.get("default")
     if callable(default):
         import torch
 
@@ -183,18 +183,3 @@ class _Tensor:
 
     def element_size(self) -> int:
         return int(self.dtype.itemsize)
-
-
-def python_files(names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return modification time and size of the files that the kernels' keys may depend on.
-
-    These are the files of all imported modules in the packages of the named ones.
-    """
-    tops = {name.partition(".")[0] for name in names}
-    files = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and name.partition(".")[0] in tops and Path(file).is_file():
-            stat = Path(file).stat()
-            files[file] = (stat.st_mtime_ns, stat.st_size)
-    return files

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sysconfig
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,198 +14,366 @@ import triton
 from .. import __version__
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
-from ..model.record import Record, RecordedLaunch, RecordSet
-from ..model.scenario import Config, Context, Device, Environment, Scenario
+from ..model.record import Record, RecordedLaunch
+from ..model.scenario import Config, Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
-from ..stores import FileStore, MemoryStore, Store, TieredStore, tiers_of
+from ..settings import current_settings
+from ..stores import (
+    FileStore,
+    MemoryStore,
+    Store,
+    TieredStore,
+    open_store,
+    shipped_stores,
+    tiers_of,
+    wait_longer,
+)
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
+from ..triton_internals.generated_code import generates_equal_code
 from ..triton_internals.hooks import platform_key, set_target
-from .compilers import BuildPlan, CompileJob, PrewarmSpec, all_records, own_records
-from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
-from .recorded_code import equal_records
+from ..triton_internals.identity import is_decorated_alike
+from .compilers import BuildPlan, CompileJob, PrewarmSpec
+from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of
 
-__all__ = ["Toolchain", "builder_toolchain", "plan"]
+__all__ = ["builder_environment", "plan"]
 
-
-class Toolchain(NamedTuple):
-    """What decides, besides the source and the device, which binary a compilation gives."""
-
-    triton: str
-    codegen: str
-    variables: dict[str, str]
+PATIENCE = 30.0
+"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
 
 
-def builder_toolchain(device: Device) -> Toolchain:
-    """Return the builder's toolchain for a device."""
+def builder_environment(device: Device) -> Environment:
+    """Return the environment of what is compiled here for a device.
+
+    Raises:
+        PrewarmError: nothing can be compiled for it here.
+    """
     try:
         backend = backend_hash(target_of(device))
     except Exception as error:
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
         ) from None
-    return Toolchain(triton.__version__, describe_codegen(backend), compiler_settings())
-
-
-def _is_alike(environment: Environment, here: Toolchain) -> bool:
-    """Return whether records were made with the same toolchain."""
-    return (environment.triton, environment.codegen, environment.variables) == here
-
-
-def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: Toolchain) -> None:
-    """Refuse records of another toolchain, unless that is allowed.
-
-    Raises:
-        PrewarmError: it is not allowed; the message names the remedy.
-    """
-    if spec.allowed.triton:
-        return
-    if theirs.triton != here.triton:
-        remedy = f"pip install triton=={theirs.triton}"
-    elif theirs.codegen != here.codegen:
-        remedy = f"install the build of Triton that brings {theirs.codegen}"
-    else:
-        variables = (
-            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
-            or "none of them"
-        )
-        remedy = f"set the variables that change what Triton generates as they were: {variables}"
-    raise PrewarmError(
-        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
-        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
-        "or take the records alone with --allow-other-triton"
+    return Environment(
+        device=device,
+        triton=triton.__version__,
+        codegen=describe_codegen(backend),
+        variables=compiler_settings(),
     )
 
 
-@dataclass
-class KernelJobs:
-    """The binaries that a program needs when it uses one kernel's records of one device.
+def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
+    """Copy the records that a program will use to the folder, and list the binaries to compile.
 
-    Attributes:
-        kernel: the kernel.
-        context: the context of the records.
-        records: the records.
-        extra: launches of the kernel that are recorded apart from its scenarios.
-        trees: decision trees that choose configs for scenarios without records; None if what stands
-            in for winners, these and the default, is not compiled.
-        scenarios: the number of scenarios with a config, once the jobs were listed.
-        notes: remarks for the user, once the jobs were listed.
+    Args:
+        spec: the options of the prewarming.
+        kernels: the kernels of the named modules.
+
+    Raises:
+        PrewarmError: a device has no records, or they were made by another toolchain than the
+            builder's.
     """
+    notes = [
+        f"{name} is left out: it cannot be imported here ({why})"
+        for name, why in kernels.left_out.items()
+    ]
+    with wait_longer(open_store(spec.store), PATIENCE) as own:
+        shipped = shipped_stores() if current_settings().shipped else []
+        store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
+        contexts = [
+            context
+            for kernel in kernels.by_name.values()
+            for context in _current_contexts(kernel, store, notes)
+        ]
+        devices = sorted(
+            (_device(name, contexts, spec) for name in spec.devices),
+            key=lambda device: device.name,
+        )
+        environments = [builder_environment(device) for device in devices]
+        selected = [
+            KernelRecords(kernels.by_name[context.kernel.name], context, [*store.records(context)])
+            for environment in environments
+            for context in _contexts_of(environment, contexts)
+        ]
+        trees = [
+            found.tree
+            for name in {records.kernel.name for records in selected}
+            for found in store.trees(name)
+            if found.tree.context.environment.device in devices
+        ]
+    jobs = JobList(selected, trees)
+    target = FileStore(Path(spec.folder) / RECORDS)
+    for records in selected:
+        target.put(records.context, records.records)
+    for tree in trees:
+        target.put_tree(tree)
+    targets = map(target_of, devices)
+    return BuildPlan(
+        jobs=tuple(jobs.needed),
+        fallbacks=tuple(job for job in jobs.fallbacks if job not in jobs.needed),
+        manifest=Manifest(
+            made_by=__version__,
+            triton=triton.__version__,
+            wheel=wheel(),
+            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
+            platform=sysconfig.get_platform(),
+            host_key=platform_key(),
+            devices=tuple(devices),
+            targets=tuple(sorted({f"{target.backend}:{target.arch}" for target in targets})),
+            codegen={one.device.name: one.codegen for one in environments},
+            kernels=tuple(
+                PrewarmedKernel(
+                    name=name, source=kernels.by_name[name].source, scenarios=jobs.scenarios[name]
+                )
+                for name in sorted({records.kernel.name for records in selected})
+            ),
+            files={},
+        ),
+        notes=tuple(dict.fromkeys([*notes, *jobs.notes])),
+    )
+
+
+def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredStore:
+    """Return a store that also has the records of equal code under the installed code's key."""
+    equal = MemoryStore()
+    for kernel in kernels.by_name.values():
+        every = list(store.contexts(kernel.name))
+        for context in every:
+            if context.kernel.source in kernel.sources or not _is_comparable(kernel, context):
+                continue
+            target = target_of(context.environment.device)
+            set_target(target)
+            declared = kernel.configs(target.backend)
+            installed = Kernel(name=kernel.name, source=kernel.autotuners[0].declaration.source)
+            current = Context(
+                kernel=installed, environment=context.environment, problem=context.problem
+            )
+            known = set(store.scenario_texts(current)) if current in every else set()
+            records = [
+                record.as_adopted(now())
+                for record in store.records(context)
+                if record.scenario.text not in known and _is_equal(kernel, record, declared)
+            ]
+            if records:
+                equal.put(current, records)
+    return TieredStore([*store.tiers, equal])
+
+
+def _is_comparable(kernel: DiscoveredKernel, context: Context) -> bool:
+    """Return whether a context's code can be generated here."""
+    return (
+        bool(kernel.autotuners)
+        and context.problem.method != LAUNCH_METHOD
+        and context.environment.triton == triton.__version__
+        and is_decorated_alike(context.kernel.source, kernel.source)
+    )
+
+
+def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config, Any]) -> bool:
+    winner = record.winner
+    if winner is None or not record.is_finished or winner.config not in declared:
+        return False
+    config = declared[winner.config]
+    launches = record.launches or ()
+    return generates_equal_code(kernel.function, launches, winner.config, config) is True
+
+
+def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
+    """Return the contexts of a kernel's installed code."""
+    every = list(store.contexts(kernel.name))
+    ours = [context for context in every if context.kernel.source in kernel.sources]
+    if every and not ours:
+        notes.append(
+            f"{kernel.name} is left out: its records are of other source code than is installed "
+            "here"
+        )
+    return ours
+
+
+def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device:
+    """Return the device of a name, as the kernels' records describe it.
+
+    Raises:
+        PrewarmError: there is none, or there are several.
+    """
+    devices = {context.environment.device for context in contexts}
+    named = [device for device in devices if device.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        variants = "; ".join(f"{device.units} units, {device.memory_gib} GiB" for device in named)
+        raise PrewarmError(
+            f"--device {name!r}: the records know several of that name ({variants}): "
+            "keep one kind apart"
+        )
+    if not devices:
+        raise PrewarmError(
+            f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they "
+            "are installed here: tune them first, or look with `dejavu-cache ls`"
+        )
+    recorded = ", ".join(sorted(repr(device.name) for device in devices))
+    raise PrewarmError(f"--device {name!r}: no records; there are some for {recorded}")
+
+
+def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Iterator[Context]:
+    """Yield the contexts of the builder's environment.
+
+    Raises:
+        PrewarmError: a kernel's records for the device are all of other environments.
+    """
+    on_device = [
+        context for context in contexts if context.environment.device == environment.device
+    ]
+    alike = [context for context in on_device if context.environment == environment]
+    for context in on_device:
+        if not any(other.kernel.name == context.kernel.name for other in alike):
+            theirs = context.environment
+            raise PrewarmError(
+                f"the records of {context.kernel.name} for {theirs.device.name} were made by "
+                f"{_toolchain(theirs)}, and this is {_toolchain(environment)}: install what they "
+                f"were made by (pip install triton=={theirs.triton}), and set the same variables"
+            )
+    yield from alike
+
+
+def _toolchain(environment: Environment) -> str:
+    variables = (f" {name}={value}" for name, value in environment.variables.items())
+    return f"Triton {environment.triton} with {environment.codegen}{''.join(variables)}"
+
+
+class KernelRecords(NamedTuple):
+    """A kernel's records of one context."""
 
     kernel: DiscoveredKernel
     context: Context
-    records: list[Record]
-    extra: Sequence[RecordedLaunch] = ()
-    trees: Sequence[Tree] | None = None
-    scenarios: int = 0
-    notes: list[str] = field(default_factory=list)
+    records: Sequence[Record]
 
     @property
-    def _device(self) -> Device:
-        return self.context.environment.device
+    def has_no_configs(self) -> bool:
+        """Whether these are launches of a kernel that were recorded apart from its scenarios."""
+        return self.context.problem.method == LAUNCH_METHOD
 
-    @cached_property
-    def _declared(self) -> dict[Config, Any]:
-        return self.kernel.configs(target_of(self._device).backend)
+    @property
+    def launches(self) -> Iterator[RecordedLaunch]:
+        """Launches of all records."""
+        return chain.from_iterable(record.launches or () for record in self.records)
 
-    def jobs(self) -> Iterator[CompileJob]:
-        """Yield the jobs; one may come more than once."""
-        if self.context.problem.method == LAUNCH_METHOD:
-            yield from self._jobs_without_config()
-        else:
-            yield from self._jobs_of_scenarios()
 
-    def _jobs_without_config(self) -> Iterator[CompileJob]:
-        """Yield jobs for launches without a config, whose recorded values are complete."""
-        for record in self.records:
-            for launch in distinct_launches(record.launches or ()):
-                if set(launch.signature) == set(self.kernel.function.arg_names):
-                    yield CompileJob(kernel=self.kernel.name, arch=self._device.arch, launch=launch)
+class JobList:
+    """The binaries that a program needs when it uses certain records.
 
-    def _jobs_of_scenarios(self) -> Iterator[CompileJob]:
-        without_launch = unfinished = 0
-        for record in self.records:
-            best = self._chosen_config(record)
-            if best is None:
+    Args:
+        selected: the records.
+        trees: decision trees that choose configs for scenarios without records.
+
+    Attributes:
+        needed: the jobs of winners, and of launches that have no config.
+        fallbacks: the jobs of configs that stand in for winners: defaults, and trees' choices.
+        scenarios: the number of scenarios with a config, by kernel.
+        notes: remarks for the user.
+    """
+
+    def __init__(self, selected: Sequence[KernelRecords], trees: Sequence[Tree]) -> None:
+        """List the jobs."""
+        self.needed: dict[CompileJob, None] = {}
+        self.fallbacks: dict[CompileJob, None] = {}
+        self.scenarios: Counter[str] = Counter()
+        self.notes: list[str] = []
+        self._selected, self._trees = selected, trees
+        for records in selected:
+            # Functions for defaults or pruning may ask Triton for its target.
+            set_target(target_of(records.context.environment.device))
+            if records.has_no_configs:
+                self._add_launches(records)
+            else:
+                self._add_scenarios(records)
+
+    def _add_launches(self, own: KernelRecords) -> None:
+        """Add launches without a config, of which the recorded values are complete."""
+        arch = own.context.environment.device.arch
+        for launch in _distinct(own.launches):
+            if set(launch.signature) == set(own.kernel.function.arg_names):
+                self.needed[CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)] = None
+
+    def _add_scenarios(self, own: KernelRecords) -> None:
+        name, environment = own.kernel.name, own.context.environment
+        declared = own.kernel.configs(target_of(environment.device).backend)
+        further = [
+            launch
+            for other in self._selected
+            if other.has_no_configs
+            and (other.kernel.name, other.context.environment) == (name, environment)
+            for launch in other.launches
+        ]
+        trees = [
+            tree
+            for tree in self._trees
+            if tree.context.kernel.name == name
+            and tree.context.environment.device == environment.device
+        ]
+        unlaunched = unfinished = 0
+        for record in own.records:
+            first = next(iter(record.launches or ()), None)
+            default = _default(own.kernel, declared, record.scenario, first)
+            pinned = record.pinned if record.pinned in declared else None
+            chosen = pinned or winner(record, declared, default)
+            if chosen is None:
                 continue
-            self.scenarios += 1
+            self.scenarios[name] += 1
             unfinished += record.is_unfinished
-            extra = [launch for launch in self.extra if _suits(launch, record.scenario)]
-            launches = distinct_launches([*(record.launches or ()), *extra])
-            without_launch += not launches
+            suiting = [launch for launch in further if _suits(launch, record.scenario)]
+            launches = _distinct([*(record.launches or ()), *suiting])
+            unlaunched += not launches
+            ranked = [tree.rank(record.scenario.values) for tree in trees]
+            choices = [next(filter(declared.__contains__, ranking), None) for ranking in ranked]
             for launch in launches:
-                yield from self._jobs_of_launch(launch, best, record)
+                job = CompileJob(kernel=name, arch=environment.device.arch, launch=launch)
+                default = _default(own.kernel, declared, record.scenario, launch)
+                for config in filter(None, (chosen, default, *choices)):
+                    if launch.bound in (None, config):
+                        kind = self.needed if config == chosen else self.fallbacks
+                        kind[job.model_copy(update={"config": config})] = None
         if unfinished:
             self.notes.append(
-                f"{self.kernel.name}: "
-                f"{counted(unfinished, 'scenario has', 'scenarios have')} timings but no winner "
-                "whose results were compared: launches take a fallback there; finish the tunes by "
-                "`dejavu-cache sweep`"
+                f"{name}: {counted(unfinished, 'scenario has', 'scenarios have')} timings but no "
+                "winner whose results were compared: launches take a fallback there; finish the "
+                "tunes by `dejavu-cache sweep`"
             )
-        if without_launch:
+        if unlaunched:
             self.notes.append(
-                f"{self.kernel.name}: "
-                f"{counted(without_launch, 'scenario has', 'scenarios have')} a winner but nobody "
-                "noted how it is launched, so they will be compiled at first use: launch them once "
-                "where they may be tuned"
+                f"{name}: {counted(unlaunched, 'scenario has', 'scenarios have')} a winner but "
+                "nobody noted how it is launched, so they will be compiled at first use: launch "
+                "them once where they may be tuned"
             )
 
-    def _chosen_config(self, record: Record) -> Config | None:
-        """Return the config that a launch runs: the pinned one if it is declared, or the winner."""
-        if record.pinned is not None and record.pinned in self._declared:
-            return record.pinned
-        default = self._default(record, (record.launches or (None,))[0])
-        return winner(record, self._declared, default)
 
-    def _jobs_of_launch(
-        self, launch: RecordedLaunch, best: Config, record: Record
-    ) -> Iterator[CompileJob]:
-        configs = {best: True}
-        for config in self._fallbacks(record, launch):
-            configs.setdefault(config, False)
-        for config, needed in configs.items():
-            if launch.bound in (None, config):
-                yield CompileJob(
-                    kernel=self.kernel.name,
-                    arch=self._device.arch,
-                    launch=launch,
-                    config=config,
-                    needed=needed,
-                )
-
-    def _fallbacks(self, record: Record, launch: RecordedLaunch) -> Iterator[Config]:
-        """Yield the configs that may replace the winner: the default, and the choices of trees."""
-        if self.trees is None:
-            return
-        default = self._default(record, launch)
+def _default(
+    kernel: DiscoveredKernel,
+    declared: Mapping[Config, Any],
+    scenario: Scenario,
+    launch: RecordedLaunch | None,
+) -> Config | None:
+    """Return the default config of a scenario, as far as it can be told from a recorded launch."""
+    constants = {
+        name: value
+        for name, value in (launch.constants if launch else {}).items()
+        if not (isinstance(value, str) and value.startswith("json:"))
+    }
+    for autotuner in kernel.autotuners:
+        default = default_of(autotuner, scenario, constants, declared.values())
         if default is not None:
-            yield default
-        for tree in self.trees:
-            ranked = tree.rank(record.scenario.values)
-            yield from [config for config in ranked if config in self._declared][:1]
-
-    def _default(self, record: Record, launch: RecordedLaunch | None) -> Config | None:
-        constants = launch.constants if launch else {}
-        plain = {name: value for name, value in constants.items() if not _is_json(value)}
-        for autotuner in self.kernel.autotuners:
-            default = default_of(autotuner, record.scenario, plain, self._declared.values())
-            if default is not None:
-                return describe(default)
-        return None
+            return describe(default)
+    return None
 
 
-def distinct_launches(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that compile alike, preferring those by the builder's own build of Triton."""
-    distinct: dict[str, RecordedLaunch] = {}
-    for launch in launches:
-        same = launch.model_dump_json(exclude={"wheel", "config", "code"})
-        if launch.wheel == wheel() or same not in distinct:
-            distinct[same] = launch
-    return list(distinct.values())
+def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
+    """Drop launches that compile alike."""
+    noted = {"wheel", "config", "code"}
+    return list({launch.model_dump_json(exclude=noted): launch for launch in launches}.values())
 
 
 _TYPES = {
@@ -219,7 +386,7 @@ _TYPES = {
     "int32": "i32",
     "int64": "i64",
     "uint8": "u8",
-    "bool": "i1",
+    "bool": "u1",
 }
 """Triton's names of PyTorch's dtypes."""
 
@@ -235,227 +402,3 @@ def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
         for name, value in scenario.args.items()
         if launch.signature.get(name) == "constexpr" and name in launch.constants
     )
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("json:")
-
-
-def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
-    """Copy the records that a program will use to the folder, and list the binaries to compile.
-
-    Args:
-        spec: the options of the prewarming.
-        kernels: the kernels of the named modules.
-
-    Raises:
-        PrewarmError: a device has no records, or they were made by another toolchain than the
-            builder's and the user did not allow that.
-    """
-    notes = [
-        f"{name} is left out: it cannot be imported here ({why})"
-        for name, why in kernels.left_out.items()
-    ]
-    with own_records(spec.store) as own:
-        store = all_records(own)
-        adopted = [
-            new for kernel in kernels.by_name.values() for new in equal_records(kernel, store)
-        ]
-        store = TieredStore([*tiers_of(store), _memory_of(adopted)]) if adopted else store
-        contexts = {
-            name: _current_contexts(kernel, store, notes)
-            for name, kernel in kernels.by_name.items()
-        }
-        devices = [_device(name, contexts, spec) for name in spec.devices]
-        selected = [
-            selection
-            for device in devices
-            for selection in _select_records(spec, kernels, contexts, device, store)
-        ]
-        _refuse_wheels(spec, selected, own)
-        jobs, scenarios = _compile_jobs(spec, selected, store, notes)
-        _copy_records(selected, devices, store, FileStore(Path(spec.folder) / RECORDS))
-    targets = {target_of(device) for device in devices}
-    return BuildPlan(
-        jobs=jobs,
-        manifest=Manifest(
-            made_by=__version__,
-            triton=triton.__version__,
-            wheel=wheel(),
-            abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
-            platform=sysconfig.get_platform(),
-            host_key=platform_key(),
-            devices=tuple(sorted(devices, key=lambda device: device.name)),
-            targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
-            codegen={device.name: builder_toolchain(device).codegen for device in devices},
-            kernels=tuple(
-                PrewarmedKernel(
-                    name=name, source=kernels.by_name[name].source, scenarios=scenarios[name]
-                )
-                for name in sorted({selection.kernel.name for selection in selected})
-            ),
-            files={},
-        ),
-        notes=tuple(dict.fromkeys(notes)),
-        files=python_files([*spec.modules, *kernels.by_name]),
-    )
-
-
-def _copy_records(
-    selected: Sequence[KernelJobs], devices: Collection[Device], source: Store, target: FileStore
-) -> None:
-    for selection in selected:
-        target.put(selection.context, selection.records)
-    for kernel in {selection.kernel.name for selection in selected}:
-        for tree, _ in source.trees(kernel):
-            if tree.context.environment.device in devices:
-                target.put_tree(tree)
-
-
-def _memory_of(sets: Iterable[RecordSet]) -> MemoryStore:
-    """Return a store of record sets."""
-    store = MemoryStore()
-    for records in sets:
-        store.put(records.context, records.records)
-    return store
-
-
-def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
-    """Return the contexts of a kernel's present source code."""
-    every = list(store.contexts(kernel.name))
-    ours = [context for context in every if context.kernel.source in kernel.sources]
-    if every and not ours:
-        notes.append(
-            f"{kernel.name} is left out: its records are of other source code than is installed "
-            "here"
-        )
-    return ours
-
-
-def _select_records(
-    spec: PrewarmSpec,
-    kernels: DiscoveredKernels,
-    contexts: Mapping[str, list[Context]],
-    device: Device,
-    store: Store,
-) -> Iterator[KernelJobs]:
-    """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
-    here = builder_toolchain(device)
-    for name, kernel in kernels.by_name.items():
-        ours = [context for context in contexts[name] if context.environment.device == device]
-        alike = [context for context in ours if _is_alike(context.environment, here)]
-        if ours and not alike:
-            _refuse_toolchain(spec, ours[0].environment, here)
-        for context in alike or ours:
-            yield KernelJobs(kernel, context, list(store.records(context)))
-
-
-def _compile_jobs(
-    spec: PrewarmSpec, selected: list[KernelJobs], store: Store, notes: list[str]
-) -> tuple[tuple[CompileJob, ...], Counter[str]]:
-    """Return the binaries to compile, each once, and the number of scenarios by kernel."""
-    jobs: dict[str, CompileJob] = {}
-    scenarios: Counter[str] = Counter()
-    for wanted in selected:
-        name, environment = wanted.kernel.name, wanted.context.environment
-        if not _is_alike(environment, builder_toolchain(environment.device)):
-            notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
-            continue
-        # Functions for defaults or pruning may ask Triton for its target.
-        set_target(target_of(environment.device))
-        wanted.extra = [
-            launch
-            for other in selected
-            if other.context.problem.method == LAUNCH_METHOD
-            and (other.kernel.name, other.context.environment) == (name, environment)
-            for record in other.records
-            for launch in record.launches or ()
-        ]
-        if spec.fallbacks:
-            trees = (tree for tree, _ in store.trees(name))
-            wanted.trees = [
-                tree for tree in trees if tree.context.environment.device == environment.device
-            ]
-        for job in wanted.jobs():
-            without_need = job.model_dump_json(exclude={"needed"})
-            if job.needed or without_need not in jobs:
-                jobs[without_need] = job
-        scenarios[name] += wanted.scenarios
-        notes.extend(wanted.notes)
-    return tuple(jobs.values()), scenarios
-
-
-def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:
-    """Return the device of a name, as the kernels' records describe it.
-
-    Raises:
-        PrewarmError: there is none.
-    """
-    counts = Counter(context.environment.device for group in contexts.values() for context in group)
-    named = [device for device, _ in _most_common(counts) if device.name == name]
-    if len(named) > 1:
-        variants = "; ".join(f"{device.units} units, {device.memory_gib} GiB" for device in named)
-        raise PrewarmError(
-            f"--device {name!r}: the records know several of that name ({variants}): "
-            "keep one kind apart"
-        )
-    if named:
-        return named[0]
-    if not counts:
-        raise PrewarmError(
-            f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they "
-            "are installed here: tune them first, or look with `dejavu-cache ls`"
-        )
-    recorded = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in counts}))
-    near = [
-        device.name
-        for device in counts
-        if device.name.split()[:2] == name.split()[:2] or _same_family(name, device)
-    ]
-    hint = (
-        f"; the nearest of its family is {near[0]!r}, whose timings are not its own" if near else ""
-    )
-    raise PrewarmError(f"--device {name!r}: no records; there are some for {recorded}{hint}")
-
-
-def _most_common(counts: Counter[Device]) -> list[tuple[Device, int]]:
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0].model_dump_json()))
-
-
-_FAMILIES = (
-    {"A100", "A800", "A30"},
-    {"H100", "H200", "H20", "H800", "GH200"},
-    {"B100", "B200", "GB200"},
-    {"B300", "GB300"},
-    {"MI300X", "MI300A", "MI325X", "MI308X"},
-    {"L4", "L40", "L40S"},
-)
-"""Groups of device models that one compiled kernel runs on."""
-
-
-def _same_family(name: str, device: Device) -> bool:
-    wanted, there = (
-        {*text.replace("-", " ").replace("_", " ").split()} for text in (name, device.name)
-    )
-    return any(wanted & family and there & family for family in _FAMILIES)
-
-
-def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelJobs], own: Store) -> None:
-    """Raise `PrewarmError` if launches were only recorded with another build of Triton."""
-    others = {
-        launch.wheel
-        for selection in selected
-        if _is_alike(
-            selection.context.environment, builder_toolchain(selection.context.environment.device)
-        )
-        for record in own.records(selection.context)
-        for launch in distinct_launches(record.launches or ())
-        if launch.wheel != wheel()
-    }
-    if others and not spec.allowed.wheel:
-        raise PrewarmError(
-            f"the records were made by another build of Triton than is installed here "
-            f"({', '.join(sorted(others))}, and this is {wheel()}), so its binaries would not be "
-            "found where they were tuned: build with that Python and wheel, or compile for "
-            "programs that run on this one with --allow-other-wheel"
-        )

@@ -5,7 +5,6 @@ It sees no GPU and uses no driver. The parent replaces it if the compiler takes 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -17,13 +16,13 @@ from filelock import FileLock
 from ..errors import PrewarmError
 from ..stores.manifest import BINARIES
 from ..system.worker_process import ParentConnection, serve
-from ..triton_internals.cache_managers import relocatable_cache
 from ..triton_internals.compilation import recreate_compilation, target_of_arch
 from ..triton_internals.hooks import (
     build_driver_module,
     build_host_modules_with,
     build_launcher,
     hash_callees_first,
+    relocatable_cache,
     set_cache_manager,
     set_target,
     store_binaries_in,
@@ -33,9 +32,6 @@ from .kernel_discovery import DiscoveredKernels, launch_values
 from .plan import plan
 
 __all__ = ["CompileWorker", "main"]
-
-FATAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
-"""Errors of the file system that every other job would meet too."""
 
 
 class CompileWorker:
@@ -60,7 +56,10 @@ class CompileWorker:
         store_binaries_in(str(folder / BINARIES))
         self._cache = relocatable_cache()
         set_cache_manager(self._cache)
-        self._host = HostModuleBuilder(folder / "tools") if spec.host_modules else None
+        self._tools = folder / "tools"
+        _make_tools(self._tools)
+        os.environ["CC"] = str(self._tools / "cc")
+        build_host_modules_with(str(self._tools))
 
     def run(self, request: PrewarmRequest) -> BuildPlan | CompileResult:
         """Plan the prewarming, or run a job; errors of a job are part of its result."""
@@ -68,9 +67,6 @@ class CompileWorker:
             return plan(self._spec, self._kernels)
         try:
             return self._compile(request.job)
-        except OSError as error:
-            message = f"{type(error).__name__}: {error}"
-            return CompileResult(error=message, fatal=error.errno in FATAL_ERRORS)
         except Exception as error:  # compilers raise errors of many kinds
             return CompileResult(error=f"{type(error).__name__}: {error}"[:2000])
 
@@ -89,56 +85,25 @@ class CompileWorker:
         compiled = triton.compile(compilation.source, target=target, options=compilation.options)
         if compiled.hash != compilation.key:
             raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {compilation.key}")
-        fresh = sum(self._cache.touched.values())  # without the modules that are built next
-        note = self._host.build(compiled, target) if self._host else ""
+        is_fresh = any(self._cache.touched.values())  # without the modules that are built next
+        note = self._build_host_modules(compiled, target)
         return CompileResult(
-            binary=compiled.hash,
-            keys=tuple(self._cache.touched),
-            fresh=fresh,
-            notes=(note,) if note else (),
+            binary=compiled.hash, keys=tuple(self._cache.touched), is_fresh=is_fresh, note=note
         )
 
-
-class HostModuleBuilder:
-    """Builds host modules with Triton's own drivers, without loading them.
-
-    Args:
-        tools: folder for what Triton then builds them with.
-
-    Raises:
-        PrewarmError: there is no C compiler, or it does not work.
-    """
-
-    def __init__(self, tools: Path) -> None:
-        """Let Triton build host modules with the stub tools from now on."""
-        if not (tools / "cc").exists():  # as in the first process, which plans
-            _make_stub_driver(tools)
-        os.environ["CC"] = str(tools / "cc")
-        self._driver_module_lock = FileLock(tools / "cuda-utils.lock")
-        build_host_modules_with(str(tools))
-
-    def build(self, compiled: Any, target: Any) -> str:
-        """Build the modules that launch one kernel.
-
-        Args:
-            compiled: Triton's compiled kernel.
-            target: Triton's target of the kernel.
+    def _build_host_modules(self, compiled: Any, target: Any) -> str:
+        """Build the modules that launch a kernel with Triton's own driver, without loading them.
 
         Returns:
             The reason why the modules are left out, or an empty string.
-
-        Raises:
-            Exception: any error of Triton or of the C compiler.
         """
-        if target.backend == "cuda":
-            with self._driver_module_lock:  # shared by all kernels: one process builds it
-                build_driver_module("cuda")
-            build_launcher("cuda", compiled)
-            return ""
         try:
-            build_driver_module("hip")
-            build_launcher("hip", compiled)
+            with FileLock(self._tools / "driver.lock"):  # shared by all kernels
+                build_driver_module(target.backend)
+            build_launcher(target.backend, compiled)
         except (AttributeError, FileNotFoundError, RuntimeError) as error:
+            if target.backend == "cuda":
+                raise
             return (
                 f"{target.arch}: the modules that launch kernels are left out, since the library "
                 f"they find the driver by is not here ({str(error)[:120]}): install torch for ROCm "
@@ -161,14 +126,11 @@ driver's, whose stub is empty.
 """
 
 
-def _make_stub_driver(folder: Path) -> None:
-    """Write an empty `libcuda.so.1` and a script `cc` that compiles reproducibly to a folder.
+def _make_tools(folder: Path) -> None:
+    """Make a folder with an empty `libcuda.so.1` and a script `cc` that compiles reproducibly.
 
     Host modules are linked against the driver's library, which a builder does not have. The linker
     does not need its content, so an empty library of its name is enough.
-
-    Args:
-        folder: the folder; it is created if it does not exist.
 
     Raises:
         PrewarmError: there is no C compiler, or it does not work.
@@ -177,28 +139,23 @@ def _make_stub_driver(folder: Path) -> None:
     if compiler is None:
         raise PrewarmError(
             "there is no C compiler on the builder, and Triton needs one for the modules that "
-            "launch kernels: install gcc here (the program itself will not need it), or leave them "
-            "out with --no-host-modules"
+            "launch kernels: install gcc here; the program itself will not need it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "libcuda.so.1"
-    command = [
-        *compiler.split(),
-        "-shared",
-        "-fPIC",
-        f"-Wl,-soname,{library.name}",
-        "-x",
-        "c",
-        os.devnull,
-    ]
-    process = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
-    if process.returncode:
-        raise PrewarmError(
-            f"the C compiler {compiler} does not work: {process.stderr.strip()[-500:]}"
+    script, library = folder / "cc", folder / "libcuda.so.1"
+    with FileLock(folder / "tools.lock"):
+        if script.exists():
+            return
+        options = f"-shared -fPIC -Wl,-soname,{library.name} -x c {os.devnull} -o".split()
+        process = subprocess.run(
+            [*compiler.split(), *options, str(library)], capture_output=True, text=True
         )
-    script = folder / "cc"
-    script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
-    script.chmod(0o755)
+        if process.returncode:
+            raise PrewarmError(
+                f"the C compiler {compiler} does not work: {process.stderr.strip()[-500:]}"
+            )
+        script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
+        script.chmod(0o755)
 
 
 def main() -> None:

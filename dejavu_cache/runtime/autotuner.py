@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DejavuError, ScenarioNotTuned, drop_own_frames
-from ..model.buckets import Bucket
+from ..errors import drop_own_frames
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
 from ..stores.urls import as_tiers
-from ..system.background_threads import is_from_signal_handler
-from ..system.import_hooks import after_import
-from ..system.notices import show_log, warn_once
+from ..system.notices import show_log
 from ..triton_internals.config_names import can_be_recorded
-from ..triton_internals.environment import (
-    INTERPRETER_INDEX,
-    begin_digest,
-    current_device,
-    is_interpreting,
-    toolchain_on,
-)
-from ..triton_internals.hooks import foreign_run
-from ..triton_internals.identity import identify, kernel_name
+from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
+from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
-from .declaration import (
-    Declaration,
-    Pruning,
-    benchmark_method,
-    is_timed_by_triton,
-    why_unnamed,
-)
+from .declaration import Declaration, Pruning
 from .events import report_triton_activity
 from .hot_path import HotPath
-from .launch import Launch
+from .launch import Launch, is_left_to_triton, leave_untraced
 from .launch_recorder import record_launches
-from .options import CacheOptions, DefaultConfig, check_declaration, declared_options, no_configs
+from .options import CacheOptions, declared_options, refuse_mistakes
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .resolver import Resolver
@@ -52,16 +36,13 @@ if TYPE_CHECKING:
     from triton import Config as TritonConfig
     from typing_extensions import Unpack
 
-__all__ = ["CachedAutotuner", "cached_autotune", "leave_untraced"]
-
-_DERIVED = ("_declaration", "mode", "_is_left_to_triton", "_pruning", "_hot_path", "_launch")
-"""What is derived from the attributes that a program may assign, in the order of derivation."""
+__all__ = ["CachedAutotuner", "cached_autotune"]
 
 _OWNED = ("_pruning", "_hot_path", "_launch")
-"""What holds the object itself, so that a copy needs its own."""
+"""What is derived and holds the object itself, so that a copy needs its own."""
 
-_COPIED = ("arg_names", "configs", "fn", "keys", "reset_to_zero", "restore_value", "best_config")
-"""What a deep copy has copies of."""
+_DERIVED = ("declaration", "mode", "is_left_to_triton", *_OWNED)
+"""What is derived from the attributes that a program may assign, in the order of derivation."""
 
 
 def cached_autotune(
@@ -81,9 +62,7 @@ def cached_autotune(
 ) -> Callable[[Any], CachedAutotuner]:
     """Decorate a `triton.jit` function so that each scenario is tuned once and its record reused.
 
-    The parameters up to `cache_results` are those of `triton.autotune`, in its order. An option
-    that is not given, or None, comes from the policy file, or else from the environment, as `mode`
-    from `DEJAVU_CACHE_MODE`.
+    The parameters up to `cache_results` are those of `triton.autotune`, in its order.
 
     Args:
         configs: the `triton.Config`s to choose from, as a sequence or a `config_space`.
@@ -95,71 +74,33 @@ def cached_autotune(
         restore_value: tensor arguments that are restored after each benchmarked launch.
         pre_hook: is called before each benchmarked launch: `pre_hook(arguments, reset_only)`.
         post_hook: is called after each benchmarked launch: `post_hook(arguments, exception)`.
-        warmup: deprecated by Triton, in milliseconds.
-        rep: deprecated by Triton, in milliseconds.
-        use_cuda_graph: deprecated by Triton; `method="cudagraph-warm"` does the same.
+        warmup: deprecated by Triton, and ignored: how long a config is measured is not fixed.
+        rep: as `warmup`.
+        use_cuda_graph: deprecated by Triton; stands for `method="cudagraph-warm"`.
         do_bench: a benchmark function `do_bench(kernel_call, quantiles)` that returns milliseconds,
             in place of `method`.
         cache_results: accepted and ignored: results are always kept.
-        **options: any of the following, by name.
-
-            - `buckets` (Mapping[str, Bucket | str | Mapping]): for some of the key arguments, the
-              rule that maps a value to its bucket: `Pow2(max=4096)`, `"pow2"` or
-              `{"kind": "pow2"}`.
-            - `store` (Store | str | PathLike): the store, its URL or a folder; else
-              `DEJAVU_CACHE_URL`.
-            - `mode` (Mode | str): what a launch may do on a miss: `tune`, `reuse`, `strict` or
-              `off`.
-            - `default` (triton.Config | Mapping | Callable): the declared config that a miss falls
-              back on, some of its values (`{"BLOCK": 64}` is the first config with them), or a
-              function from the arguments by name to one of these; else the first config.
-            - `max_distance` (float): the largest distance to a recorded scenario whose winner may
-              stand in, in powers of two summed over the key arguments, 0 or more.
-            - `method` (str): how configs are timed: `events-cold` (the default), `events-warm`,
-              `cudagraph-cold` or `cudagraph-warm`.
-            - `tune_seconds` (float): seconds that one tune may take, above 0; the next process
-              continues it.
-            - `tune_configs` (int): the number of measured configs at which a scenario counts as
-              tuned, 1 or more.
-            - `consensus` (str): `ranks` makes all ranks of a torch.distributed job run one rank's
-              choice; `none` does not.
-            - `check` (CheckOptions | bool): how results are compared with the default config's
-              before a config may win; False compares nothing.
-            - `prune_per` (str): within a bucket, `launch` (the default) prunes for each launch that
-              differs in what the functions read of its arguments; `scenario` prunes once.
+        **options: as `CacheOptions` has them.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.
 
     Raises:
-        SettingsError: when a kernel is decorated: it lacks `@triton.jit`, an option does not exist,
-            there are no configs, a config sets what is neither an argument nor an option of a
-            compiler, the key names what is no argument, a parameter has a value that it cannot
-            have, a bucket names no key argument or is misspelled, the default is not among the
-            configs, or `method` is given beside `do_bench`.
+        SettingsError: when a kernel is decorated with what cannot work, or would be ignored, such
+            as an option that does not exist or a misspelled field of a config.
 
     Example:
         >>> @cached_autotune(configs=[...], key=["M"], buckets={"M": Pow2()})  # doctest: +SKIP
         ... @triton.jit
         ... def kernel(x_ptr, M, N, BLOCK: tl.constexpr): ...
     """
-    parameters: dict[str, Any] = {
-        "configs": configs,
-        "key": key,
-        "reset_to_zero": reset_to_zero,
-        "restore_value": restore_value,
-        "pre_hook": pre_hook,
-        "post_hook": post_hook,
-        "prune_configs_by": prune_configs_by,
-        "warmup": warmup,
-        "rep": rep,
-        "use_cuda_graph": use_cuda_graph,
-        "do_bench": do_bench,
-    }
 
     def decorate(fn: Any) -> CachedAutotuner:
-        check_declaration(fn, parameters)
-        return CachedAutotuner(fn, fn.arg_names, **parameters, options=options)
+        refuse_mistakes(fn, configs, key, prune_configs_by)
+        return CachedAutotuner(
+            fn, fn.arg_names, configs, key, reset_to_zero, restore_value, pre_hook, post_hook,
+            prune_configs_by, use_cuda_graph=use_cuda_graph, do_bench=do_bench, options=options,
+        )  # fmt: skip
 
     return decorate
 
@@ -197,10 +138,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def __init__(
         self,
-        fn: Any,
-        arg_names: Sequence[str],
-        configs: Sequence[Any],
-        key: Sequence[str],
         *args: Any,
         options: CacheOptions | None = None,
         is_adopted: bool = False,
@@ -209,10 +146,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Decorate a kernel; `cached_autotune` describes the options.
 
         Args:
-            fn: a `triton.jit` function, or heuristics around one.
-            arg_names: the kernel's parameters.
-            configs: the configs to choose from.
-            key: the names of the key arguments.
             *args: as for Triton's `Autotuner`.
             options: what `cached_autotune` adds to Triton's.
             is_adopted: whether the kernel is left to Triton where it cannot be cached.
@@ -221,16 +154,18 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         Raises:
             SettingsError: an option does not exist or has a value that it cannot have.
         """
-        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        # Of these, Triton would make a benchmark function.
+        deprecated = {name: kwargs.pop(name, None) for name in ("warmup", "rep", "use_cuda_graph")}
+        super().__init__(*args, **kwargs)
         self.benchmarked = 0
         self.is_adopted = is_adopted
         self.nargs: dict[str, Any] | None = None
-        self._name = kernel_name(fn)
-        if not configs:  # `cached_autotune` refuses them, and Triton has a config of its own
-            warn_once(f"configs {self._name}", f"{self._name}: {no_configs(configs)}")
+        self._name = kernel_name(self.fn)
         self._options = declared_options(
-            self._name, options or {}, arg_names, self.configs, key, self._do_bench
+            self._name, options or {}, self.arg_names, self.configs, self.keys, self._do_bench
         )
+        if deprecated["use_cuda_graph"]:
+            self._options.setdefault("method", "cudagraph-warm")
         self._interpreted = is_interpreting()
         self._resolvers: dict[bool, Resolver] = {}
         self._compiled: dict[Scenario, Any] = {}
@@ -239,47 +174,35 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         record_launches(self)
         leave_untraced()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
-        super().__init_subclass__(**kwargs)
-        if "run" in vars(cls) and "__getitem__" not in vars(cls):
-            cls.__getitem__ = Autotuner.__getitem__  # type: ignore[method-assign]
-
     @property
-    def cache(self) -> Any:
+    def cache(self) -> ConfigCache:
         """The configs by Triton's key of a launch; what a program puts there decides launches."""
         return self._cache
 
     @cache.setter
-    def cache(self, cache: Any) -> None:
-        # Triton's constructor makes the first one; a later mapping is the program's, of any kind.
-        self._cache = cache if "_cache" in self.__dict__ else ConfigCache(cache)
-        if isinstance(self._cache, ConfigCache):
-            self._cache.add_user(self)
+    def cache(self, entries: Any) -> None:
+        self._cache = entries if isinstance(entries, ConfigCache) else ConfigCache(entries)
+        self._cache.users.add(self)
         self.forget_choices()
 
     def __copy__(self) -> CachedAutotuner:
         """Return an autotuner with the same cache, configs and choices, as a copy of Triton's."""
+        twin = self._copy_with(())
+        twin.nargs, twin._resolvers = self.nargs, dict(self._resolvers)
+        self._cache.users.add(twin)
+        return twin
+
+    def __deepcopy__(self, memo: object) -> CachedAutotuner:
+        """Return a copy that shares what the autotuner refers to."""
+        return copy.copy(self)
+
+    def _copy_with(self, args: Sequence[Any]) -> CachedAutotuner:
+        """Return a copy for one launch, whose arguments Triton keeps on the autotuner."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         for name in _OWNED:
             twin.__dict__.pop(name, None)
-        twin._resolvers = dict(self._resolvers)
-        if isinstance(self._cache, ConfigCache):
-            self._cache.add_user(twin)
-        return twin
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CachedAutotuner:
-        """Return an autotuner with copies of Triton's attributes and the same options."""
-        memo[id(self)] = twin = copy.copy(self)
-        twin._resolvers = {}
-        if isinstance(self._cache, ConfigCache):
-            twin.cache = self._cache.duplicate(lambda config: copy.deepcopy(config, memo))
-        else:
-            twin.cache = copy.deepcopy(self._cache, memo)
-        for name in _COPIED:
-            if hasattr(self, name):
-                setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        twin.nargs = dict(zip(self.arg_names, args, strict=False))
         return twin
 
     def forget_choices(self, derived: Sequence[str] = ()) -> None:
@@ -295,52 +218,30 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if hot_path is not None:
             hot_path.forget()  # a program may have kept its launcher
 
-    def _notice_changes_in_place(self) -> None:
-        """Derive everything anew if the list of configs or of keys has changed in place."""
-        declaration = self.__dict__.get("_declaration")
-        if declaration is not None and not declaration.is_of(self._configs, self._keys):
-            self.forget_choices(_DERIVED)
-
-    def _notice_changed_code(self) -> bool:
-        """Declare anew if Triton's key of the kernel has changed since it was last read.
-
-        Returns:
-            Whether it has, so that each launch's config is chosen anew.
-        """
-        now = identify(self.fn, (config.kwargs for config in self.configs))
-        if now == self._declaration.key:
-            return False
-        self._declare()
-        return True
-
-    def _declare(self, code: str | None = None) -> None:
-        """Take another declaration, whose code is another.
+    def declare(self, code: str | None = None) -> None:
+        """Take another declaration, as the program has changed something.
 
         Args:
             code: what Triton generates, if that is not what the kernel's key stands for.
         """
-        self._declaration = Declaration.of(self, self._name, self._options, code)
-        self.forget_choices()
+        self.forget_choices(_DERIVED)
+        if code is not None:
+            self.declaration = Declaration.of(self, self._name, self._options, code)
 
     @cached_property
-    def _declaration(self) -> Declaration:
+    def declaration(self) -> Declaration:
+        """What the decorator and the program say of the kernel."""
         return Declaration.of(self, self._name, self._options)
-
-    @property
-    def method(self) -> str:
-        """Name of the benchmark method, which is part of a record's key."""
-        return benchmark_method(self, self._options)[0]
 
     @cached_property
     def do_bench(self) -> Callable[..., Any]:
         """Benchmark function: the caller's, or else a timer of the device or interpreter."""
-        if self._interpreted and self._do_bench is None:
+        if self._do_bench is not None:
+            return self._do_bench  # type: ignore[no-any-return]
+        if self._interpreted:
             return wall_clock
-        method = self.method.removesuffix(KERNEL_ALONE)
-        if method in METHODS and not is_timed_by_triton(self):
-            return DeviceTimer(method)
-        bench: Callable[..., Any] = self._do_bench or super().do_bench
-        return bench
+        method = self.declaration.problem.method.removesuffix(KERNEL_ALONE)
+        return DeviceTimer(method) if method in METHODS else super().do_bench
 
     @cached_property
     def mode(self) -> Mode:
@@ -348,49 +249,26 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
         A kernel with configs that records must not hold is left to Triton.
         """
-        if unnamed := why_unnamed(self.arg_names):
-            warn_once(f"name {self._name}", f"{self._name}: {unnamed}")
-            return Mode.OFF
         if not can_be_recorded(self._name, self.configs, self.arg_names):
             return Mode.OFF
         return self._options.get("mode") or current_settings().mode
 
     @property
-    def buckets(self) -> Mapping[str, Bucket]:
-        """The buckets of some of the key arguments."""
-        return self._options["buckets"]
-
-    @property
-    def default(self) -> DefaultConfig | None:
-        """The config of last resort, as the decorator or the policy says; None: the first one."""
-        return self._options.get("default")
-
-    @property
-    def prunes(self) -> bool:
-        """Whether pruning may leave out a config of some launch."""
-        return self._declaration.prunes
-
-    @property
-    def source(self) -> str:
-        """Key of the kernel's code; a unique one if nothing is stored."""
-        return self._declaration.source
-
-    @property
     def context(self) -> Context:
         """Context of the kernel's records on the current device."""
-        return self._declaration.context(self._device())
+        return self.declaration.context(self.device())
 
     @property
     def home(self) -> TieredStore:
         """Store in which records are looked up and kept."""
-        return self._resolver(self._declaration.not_stored).store
+        return self.resolver(self.declaration.not_stored).store
 
     def _note_change(self, context: Context) -> None:
         """Choose anew if records of this kernel have changed; called in a background thread."""
-        if context in list(self._declaration.contexts.values()):
+        if context in list(self.declaration.contexts.values()):
             self.forget_choices()
 
-    def _resolver(self, not_stored: str | None) -> Resolver:
+    def resolver(self, not_stored: str | None) -> Resolver:
         """Return the resolver of the launches whose timings are stored, or of those whose are not.
 
         Args:
@@ -402,7 +280,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         settings = current_settings()
         show_log(settings.log)
         tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
-        if self._declaration.consensus == "none":  # else no rank changes its choice alone
+        if self.declaration.consensus == "none":  # else no rank changes its choice alone
             tiers.keep_copies_right(self._note_change)
         max_distance = self._options.get("max_distance", settings.max_distance)
         resolver = Resolver(tiers, self.mode, max_distance, compares_code=True)
@@ -411,63 +289,18 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def _pruning(self) -> Pruning | None:
         """Pruning that may differ within a bucket; None if a key's first launch answers for all."""
-        declaration = self._declaration
+        declaration = self.declaration
         per_launch = declaration.has_buckets and self._options.get("prune_per") != "scenario"
         return Pruning(self) if declaration.prunes and per_launch else None
 
-    def _device(self) -> int:
+    def device(self) -> int:
+        """Return the index of the device on which a launch would run now."""
         return INTERPRETER_INDEX if self._interpreted else current_device()
 
-    @cached_property
-    def _is_left_to_triton(self) -> bool:
-        """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
-        try:
-            if self.mode is Mode.OFF or not self._is_on_known_device():
-                return True
-            _ = self._declaration  # what is wrong with it shows here
-        except Exception as error:
-            if not self._leaves_to_triton(error):
-                raise
-            self._warn_of_triton(error)
-            return True
-        module = foreign_run() if self.is_adopted else None
-        if module is not None:
-            warn_once(
-                "foreign run",
-                f"{module} has replaced Autotuner.run: it launches the kernels, and nothing is "
-                "recorded",
-            )
-        return module is not None
-
-    def _is_on_known_device(self) -> bool:
-        """Return whether the device is one whose timings mean something elsewhere."""
-        if not self._interpreted and len(self.configs) > 1:
-            begin_digest()
-        try:
-            toolchain_on(self._device())
-        except Exception as error:
-            if is_from_signal_handler(error):
-                raise
-            warn_once("device", f"kernels are tuned by Triton alone: {error}")
-            return False
-        return True
-
-    def _leaves_to_triton(self, error: Exception) -> bool:
-        """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
-        is_asked_for = isinstance(error, ScenarioNotTuned)
-        return self.is_adopted and not (is_asked_for or is_from_signal_handler(error))
-
-    def _warn_of_triton(self, error: Exception) -> None:
-        kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
-        reason = (str(error).splitlines() or [""])[0]
-        warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {kind}{reason}")
+    is_left_to_triton = cached_property(is_left_to_triton)
 
     def __getitem__(self, grid: Any) -> Any:
-        """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
-
-        Args:
-            grid: one to three numbers of programs, or a function from the arguments to them.
-        """
+        """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`."""
         attributes = self.__dict__
         if "run" in attributes:  # a program has wrapped this kernel's launches
             return super().__getitem__(grid)
@@ -499,9 +332,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def _hot_path(self) -> HotPath | None:
         """Hot path of the launches, where it applies."""
-        if self._interpreted or self._is_left_to_triton or not is_covered(self.fn):
+        if self._interpreted or self.is_left_to_triton or not is_covered(self.fn):
             return None
-        return HotPath(self, self._declaration.scenario_key.keys, self.buckets, self._pruning)
+        keys = self.declaration.scenario_key.keys
+        return HotPath(self, keys, self._options["buckets"], self._pruning)
 
     @cached_property
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -513,19 +347,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         ).run()[0]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
-        """Return the request to the store that a launch with these arguments would make.
-
-        Args:
-            *args: the launch's positional arguments.
-            **kwargs: its keyword arguments, `grid` and `warmup` included.
-        """
-        return self._declaration.request(self._copy_with(args), self._device(), args, kwargs)
-
-    def _copy_with(self, args: Sequence[Any]) -> CachedAutotuner:
-        """Return a copy for one launch, whose arguments Triton keeps on the autotuner."""
-        twin = copy.copy(self)
-        twin.nargs = dict(zip(self.arg_names, args, strict=False))
-        return twin
+        """Return the request to the store that a launch with these arguments would make."""
+        return self.declaration.request(self._copy_with(args), self.device(), args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.
@@ -535,7 +358,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         request, resolution = Launch(self, args, kwargs).explain(is_kept=True)
         if request is None:
             return resolution
-        return self._resolver(request.not_stored).add_notes(request, resolution)
+        return self.resolver(request.not_stored).add_notes(request, resolution)
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.
@@ -544,33 +367,5 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         request, resolution = Launch(self, args, kwargs).explain(is_kept=False)
         if request is not None and not resolution.final:
-            self._resolver(request.not_stored).note_miss(request)
+            self.resolver(request.not_stored).note_miss(request)
         return resolution
-
-
-_PACKAGE = __name__.partition(".")[0]
-
-_TRACED = ("model", "runtime", "settings", "stores", "system", "triton_internals", "tuning")
-"""What a launch calls, and torch's compiler would trace; attention's own code it may trace."""
-
-
-@cache
-def leave_untraced() -> None:
-    """Have torch.compile run the code behind launches as it is, now or once it is imported.
-
-    Torch mostly takes a kernel into its graph. Where it launches one while it compiles, as one of
-    an exported program or of a compiled backward pass, it would trace what a launch calls.
-    """
-    after_import("torch._dynamo.trace_rules", _add_rules)
-
-
-def _add_rules(trace_rules: Any) -> None:
-    try:
-        for room in _TRACED:
-            trace_rules.add(f"{_PACKAGE}.{room}")
-    except Exception as error:  # private to torch, and may go or change
-        warn_once(
-            "untraced code",
-            "torch.compile may trace the code behind launches of cached kernels: "
-            f"{type(error).__name__}: {error}",
-        )

@@ -6,30 +6,29 @@ Triton's `Autotuner`, in which programs read and write.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections import Counter, UserDict
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ..model.resolution import Resolution
-from ..system.fork_lock import ForkLock
 from ..triton_internals.scenario_key import RawKey
 
 __all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache"]
 
 RETRY_AFTER = 5.0
-"""Seconds until a scenario that fell back is looked up again."""
+"""Seconds until a scenario that fell back is looked up again, at first."""
+
+LONGEST_RETRY = 60.0
+"""The most seconds until then; each time in a row takes twice as long as the one before."""
 
 MOST_IDLE = 8
 """Launches of a scenario without work in a row, each of which tries to tune; later ones wait."""
 
 MOST_CHOICES = 1 << 16
 """Launches whose config is kept; a program with ever new sizes looks the others up again."""
-
-MOST_REPORTED = 1 << 16
-"""Entries of this package in a `ConfigCache`; its keys have sizes as they are, not buckets."""
 
 
 class ChosenConfig(NamedTuple):
@@ -54,26 +53,15 @@ class ChosenConfig(NamedTuple):
         """Choose a `triton.Config` as it is now."""
         return cls(config, config.all_kwargs(), until, resolution)
 
-    @property
-    def is_final(self) -> bool:
-        """Whether a later lookup cannot find better."""
-        return self.resolution is None or self.resolution.final
-
-
-class _Kept(NamedTuple):
-    """A choice, and the revision of the records before it was made, or None if it is unknown."""
-
-    chosen: ChosenConfig
-    revision: Hashable | None
-
 
 class Choices:
     """Configs that were found for launches, by raw key; fallbacks are looked up again."""
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._kept: dict[RawKey, _Kept] = {}
-        self._idle: dict[RawKey, int] = {}
+        self._kept: dict[RawKey, ChosenConfig] = {}
+        self._waits: dict[RawKey, float] = {}
+        self._idle: Counter[RawKey] = Counter()
 
     def __len__(self) -> int:
         """Return for how many launches a config is kept."""
@@ -81,147 +69,96 @@ class Choices:
 
     def last(self, key: RawKey) -> ChosenConfig | None:
         """Return what the last lookup for a launch found, or None."""
-        kept = self._kept.get(key)
-        return None if kept is None else kept.chosen
+        return self._kept.get(key)
 
     def current(self, key: RawKey) -> ChosenConfig | None:
         """Return the config of a launch that needs no lookup now, or None."""
-        kept = self._kept.get(key)
-        if kept is None or kept.chosen.until <= time.monotonic():
-            return None
-        return kept.chosen
+        chosen = self._kept.get(key)
+        return None if chosen is None or chosen.until <= time.monotonic() else chosen
 
-    def renew_fallback(self, key: RawKey, revision: Hashable | None) -> ChosenConfig | None:
-        """Return a fallback, for another while, if the records are as they were when it was found.
-
-        Args:
-            key: the launch's raw key.
-            revision: the present revision of the records, or None if it is unknown.
-        """
-        kept = self._kept.get(key)
-        if kept is None or revision is None or revision != kept.revision or kept.chosen.is_final:
-            return None
-        renewed = kept.chosen._replace(until=time.monotonic() + RETRY_AFTER)
-        self._kept[key] = _Kept(renewed, revision)
-        return renewed
-
-    def add(self, key: RawKey, resolution: Resolution, revision: Hashable | None) -> ChosenConfig:
+    def add(self, key: RawKey, resolution: Resolution) -> ChosenConfig:
         """Keep what a lookup found for a launch.
 
         Args:
             key: the launch's raw key.
             resolution: what was found.
-            revision: the revision of the records before the lookup, or None if it is unknown.
         """
         if len(self._kept) >= MOST_CHOICES:
-            self._kept.clear()
-            self._idle.clear()
-        if resolution.is_idle and self._is_news(key):
-            return ChosenConfig.of(resolution.config, 0.0, resolution)
-        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
-        chosen = ChosenConfig.of(resolution.config, until, resolution)
-        self._kept[key] = _Kept(chosen, revision)
+            for kept in (self._kept, self._waits, self._idle):
+                kept.clear()
+        if resolution.is_idle:
+            self._idle[key] += 1
+            if self._idle[key] % MOST_IDLE:
+                return ChosenConfig.of(resolution.config, 0.0, resolution)
+        until = math.inf
+        if not resolution.final:
+            wait = min(2 * self._waits[key], LONGEST_RETRY) if key in self._waits else RETRY_AFTER
+            self._waits[key] = wait
+            until = time.monotonic() + wait
+        self._kept[key] = chosen = ChosenConfig.of(resolution.config, until, resolution)
         return chosen
-
-    def _is_news(self, key: RawKey) -> bool:
-        """Count a launch without work; return whether the next one may have some."""
-        self._idle[key] = self._idle.get(key, 0) + 1
-        return self._idle[key] % MOST_IDLE != 0
 
     def drop(self, key: RawKey) -> None:
         """Look a launch up again: its config cannot run."""
         self._kept.pop(key, None)
 
 
-def _wrap_change(name: str) -> Any:
-    method: Callable[..., Any] = getattr(dict, name)
-
-    @functools.wraps(method)
-    def change(self: ConfigCache, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self.after_change()
-
-    return change
-
-
-class ConfigCache(dict[Any, Any]):
+class ConfigCache(UserDict[Any, Any]):
     """Configs by Triton's key of a launch.
 
     Programs read the configs that an autotuner chose, and put their own there, which Triton obeys.
     So an entry decides a launch unless this package has written it to report its own choice. A
-    change by the program makes the autotuners that use the cache forget their choices. A copy is a
-    plain dictionary, all entries of which are the program's.
+    change by the program makes the autotuners that use the cache forget their choices.
 
     Args:
         entries: the program's entries.
+
+    Attributes:
+        users: the autotuners that use the cache.
     """
 
-    def __init__(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
+    def __init__(self, entries: Mapping[Any, Any] | None = None) -> None:
         """Copy the entries."""
-        super().__init__(entries)
-        self._lock = ForkLock()  # of the two dictionaries together
-        self._reported: dict[Any, Any] = {}
-        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    __setitem__ = _wrap_change("__setitem__")
-    __delitem__ = _wrap_change("__delitem__")
-    __ior__ = _wrap_change("__ior__")
-    clear = _wrap_change("clear")
-    pop = _wrap_change("pop")
-    popitem = _wrap_change("popitem")
-    setdefault = _wrap_change("setdefault")
-    update = _wrap_change("update")
+        self.data = dict(entries or {})
+        self._reported: set[Hashable] = set()
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def has_choices(self) -> bool:
         """Whether the program has put a config here."""
-        return len(self) > len(self._reported)
+        return len(self.data) > len(self._reported)
 
     def choice(self, key: Hashable) -> Any | None:
         """Return the config that the program has put here for a launch, or None."""
-        return None if key in self._reported else self.get(key)
+        return None if key in self._reported else self.data.get(key)
 
     def report(self, key: Hashable, config: Any) -> None:
         """Show the config that a launch runs, unless the program has chosen another one."""
-        with self._lock:
-            if key in self._reported or key not in self:
-                if len(self._reported) >= MOST_REPORTED:
-                    self._drop_reported()
-                self._reported[key] = config
-                super().__setitem__(key, config)
+        if key in self._reported or key not in self.data:
+            self._reported.add(key)
+            self.data[key] = config
 
-    def _drop_reported(self) -> None:
-        """Leave only the program's entries, also if a signal handler launches or raises here."""
-        while self._reported:
-            key, config = self._reported.popitem()
-            if self.get(key) is config:  # a thread may have just replaced it by the program's
-                super().pop(key, None)
+    def __setitem__(self, key: Hashable, config: Any) -> None:
+        """Have the launches of a key run a config."""
+        self.data[key] = config
+        self._forget(key)
 
-    def add_user(self, user: Any) -> None:
-        """Tell an autotuner about changes by the program, for as long as it lives."""
-        self._users.add(user)
+    def __delitem__(self, key: Hashable) -> None:
+        """Have the launches of a key choose anew."""
+        del self.data[key]
+        self._forget(key)
 
-    def after_change(self) -> None:
-        """Count replaced entries as the program's, and make the users choose anew."""
-        with self._lock:
-            self._reported = {
-                key: config for key, config in self._reported.items() if self.get(key) is config
-            }
-        for user in list(self._users):
+    def _forget(self, key: Hashable) -> None:
+        self._reported.discard(key)
+        for user in list(self.users):
             user.forget_choices()
 
-    def duplicate(self, copy_config: Callable[[Any], Any]) -> ConfigCache:
-        """Return a cache of the same entries, with copies of the configs."""
-        twin = ConfigCache({key: copy_config(config) for key, config in self.items()})
-        twin._reported = {key: twin[key] for key in self._reported}
-        return twin
+    def copy(self) -> dict[Any, Any]:  # type: ignore[override]
+        """Return a plain dictionary, all entries of which are the program's."""
+        return dict(self.data)
+
+    __copy__ = copy  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as a plain dictionary."""
-        return dict, (dict(self),)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Copy and pickle as a plain dictionary."""
-        return self.__reduce__()
+        """Pickle as a plain dictionary."""
+        return dict, (self.data,)

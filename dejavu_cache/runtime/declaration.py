@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
-from ..errors import SettingsError
 from ..model.buckets import Exact
-from ..model.scenario import Context, Kernel, Problem, Scenario
+from ..model.scenario import Context, Kernel, Problem
 from ..policy import config_with
 from ..settings import current_settings
 from ..system.notices import warn_once
-from ..triton_internals.argument_reads import Answers, Reads
+from ..triton_internals.argument_reads import Answers, ReadArguments, noting_reads
 from ..triton_internals.compilation import note_settings
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import current_environment, unreadable_settings
 from ..triton_internals.identity import PROCESS, KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.versions import Autotuner
-from ..tuning.benchmark_methods import method_name, name_for, wall_clock
+from ..tuning.benchmark_methods import benchmark_name, name_for, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 from .options import Consensus, KernelOptions
 from .request import Request, TuningBudget
 
-__all__ = [
-    "Declaration",
-    "PrunedConfigs",
-    "Pruning",
-    "benchmark_method",
-    "default_config",
-    "is_timed_by_triton",
-    "why_unnamed",
-]
-
-_MOST_ANSWERS = 1 << 15
-"""Different sets of configs that are kept."""
+__all__ = ["Declaration", "Pruning", "default_config"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +85,15 @@ class Declaration:
             code: what Triton generates for the kernel, if that is not what its key stands for.
         """
         configs, settings, buckets = autotuner.configs, current_settings(), options["buckets"]
-        key = identify(autotuner.fn, (config.kwargs for config in configs))
+        key = identify(autotuner.fn, [config.kwargs for config in configs])
         identity = key if code is None else key.with_code(code)
-        method, why_unnamed_method = benchmark_method(autotuner, options)
-        not_stored = identity.unstored or why_unnamed_method
+        method, why_unnamed = benchmark_method(autotuner, options)
+        not_stored = identity.unstored or why_unnamed
         if not_stored:
             _say_unstored(name, not_stored)
-        unnamed = why_unnamed(tuple(autotuner.arg_names))
-        names = [] if unnamed else [key for key in autotuner.keys if key in autotuner.arg_names]
+        names = [key for key in autotuner.keys if key in autotuner.arg_names]
         wide = {name: bucket for name, bucket in buckets.items() if not isinstance(bucket, Exact)}
+        space = configs if isinstance(configs, ConfigSpace) else None
         return cls(
             name=name,
             function=find_jit_function(autotuner),
@@ -128,15 +113,25 @@ class Declaration:
             ),
             prunes=can_prune(autotuner),
             has_buckets=bool(wide),
-            budget=_budget_of(configs, options),
+            budget=TuningBudget(
+                strategy=space.search if space else "exhaustive",
+                seconds=options.get("tune_seconds") or settings.tune_seconds,
+                configs=options.get("tune_configs")
+                or (space.budget if space else None)
+                or settings.tune_configs,
+            ),
             check=(options.get("check", CheckOptions()) or None) if settings.check else None,
         )
 
-    def is_of(self, configs: Sequence[Any], keys: Sequence[str]) -> bool:
+    def has_lists_of(self, autotuner: Any) -> bool:
         """Return whether the lists of configs and keys are as they were: they change in place."""
         # Lists of the same objects are equal without a look into them, so this takes little time.
-        is_same = self.listed is None or self.listed == configs
-        return is_same and (self.keys == keys or self.keys == [*keys])
+        is_same = self.listed is None or self.listed == autotuner.configs
+        return is_same and self.keys == [*autotuner.keys]
+
+    def has_code_of(self, autotuner: Any) -> bool:
+        """Return whether Triton's key of the kernel is as it was."""
+        return self.key == identify(autotuner.fn, [config.kwargs for config in autotuner.configs])
 
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on a device.
@@ -189,7 +184,7 @@ class Declaration:
             context=context,
             scenario=scenario,
             declared=declared,
-            default=default_config(autotuner, self.name, self.options, kwargs, declared),
+            default=default_config(autotuner, self.options, kwargs, declared),
             exact=frozenset(
                 name
                 for name, bucket in self.options["buckets"].items()
@@ -208,55 +203,21 @@ def _say_unstored(kernel: str, reason: str) -> None:
     warn_once(f"identity {kernel}", f"{kernel} is tuned but not stored: {reason}")
 
 
-def why_unnamed(arguments: Sequence[str]) -> str | None:
-    """Return why no record can name a kernel's arguments, any of which may be a tensor, or None."""
-    try:
-        Scenario(dtypes=dict.fromkeys(arguments, "float32"))
-    except ValidationError as error:
-        reasons = "; ".join(problem["msg"] for problem in error.errors())
-        return (
-            f"no record can hold the names of its arguments: {reasons}: "
-            "it is tuned by Triton, and nothing is recorded"
-        )
-    return None
-
-
-def is_timed_by_triton(autotuner: Any) -> bool:
-    """Return whether Triton has made a benchmark function of its deprecated `warmup` and `rep`."""
-    return autotuner.num_warmups is not None or autotuner.num_reps is not None
-
-
 def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str | None]:
     """Return the benchmark method's name, and why it means nothing to another process, or None."""
-    own, is_interpreted = autotuner._do_bench, autotuner._interpreted
-    bench = autotuner.__dict__.get("do_bench", own)
-    is_assigned = not (bench is own or bench is wall_clock or isinstance(bench, DeviceTimer))
-    if not is_assigned:
-        bench = None if is_timed_by_triton(autotuner) else own
-    method = None if is_interpreted or bench is not None else options.get("method")
-    is_graph = autotuner.use_cuda_graph and not is_assigned
+    bench = autotuner.__dict__.get("do_bench") or autotuner._do_bench  # a program may assign one
+    if bench is None or bench is wall_clock or isinstance(bench, DeviceTimer):
+        method = "wall" if autotuner._interpreted else options.get("method", "events-cold")
+        return name_for(autotuner, method), None
     try:
-        name = method or method_name(bench, is_graph, is_interpreted)
-        return name if is_timed_by_triton(autotuner) else name_for(autotuner, name), None
+        return f"custom:{benchmark_name(bench)}", None
     except (TypeError, OSError) as error:
         name = f"custom:{type(bench).__qualname__} {PROCESS} {id(bench)}"
         return name, f"its benchmark function: {error}"
 
 
-def _budget_of(configs: Sequence[Any], options: KernelOptions) -> TuningBudget:
-    settings = current_settings()
-    space = configs if isinstance(configs, ConfigSpace) else None
-    most = options.get("tune_configs") or (space.budget if space else None)
-    return TuningBudget(
-        strategy=space.search if space else "exhaustive",
-        seconds=options.get("tune_seconds") or settings.tune_seconds,
-        configs=most or settings.tune_configs,
-    )
-
-
 def default_config(
     autotuner: Any,
-    kernel: str,
     options: KernelOptions,
     kwargs: Mapping[str, Any],
     declared: DeclaredConfigs,
@@ -265,114 +226,83 @@ def default_config(
 
     Args:
         autotuner: the kernel's, with the launch's positional arguments as `nargs`.
-        kernel: the kernel's name.
         options: the kernel's options.
         kwargs: the launch's keyword arguments.
         declared: the configs that pruning leaves.
 
     Raises:
         ValueError: pruning leaves no config, for which Triton raises the same.
-        SettingsError: the author's function returns no config.
     """
     if not declared:
-        raise ValueError(f"{kernel}: pruning leaves no config for this launch")
-    configs, default = autotuner.configs, options.get("default")
-    if callable(default):
-        named = {**autotuner.nargs, **kwargs}
-        names = autotuner.arg_names
-        default = default({name: value for name, value in named.items() if name in names})
-    if isinstance(default, Mapping):
-        values, default = default, config_with(default, configs)
-        if default is None:
-            warn_once(
-                f"default {kernel}",
-                f"{kernel}: no declared config has its default's values {dict(values)}: the "
-                "first one is used instead",
-            )
-    if default is None:
-        default = configs[0]
-    elif not hasattr(default, "all_kwargs"):
-        raise SettingsError(
-            f"{kernel}: its function default returns {default!r}: return one of the declared "
-            "triton.Configs, or None for the first"
-        )
-    name = describe(default)
-    if name in declared:
-        return declared[name]  # with the hook that the kernel declares
-    first = next(iter(declared))
-    if name not in map(describe, configs):
+        raise ValueError(f"{autotuner._name}: pruning leaves no config for this launch")
+    configs, wanted = autotuner.configs, options.get("default")
+    if callable(wanted):
+        named, names = {**autotuner.nargs, **kwargs}, autotuner.arg_names
+        wanted = wanted({name: value for name, value in named.items() if name in names})
+    default = config_with(wanted, configs) if isinstance(wanted, Mapping) else wanted
+    described = describe(configs[0] if default is None else default)
+    if wanted is not None and (
+        default is None or not (described in declared or described in map(describe, configs))
+    ):
+        kernel = autotuner._name
         warn_once(
             f"default {kernel}",
-            f"{kernel}: its default ({name}) is not among the declared configs: ({first}) is used "
-            "instead",
+            f"{kernel}: no declared config is its default ({wanted}): the first one is used",
         )
-    return declared[first]
+        described = describe(configs[0])
+    # The declared one, with the hook that the kernel declares.
+    return declared.get(described) or next(iter(declared.values()))
 
 
-class PrunedConfigs:
-    """The configs that pruning leaves for some launches, which share this object as a key.
+class PrunedConfigs(NamedTuple):
+    """The configs that pruning leaves for a launch.
 
     Attributes:
         configs: the `triton.Config`s, in order.
+        key: is equal for equal configs, while the kernel declares the same ones.
     """
 
-    __slots__ = ("configs",)
-
-    def __init__(self, configs: Sequence[Any]) -> None:
-        """Keep the configs."""
-        self.configs = configs
+    configs: Sequence[Any]
+    key: Hashable
 
 
-class Pruning:
-    """The pruning of one kernel with buckets, asked once for launches that look the same to it.
+class Pruning(Answers):
+    """The pruning of one kernel with buckets: it is asked again where what it reads differs.
 
     Triton asks once per key, and a bucket puts launches of different values under one key. What
     pruning leaves for one of them may be wrong for another.
 
     Args:
         autotuner: the `CachedAutotuner` whose launches are pruned.
-
-    Attributes:
-        find: as of `Answers`: what pruning has left for launches that look the same.
     """
 
     def __init__(self, autotuner: Any) -> None:
         """Set up the pruning without asking it."""
+        super().__init__(autotuner.arg_names, self._prune)
         self._autotuner = autotuner
-        self._left: dict[tuple[Hashable, ...], PrunedConfigs] = {}
-        self._answers = Answers(autotuner.arg_names, self._ask)
-        self.find = self._answers.find
 
-    def configs_for(
-        self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    def _prune(
+        self, read: set[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> PrunedConfigs:
-        """Return the configs that pruning leaves for a launch; see `Answers.answer`."""
-        pruned: PrunedConfigs = self._answers.answer(device, args, kwargs)
-        return pruned
-
-    def _ask(self, reads: Reads, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PrunedConfigs:
         """Ask pruning about a launch, and note what it reads."""
-        autotuner = copy.copy(self._autotuner)
-        nargs, kwargs = dict(zip(autotuner.arg_names, args, strict=False)), dict(kwargs)
+        autotuner = self._autotuner._copy_with(args)
+        named: Any = dict(kwargs)
         if _is_by_triton(autotuner):  # which gives the arguments to these two functions only
             if autotuner.early_config_prune:
-                autotuner.early_config_prune = reads.recorded(autotuner.early_config_prune)
+                autotuner.early_config_prune = noting_reads(autotuner.early_config_prune, read)
             if autotuner.perf_model:
-                autotuner.perf_model = reads.recorded(autotuner.perf_model)
+                autotuner.perf_model = noting_reads(autotuner.perf_model, read)
         else:
-            nargs, kwargs = reads.mapping(nargs), reads.mapping(kwargs)
-        autotuner.nargs = nargs
-        with reads.watched():
-            configs = list(autotuner.prune_configs(kwargs))
+            autotuner.nargs = ReadArguments(autotuner.nargs, read)
+            named = ReadArguments(named, read)
+        configs = list(autotuner.prune_configs(named))
         declared = set(map(id, autotuner.configs))
         # A pruning function may return configs of its own making, which count by their content.
         key = tuple(
             id(config) if id(config) in declared else (describe(config), config.pre_hook)
             for config in configs
         )
-        if len(self._left) >= _MOST_ANSWERS:
-            self._left.clear()
-        return self._left.setdefault(key, PrunedConfigs(configs))
+        return PrunedConfigs(configs, key)
 
 
 def _is_by_triton(autotuner: Any) -> bool:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from ..model.resolution import Resolution
 from ..settings import current_settings
 from ..system.notices import counted, warn_once
-from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import (
     add_compilation_listener,
@@ -30,8 +29,7 @@ from ..triton_internals.hooks import (
     set_cache_manager,
 )
 from ..triton_internals.identity import find_jit_function
-from ..triton_internals.versions import Autotuner, autotuning_listener, knobs
-from .choices import ConfigCache
+from ..triton_internals.versions import Autotuner, autotuning_listener, knobs, launch_key
 from .request import Request
 from .run_files import What, has_report, report_event
 
@@ -84,8 +82,7 @@ def tell_triton(event: ConfigChosen) -> None:
     autotuner, resolution = event.autotuner, event.resolution
     key = launch_key(autotuner, event.request.args, event.request.kwargs)
     config, timings = resolution.config, _timings(event)
-    if isinstance(autotuner.cache, ConfigCache):
-        autotuner.cache.report(key, config)
+    autotuner.cache.report(key, config)
     if timings:
         autotuner.configs_timings = timings
     listener, function = autotuning_listener(), find_jit_function(autotuner)

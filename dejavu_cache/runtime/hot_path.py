@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.buckets import Bucket
-from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.versions import (
@@ -28,6 +27,9 @@ from ..triton_internals.versions import (
 from .choices import ChosenConfig
 from .declaration import Pruning
 from .launch import Launch
+
+if TYPE_CHECKING:
+    from .autotuner import CachedAutotuner
 
 __all__ = ["HotPath"]
 
@@ -61,7 +63,7 @@ class HotPath:
 
     def __init__(
         self,
-        autotuner: Any,
+        autotuner: CachedAutotuner,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
         pruning: Pruning | None,
@@ -71,8 +73,8 @@ class HotPath:
         self._fn = fn = autotuner.fn
         self._keys, self._buckets, self._pruning = keys, buckets, pruning
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
-        # Ready launches by their key; where the kernel prunes, those by what it is left.
-        self._devices: dict[int, tuple[Binder, dict[Any, Any]]] = {}
+        # Ready launches by their key; where the kernel prunes, also by what it reads.
+        self._devices: dict[int, tuple[Binder, dict[Any, _ReadyLaunch]]] = {}
         self._generation = 0
 
     def forget(self) -> None:
@@ -92,7 +94,7 @@ class HotPath:
         launch_and_keep = self._launch_and_keep
         active_driver, all_knobs, monotonic, never = driver, knobs, time.monotonic, math.inf
         hook_chain = HOOK_CHAIN
-        find_pruned = None if self._pruning is None else self._pruning.find
+        form_read = None if self._pruning is None else self._pruning.form
 
         def launch(grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
@@ -100,8 +102,8 @@ class HotPath:
                 device = active.get_current_device()
                 binder, ready = devices[device]
                 bound, key = binder(*args, **kwargs)
-                if find_pruned is not None:
-                    ready = ready[find_pruned(device, args, kwargs)]
+                if form_read is not None:
+                    key = form_read(args, kwargs), key
                 config, content, tuned, until, name, kernel, call = ready[key]
                 is_ready = config.__dict__ == content
             except Exception:  # unknown key, or an error that Triton's own path will report
@@ -153,8 +155,7 @@ class HotPath:
 
     def _launch_and_keep(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch through `JITFunction.run`, and keep the kernel for the next launch."""
-        # The program has changed what is declared, or pruning answers as for a launch before.
-        if self._autotuner._hot_path is not self or self._learns(grid, args, kwargs):
+        if self._autotuner._hot_path is not self:  # the program has changed what is declared
             return self._autotuner._launch(grid, args, kwargs)
         generation = self._generation
         launch = Launch(self._autotuner, args, {"grid": grid, "warmup": False, **kwargs})
@@ -174,28 +175,6 @@ class HotPath:
                 logger.debug("%s is launched through Triton: %r", self._fn.__name__, error)
         return kernel
 
-    def _learns(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Ask pruning about a launch that it does not know; return whether it knows it now."""
-        if self._pruning is None or not self._devices:
-            return False
-        device = driver.active.get_current_device()
-        try:
-            self._pruning.find(device, args, kwargs)
-        except LookupError:
-            pass
-        except Exception:  # it is asked at each launch
-            return False
-        else:
-            return False
-        try:
-            self._pruning.configs_for(device, args, {"grid": grid, "warmup": False, **kwargs})
-            self._pruning.find(device, args, kwargs)
-        except Exception as error:  # it is raised again, unless the launch needs no pruning
-            if is_from_signal_handler(error):
-                raise
-            return False
-        return True
-
     def _keep(
         self,
         chosen: ChosenConfig,
@@ -212,10 +191,12 @@ class HotPath:
             binder = binder_for(self._fn, self._tuned, self._keys, self._buckets)
             self._devices[device] = binder, {}
         binder, ready = self._devices[device]
-        if self._pruning is not None:
-            pruned = self._pruning.find(device, args, kwargs)
-            ready = _with_room(ready).setdefault(pruned, {})
-        _with_room(ready)[binder(*args, **kwargs)[1]] = ready_launch
+        if len(ready) >= _MOST_LAUNCHES:
+            ready.clear()
+        key = binder(*args, **kwargs)[1]
+        ready[key if self._pruning is None else (self._pruning.form(args, kwargs), key)] = (
+            ready_launch
+        )
         if generation != self._generation:  # another thread has learned of a change meanwhile
             self.forget()
 
@@ -228,22 +209,9 @@ class HotPath:
         tuned = {
             name: value for name, value in chosen.options.items() if name in fn.signature.parameters
         }
-        name = _name_in_cache(kernel, fn.device_caches[device][0])
+        # Triton's cache is searched from its end, where the newest kernels are.
+        newest_first = reversed(fn.device_caches[device][0].items())
+        name = next((name for name, cached in newest_first if cached is kernel), None)
         if name is None or tuned.keys() != self._tuned:
             return None
         return config, content, tuned, chosen.until, name, kernel, c_launcher(kernel)
-
-
-def _with_room(entries: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dictionary, emptied if it is full."""
-    if len(entries) >= _MOST_LAUNCHES:
-        entries.clear()
-    return entries
-
-
-def _name_in_cache(kernel: Any, kernels: dict[str, Any]) -> str | None:
-    """Return a compiled kernel's key in Triton's cache; the newest are looked at first."""
-    for name, cached in reversed(kernels.items()):
-        if cached is kernel:
-            return name
-    return None

@@ -8,36 +8,43 @@ compiled config stands in for one that is not.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NoValidConfigError, UncomparedResultsError
+from ..errors import (
+    DejavuError,
+    NoValidConfigError,
+    ScenarioNotTuned,
+    UncomparedResultsError,
+)
 from ..model.resolution import Resolution
-from ..model.scenario import Context, Scenario
 from ..model.selection import distance
-from ..settings import current_settings
+from ..settings import Mode, current_settings
+from ..system.background_threads import is_from_signal_handler
+from ..system.import_hooks import after_import
 from ..system.notices import logger, warn_once
-from ..triton_internals.cache_managers import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..triton_internals.environment import await_digest
-from ..triton_internals.hooks import refusing_compilation
+from ..triton_internals.environment import await_digest, begin_digest, toolchain_on
+from ..triton_internals.hooks import foreign_run, refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from ..triton_internals.versions import Autotuner
+from ..triton_internals.versions import Autotuner, launch_key
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
-from .choices import Choices, ChosenConfig, ConfigCache
+from .choices import Choices, ChosenConfig
 from .consensus import agree
-from .declaration import default_config, why_unnamed
+from .declaration import default_config
 from .events import ConfigChosen, emit
 from .request import Request
-from .resolver import OtherCodeError
+from .resolver import OtherCodeError, Resolver
 from .service_phase import is_serving, may_benchmark, note_compilation
 
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
 
-__all__ = ["Launch"]
+__all__ = ["Launch", "is_left_to_triton", "leave_untraced"]
 
 _MOST_COMPILED = 4096
 """Scenarios of which it is known what was launched for them."""
@@ -71,8 +78,8 @@ class Launch:
     def run(self) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
         autotuner = self._autotuner
-        autotuner._notice_changes_in_place()
-        if autotuner._is_left_to_triton:
+        _notice_changed_lists(autotuner)
+        if autotuner.is_left_to_triton:
             return self._run_by_triton(), ChosenConfig.of(autotuner.best_config, until=0.0)
         # A program's hooks may read the arguments.
         autotuner.nargs = dict(zip(autotuner.arg_names, self._args, strict=False))
@@ -86,23 +93,24 @@ class Launch:
         try:
             chosen = self._choose()
         except Exception as error:
-            is_left = self._autotuner._leaves_to_triton(error)
+            is_left = _leaves_to_triton(self._autotuner, error)
             if not (is_left or isinstance(error, NoValidConfigError)):
                 raise
             failure = error
         else:
-            return self._launch_or_choose_again(chosen)
+            try:
+                return self._launch(chosen)
+            except Exception as error:
+                if not self._reject(chosen, error):
+                    raise
+            return self._run_recorded()
         # Here, since what is raised next has no other error as its context, as with Triton alone.
-        return self._run_adopted(failure) if is_left else self._run_default(failure)
-
-    def _run_adopted(self, failure: Exception) -> tuple[Any, ChosenConfig]:
-        """Have Triton tune and launch, and say why.
-
-        Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
-        leaves a config in `cache`, which later launches obey.
-        """
+        if not is_left:
+            return self._run_default(failure)
+        # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
+        # leaves a config in `cache`, which later launches obey.
         result = self._run_by_triton()
-        self._autotuner._warn_of_triton(failure)
+        _warn_of_triton(self._autotuner, failure)
         return result, ChosenConfig.of(self._autotuner.best_config, until=0.0)
 
     def _run_default(self, failure: Exception) -> tuple[Any, ChosenConfig]:
@@ -117,15 +125,6 @@ class Launch:
         warn_once(f"failures {self._autotuner._name}", str(failure))
         return self._run_config(default), default
 
-    def _launch_or_choose_again(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig]:
-        """Launch a config; if it is a recorded one that cannot run here, choose another."""
-        try:
-            return self._launch_chosen(chosen)
-        except Exception as error:
-            if not self._reject(chosen, error):
-                raise
-        return self._run_recorded()
-
     def _reject(self, chosen: ChosenConfig, error: Exception) -> bool:
         """Leave out a recorded config that cannot run here; return whether another one is left.
 
@@ -135,24 +134,24 @@ class Launch:
         autotuner, failure = self._autotuner, failure_of(error)
         if failure is None or failure.kind == "skipped":
             return False
-        if chosen.resolution is None or not isinstance(autotuner.cache, ConfigCache):
-            return False
-        if autotuner._declaration.consensus != "none":
+        if chosen.resolution is None or autotuner.declaration.consensus != "none":
             return False
         key, config = self._find_key(), describe(chosen.config)
         request = self._request()
-        if not autotuner._resolver(request.not_stored).reject(request, config, failure.reason):
+        if not autotuner.resolver(request.not_stored).reject(request, config, failure.reason):
             return False
         autotuner._choices.drop(key)
         return True
 
-    def _launch_chosen(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig]:
+    def _launch(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig]:
         """Launch the chosen config, or a compiled one while the process serves; return both."""
         options = chosen.config.all_kwargs()
         if chosen.options != options:  # a program has changed the config in place
             chosen = chosen._replace(options=options)
         autotuner = self._autotuner
-        if is_serving() and not (autotuner._interpreted or self._is_agreed):
+        # Ranks that choose together must not differ by what each of them has compiled.
+        is_alone = autotuner.is_left_to_triton or autotuner.declaration.consensus == "none"
+        if is_serving() and is_alone and not autotuner._interpreted:
             launched = self._launch_compiled(chosen)
             if launched is not None:
                 return launched
@@ -164,24 +163,18 @@ class Launch:
                 compiled[scenario] = chosen.config
         return result, chosen
 
-    @property
-    def _is_agreed(self) -> bool:
-        """Whether ranks choose together, who must not differ by what each of them has compiled."""
-        autotuner = self._autotuner
-        return not autotuner._is_left_to_triton and autotuner._declaration.consensus != "none"
-
     def _launch_compiled(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig] | None:
         """Launch the chosen config or one that stands in for it, if its kernel is in memory."""
         with refusing_compilation(jit_function(self._autotuner)) as refused:
             result = self._run_config(chosen)
-            if not refused.count:
+            if not refused:
                 return result, chosen
             for config in self._stand_ins(chosen):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = ChosenConfig.of(config, until, chosen.resolution)
-                refused.count = 0
+                refused.clear()
                 result = self._run_config(stand_in)
-                if not refused.count:
+                if not refused:
                     name = self._autotuner._name
                     logger.info("%s: (%s) stands in for (%s)", name, config, chosen.config)
                     return result, stand_in
@@ -194,7 +187,7 @@ class Launch:
             return []
         scenario = chosen.resolution.scenario
         request = self._autotuner.request(*self._args, **self._kwargs)
-        usable = self._autotuner._resolver(request.not_stored).usable_configs(request)
+        usable = self._autotuner.resolver(request.not_stored).usable_configs(request)
         allowed = set(map(id, usable)) - {id(chosen.config)}
         nearest = sorted(launched, key=lambda other: distance(scenario, other))
         distinct = {id(launched[other]): launched[other] for other in nearest}
@@ -217,35 +210,38 @@ class Launch:
             or launch_key(autotuner, args, kwargs) in autotuner.cache
         ):
             return Autotuner.run(autotuner, *args, **kwargs)
-        return self._launch_chosen(ChosenConfig.of(self._default()))[0]
+        return self._launch(ChosenConfig.of(self._default()))[0]
 
     def _default(self) -> Any:
         """Return the launch's default config, without a request to a store."""
         autotuner = self._autotuner
         twin = autotuner._copy_with(self._args)
         declared = DeclaredConfigs(autotuner._name, twin.prune_configs(dict(self._kwargs)))
-        return default_config(twin, autotuner._name, autotuner._options, self._kwargs, declared)
+        return default_config(twin, autotuner._options, self._kwargs, declared)
 
     def _choose(self) -> ChosenConfig:
         """Return the config that the launch runs."""
         autotuner, cache = self._autotuner, self._autotuner.cache
         if len(autotuner.configs) < 2:
             return ChosenConfig.of(autotuner.configs[0])
-        is_ours = isinstance(cache, ConfigCache)
-        if is_ours and not cache.has_choices:
-            return self._choose_for_scenario()
-        key = launch_key(autotuner, self._args, self._kwargs)
-        config = cache.choice(key) if is_ours else _entry(cache, key)
-        if config is not None:
-            chosen = ChosenConfig.of(config)
-        else:
-            chosen = self._choose_for_scenario()
-            if chosen.is_final and not is_ours:
-                cache[key] = chosen.config
-        # A program's own mapping may change unnoticed. A bucket holds launches of several of
-        # Triton's keys, which may have other entries.
-        is_kept = is_ours and not autotuner._declaration.has_buckets
-        return chosen if is_kept else chosen._replace(until=0.0)
+        until = math.inf
+        if cache.has_choices:
+            if autotuner.declaration.has_buckets:
+                until = 0.0  # launches of one bucket have several of Triton's keys
+            config = cache.choice(launch_key(autotuner, self._args, self._kwargs))
+            if config is not None:
+                return ChosenConfig.of(config, until)
+        # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
+        choices = autotuner._choices
+        try:
+            key = self._find_key()
+            chosen = choices.current(key)
+        except TypeError:
+            # Raises an error that names the key argument, if one of them is at fault.
+            autotuner.declaration.scenario_key.scenario(self._args, self._kwargs)
+            raise
+        chosen = chosen or self._look_up(key, choices)
+        return chosen._replace(until=min(until, chosen.until))
 
     def _find_key(self) -> RawKey:
         """Return what is equal for launches of one scenario that pruning leaves the same configs.
@@ -253,43 +249,28 @@ class Launch:
         It holds in this process. The device and what pruning leaves are found with it.
         """
         autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
-        device = self._device = autotuner._device()
-        raw = autotuner._declaration.scenario_key.raw(device, args, kwargs)
+        device = self._device = autotuner.device()
+        raw = autotuner.declaration.scenario_key.raw(device, args, kwargs)
         pruning = autotuner._pruning
         if pruning is None:  # it is asked once per key, as by Triton
             self._configs = None
             return raw
-        pruned = pruning.configs_for(device, args, kwargs)
-        self._configs = pruned.configs
+        self._configs, pruned = pruning.answer(device, args, kwargs)
         return (*raw, pruned)
-
-    def _choose_for_scenario(self) -> ChosenConfig:
-        """Return what an earlier launch of the scenario found, or look it up."""
-        # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
-        choices = self._autotuner._choices
-        try:
-            key = self._find_key()
-            return choices.current(key) or self._look_up(key, choices)
-        except TypeError:
-            # Raises an error that names the key argument, if one of them is at fault.
-            self._autotuner._declaration.scenario_key.scenario(self._args, self._kwargs)
-            raise
 
     def _look_up(self, key: RawKey, choices: Choices) -> ChosenConfig:
         """Choose the config by a record, a tune or a fallback, and keep it in `choices`."""
-        autotuner = self._autotuner
-        # Before the lookup: what is written while it reads is then noticed by the next launch.
-        declaration = autotuner._declaration
-        context = declaration.context(self._device)
-        revision = autotuner._resolver(declaration.not_stored).revision(context)
-        if renewed := choices.renew_fallback(key, revision):
-            return renewed
-        if autotuner._notice_changed_code():  # it has another context, and no choices
+        autotuner, start = self._autotuner, time.perf_counter()
+        if not autotuner.declaration.has_code_of(autotuner):
+            autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices)
-        request = self._request(context)
+        request, before = self._request(), choices.last(key)
         request.refuse_conflicts()
+        resolver = autotuner.resolver(request.not_stored)
+        # A launch waits for another process's tune once; after that it only looks the record up.
+        wait = 0.0 if before else current_settings().tune_wait
         try:
-            resolution = self._resolve_and_report(request, choices.last(key))
+            resolution, benchmarked = self._resolve(request, resolver, wait)
         except OtherCodeError as error:
             warn_once(
                 f"code {autotuner._name}",
@@ -297,44 +278,31 @@ class Launch:
                 "recorded under this key, by something that is not in the kernel's text; it is "
                 "kept apart from now on",
             )
-            autotuner._declare(error.code)
+            autotuner.declare(error.code)
             return self._look_up(key, autotuner._choices)
-        await_digest()
-        chosen = choices.add(key, resolution, revision)
-        # If they were forgotten meanwhile, the record has changed since it was read.
-        return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
-
-    def _request(self, context: Context | None = None) -> Request:
-        """Return the launch's request to the store.
-
-        Args:
-            context: the context of the kernel's records, if it was made.
-        """
-        twin, declaration = self._autotuner._copy_with(self._args), self._autotuner._declaration
-        return declaration.request(
-            twin, self._device, self._args, self._kwargs, self._configs, context
-        )
-
-    def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
-        """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
-        autotuner, start = self._autotuner, time.perf_counter()
-        # A launch waits for another process's tune once; after that it only looks the record up.
-        wait = 0.0 if fallback else current_settings().tune_wait
-        resolution, benchmarked = self._resolve(request, wait)
+        seconds = time.perf_counter() - start
         if benchmarked:
             autotuner.benchmarked += benchmarked
-            autotuner.bench_time = time.perf_counter() - start
+            autotuner.bench_time = seconds
             values = resolution.config.all_kwargs()
             named = {**request.autotuner.nargs, **request.kwargs, **values}
             autotuner.pre_hook(named, reset_only=True)
-        if resolution.is_idle:
-            return resolution
-        if resolution.uncompared:
+        if resolution.uncompared and not resolution.is_idle:
             self._accept_default(resolution)
-        before = fallback.resolution if fallback else None
-        seconds = time.perf_counter() - start
-        emit(ConfigChosen(autotuner, request, resolution, benchmarked, seconds, before))
-        return resolution
+        if not resolution.is_idle:
+            former = before.resolution if before else None
+            emit(ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former))
+        await_digest()
+        chosen = choices.add(key, resolution)
+        # If they were forgotten meanwhile, the record has changed since it was read.
+        return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
+
+    def _request(self) -> Request:
+        """Return the launch's request to the store."""
+        autotuner, args = self._autotuner, self._args
+        return autotuner.declaration.request(
+            autotuner._copy_with(args), self._device, args, self._kwargs, self._configs
+        )
 
     def _accept_default(self, resolution: Resolution) -> None:
         """Say once why a launch runs the default config, though it might be tuned.
@@ -353,10 +321,9 @@ class Launch:
             "check=False",
         )
 
-    def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
+    def _resolve(self, request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
         """Return the resolution of a request, and how many configs were benchmarked for it."""
-        resolver = self._autotuner._resolver(request.not_stored)
-        is_alone = self._autotuner._declaration.consensus == "none" or request.not_stored
+        is_alone = self._autotuner.declaration.consensus == "none" or request.not_stored
         if is_alone or request.has_no_choice or request.has_empty_grid:
             return resolver.resolve(request, wait=wait)
         return agree(request, resolver, wait)
@@ -368,34 +335,102 @@ class Launch:
             is_kept: whether what an earlier launch has found counts in any case; what ranks have
                 agreed on always does.
         """
-        autotuner = self._autotuner
-        autotuner._notice_changes_in_place()
-        if autotuner._is_left_to_triton:
-            return None, self._explain_off()
-        autotuner._notice_changed_code()
+        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
+        _notice_changed_lists(autotuner)
+        if autotuner.is_left_to_triton:
+            only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
+            config = only or autotuner.cache.get(launch_key(autotuner, args, kwargs))
+            scenario = autotuner.declaration.scenario_key.scenario(args, kwargs)
+            return None, Resolution("off", config, scenario, autotuner.context)
+        if not autotuner.declaration.has_code_of(autotuner):
+            autotuner.declare()
         key = self._find_key()
         request = self._request()
-        if is_kept or autotuner._declaration.consensus != "none":
-            chosen = autotuner._choices.last(key)
-            if chosen is not None and chosen.is_final and chosen.resolution is not None:
-                return request, chosen.resolution
-        return request, autotuner._resolver(request.not_stored).explain(request)
+        if is_kept or autotuner.declaration.consensus != "none":
+            kept = autotuner._choices.last(key)
+            if kept is not None and kept.resolution is not None and kept.resolution.final:
+                return request, kept.resolution
+        return request, autotuner.resolver(request.not_stored).explain(request)
 
-    def _explain_off(self) -> Resolution:
-        """Return what Triton's own autotuner runs; without a config until it has benchmarked."""
-        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
-        scenario_key = autotuner._declaration.scenario_key
-        unnamed = why_unnamed(autotuner.arg_names)
-        only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
-        return Resolution(
-            "off",
-            _entry(autotuner.cache, launch_key(autotuner, args, kwargs)) or only,
-            Scenario() if unnamed else scenario_key.scenario(args, kwargs),
-            autotuner.context,
-            not_stored=unnamed,
+
+def _notice_changed_lists(autotuner: CachedAutotuner) -> None:
+    """Declare anew if the list of configs or of keys has changed in place."""
+    declaration = vars(autotuner).get("declaration")
+    if declaration is not None and not declaration.has_lists_of(autotuner):
+        autotuner.declare()
+
+
+def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
+    """Return whether Triton tunes and launches a kernel, and nothing is looked up or recorded."""
+    try:
+        if autotuner.mode is Mode.OFF or not _is_on_known_device(autotuner):
+            return True
+        _ = autotuner.declaration  # what is wrong with it shows here
+    except Exception as error:
+        if not _leaves_to_triton(autotuner, error):
+            raise
+        _warn_of_triton(autotuner, error)
+        return True
+    module = foreign_run() if autotuner.is_adopted else None
+    if module is not None:
+        warn_once(
+            "foreign run",
+            f"{module} has replaced Autotuner.run: it launches the kernels, and nothing is "
+            "recorded",
         )
+    return module is not None
 
 
-def _entry(cache: Any, key: Hashable) -> Any | None:
-    """Return an entry of a mapping, or None; a program's own may have no `get`."""
-    return cache[key] if key in cache else None  # noqa: SIM401
+def _is_on_known_device(autotuner: CachedAutotuner) -> bool:
+    """Return whether the device is one whose timings mean something elsewhere."""
+    if not autotuner._interpreted and len(autotuner.configs) > 1:
+        begin_digest()
+    try:
+        toolchain_on(autotuner.device())
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        warn_once("device", f"kernels are tuned by Triton alone: {error}")
+        return False
+    return True
+
+
+def _leaves_to_triton(autotuner: CachedAutotuner, error: Exception) -> bool:
+    """Return whether an error of the cache leaves the kernel to Triton, as it is adopted."""
+    is_asked_for = isinstance(error, ScenarioNotTuned)
+    return autotuner.is_adopted and not (is_asked_for or is_from_signal_handler(error))
+
+
+def _warn_of_triton(autotuner: CachedAutotuner, error: Exception) -> None:
+    kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
+    reason = (str(error).splitlines() or [""])[0]
+    name = autotuner._name
+    warn_once(f"adopted {name}", f"{name} is tuned by Triton alone: {kind}{reason}")
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+_TRACED = ("model", "runtime", "settings", "stores", "system", "triton_internals", "tuning")
+"""What a launch calls, and torch's compiler would trace; attention's own code it may trace."""
+
+
+@cache
+def leave_untraced() -> None:
+    """Have torch.compile run the code behind launches as it is, now or once it is imported.
+
+    Torch mostly takes a kernel into its graph. Where it launches one while it compiles, as one of
+    an exported program or of a compiled backward pass, it would trace what a launch calls.
+    """
+    after_import("torch._dynamo.trace_rules", _add_rules)
+
+
+def _add_rules(trace_rules: Any) -> None:
+    try:
+        for room in _TRACED:
+            trace_rules.add(f"{_PACKAGE}.{room}")
+    except Exception as error:  # private to torch, and may go or change
+        warn_once(
+            "untraced code",
+            "torch.compile may trace the code behind launches of cached kernels: "
+            f"{type(error).__name__}: {error}",
+        )

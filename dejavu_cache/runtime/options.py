@@ -1,7 +1,7 @@
 """The options of `cached_autotune`, and the checks of what a kernel is decorated with.
 
-Triton takes most mistakes in its own parameters without a word, or fails at a launch with an error
-that names neither kernel nor parameter.
+Triton takes many mistakes without a word, or fails at a launch with an error that names neither
+kernel nor parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..stores import Store, check_url
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe, unknown_name
 from ..triton_internals.identity import kernel_name
-from ..triton_internals.versions import Heuristics, autotune
+from ..triton_internals.versions import autotune
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
@@ -36,13 +36,10 @@ __all__ = [
     "ModeName",
     "PrunePer",
     "StoreLike",
-    "check_declaration",
     "declared_options",
-    "no_configs",
+    "refuse_mistakes",
 ]
 
-_EXAMPLE = 'triton.Config({"BLOCK": 64}, num_warps=4)'
-_PRUNING = ("early_config_prune", "perf_model", "top_k")
 _TRITON_PARAMETERS = tuple(inspect.signature(autotune).parameters)
 
 ModeName = Literal["tune", "reuse", "strict", "off"]
@@ -64,9 +61,31 @@ DefaultConfig = Union[
 
 
 class CacheOptions(TypedDict, total=False):
-    """The options that `cached_autotune` adds to those of `triton.autotune`; see there.
+    """The options that `cached_autotune` adds to those of `triton.autotune`, all by name.
 
-    None stands for an option that is not given.
+    One that is not given, or None, comes from the policy file, or else from the environment, as
+    `mode` from `DEJAVU_CACHE_MODE`.
+
+    Attributes:
+        buckets: for some of the key arguments, the rule that maps a value to its bucket:
+            `Pow2(max=4096)`, `"pow2"` or `{"kind": "pow2"}`.
+        store: the store, its URL or a folder; else `DEJAVU_CACHE_URL`.
+        mode: what a launch may do on a miss: `tune`, `reuse`, `strict` or `off`.
+        default: the declared config that a miss falls back on, some of its values (`{"BLOCK": 64}`
+            is the first config with them), or a function from the arguments by name to one of
+            these; else the first config.
+        max_distance: the largest distance to a recorded scenario whose winner may stand in, in
+            powers of two summed over the key arguments, 0 or more.
+        method: how configs are timed: `events-cold` (the default), `events-warm`, `cudagraph-cold`
+            or `cudagraph-warm`.
+        tune_seconds: seconds that one tune may take, above 0; the next process continues it.
+        tune_configs: the number of measured configs at which a scenario counts as tuned, 1 or more.
+        consensus: `ranks` makes all ranks of a torch.distributed job run one rank's choice; `none`
+            does not.
+        check: how results are compared with the default config's before a config may win; False
+            compares nothing.
+        prune_per: within a bucket, `launch` (the default) prunes for each launch that differs in
+            what the functions read of its arguments; `scenario` prunes once.
     """
 
     buckets: Mapping[str, BucketSpec] | None
@@ -121,7 +140,8 @@ def declared_options(
         SettingsError: an option does not exist or has a value that it cannot have.
     """
     options = {name: value for name, value in given.items() if value is not None}
-    _refuse(kernel, _mistakes_in_options(options, arg_names, configs, key, do_bench))
+    for mistake in _mistakes_in_options(options, arg_names, configs, key, do_bench):
+        raise SettingsError(f"{kernel}: {mistake}")
     for mistake in _unknown_arguments("key", key, arg_names):  # older versions than 3.9 ignore it
         warn_once(f"key {kernel}", f"{kernel}: {mistake} (it is ignored)")
     if "mode" in options:
@@ -132,11 +152,6 @@ def declared_options(
     own = {name: parse_bucket(spec) for name, spec in options.get("buckets", {}).items()}
     buckets = {**inherited["buckets"], **own}
     return cast("KernelOptions", {**inherited, **options, "buckets": buckets})
-
-
-def _refuse(kernel: str, mistakes: Iterable[str]) -> None:
-    for mistake in mistakes:
-        raise SettingsError(f"{kernel}: {mistake}")
 
 
 def _options_of_policy(kernel: str, keys: Sequence[str], configs: Sequence[Any]) -> dict[str, Any]:
@@ -205,17 +220,24 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 def _mistakes_in_options(
     options: Mapping[str, Any],
     arg_names: Sequence[str],
-    configs: Sequence[Any],
+    configs: Sequence[TritonConfig],
     key: Sequence[str],
     do_bench: object,
 ) -> Iterator[str]:
-    for name in options:
+    for name, value in options.items():
         if name not in CacheOptions.__annotations__:
             remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
             yield f"cached_autotune has no option {name!r}: {remedy}"
-    for name, value in options.items():
-        for mistake in _mistakes_in_value(name, value):
-            yield f"{name}={value!r}: {mistake}"
+        word = value.lower() if name == "mode" and isinstance(value, str) else value
+        if name in _CHOICES and word not in _CHOICES[name]:
+            yield f"{name}={value!r}: {did_you_mean(word, _CHOICES[name])}"
+        if name in _VALUES and not _VALUES[name][0](value):
+            yield f"{name}={value!r}: {_VALUES[name][1]}"
+    if isinstance(store := options.get("store"), str):
+        try:
+            check_url(store)
+        except SettingsError as error:
+            yield f"store={store!r}: {error}"
     for name, spec in options.get("buckets", {}).items():
         try:
             parse_bucket(spec)
@@ -227,47 +249,13 @@ def _mistakes_in_options(
             yield f"buckets name {name!r}, which is not in key: {remedy}"
     if "method" in options and do_bench is not None:
         yield f"method={options['method']!r} and a do_bench of your own: give only one of them"
-    check = options.get("check")
-    if isinstance(check, CheckOptions):
+    if isinstance(check := options.get("check"), CheckOptions):
         tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
         named = {"tolerance": tolerances, "ignore": check.ignore, "outputs": check.outputs or ()}
         for option, names in named.items():
-            for mistake in _unknown_arguments(option, names, arg_names):
-                yield f"check: {mistake}"
+            yield from _unknown_arguments(f"check: {option}", names, arg_names)
     if "default" in options:
         yield from _mistakes_in_default(options["default"], configs)
-
-
-def _mistakes_in_value(name: str, value: Any) -> Iterator[str]:
-    if name == "mode" and isinstance(value, str):
-        value = value.lower()
-    if name in _CHOICES and value not in _CHOICES[name]:
-        yield did_you_mean(value, _CHOICES[name])
-    if name in _VALUES and not _VALUES[name][0](value):
-        yield _VALUES[name][1]
-    if isinstance(value, CheckOptions):
-        yield from _mistakes_in_check(value)
-    if name == "store" and isinstance(value, str):
-        try:
-            check_url(value)
-        except SettingsError as error:
-            yield str(error)
-
-
-def _mistakes_in_check(check: CheckOptions) -> Iterator[str]:
-    for option, names in (("ignore", check.ignore), ("outputs", check.outputs or ())):
-        if isinstance(names, str):
-            yield f'{option} is a string: give a list such as ["{names}"]'
-        if not isinstance(names, Iterable):
-            yield f"{option}={names!r}: give a list of arguments, or leave it out"
-    if not isinstance(check.repeatable, bool):
-        yield f"repeatable={check.repeatable!r}: give True or False"
-    tolerance = check.tolerance
-    shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
-    if not all(share is None or (_is_real(share) and share >= 0) for share in shares):
-        yield "give a tolerance of 0 or more, or one for each of some arguments"
-    if not (check.reference is None or callable(check.reference)):
-        yield "give a reference that is a function of the arguments by name"
 
 
 def _is_real(value: Any) -> bool:
@@ -275,37 +263,36 @@ def _is_real(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def _mistakes_in_default(default: Any, configs: Sequence[Any]) -> Iterator[str]:
+def _mistakes_in_default(default: Any, configs: Sequence[TritonConfig]) -> Iterator[str]:
     """Say why a default is no declared config, no values of one, and no function.
 
     A `ConfigSpace` is not searched: its configs depend on the GPU, and there may be none yet.
     """
-    given, is_space = f"default={default!r}", isinstance(configs, ConfigSpace)
+    is_space = isinstance(configs, ConfigSpace)
     if isinstance(default, Mapping):
-        if not default:
-            yield f'{given}: name at least one value, such as {{"num_warps": 4}}'
-        if isinstance(configs, ConfigSpace):
-            known = sorted(configs.names)
-        else:
-            known = list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
+        known = sorted(configs.names) if isinstance(configs, ConfigSpace) else _names_of(configs)
         for name in default:
             if name not in known:
-                yield f"{given}: no config sets {name!r}: {did_you_mean(name, known)}"
+                yield f"default={default!r}: no config sets {name!r}: {did_you_mean(name, known)}"
         if not is_space and config_with(default, configs) is None:
             yield (
-                f"{given}: none of the {len(configs)} declared configs has these values: name "
-                "those of one"
+                f"default={default!r}: none of the {len(configs)} declared configs has these "
+                "values: name those of one"
             )
     elif isinstance(default, type) or not (callable(default) or hasattr(default, "all_kwargs")):
         yield (
-            f"{given}: give a triton.Config, its values by name, or a function from the launch's "
-            "arguments by name to one"
+            f"default={default!r}: give a triton.Config, its values by name, or a function from "
+            "the launch's arguments by name to one"
         )
     elif not (callable(default) or is_space or describe(default) in map(describe, configs)):
         yield (
             f"default=({default}) is not among the {len(configs)} declared configs: add it to "
             "configs, or choose one of them"
         )
+
+
+def _names_of(configs: Sequence[TritonConfig]) -> list[str]:
+    return list(dict.fromkeys(name for config in configs for name in config.all_kwargs()))
 
 
 def _unknown_arguments(
@@ -318,104 +305,66 @@ def _unknown_arguments(
             yield f"{parameter} names {name!r}, which is no argument: {remedy}"
 
 
-def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
-    """Check what a kernel is decorated with.
+def refuse_mistakes(
+    fn: Any,
+    configs: Sequence[TritonConfig],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None,
+) -> None:
+    """Check the parameters of `triton.autotune` that a kernel is decorated with.
 
     Args:
         fn: the kernel.
-        parameters: those of `triton.autotune`, by name.
+        configs: the configs to choose from.
+        key: the names of the key arguments.
+        prune_configs_by: the functions that leave out configs, by name.
 
     Raises:
-        SettingsError: something cannot work.
+        SettingsError: something cannot work, or would be ignored.
     """
     if not hasattr(fn, "arg_names"):
         raise SettingsError(
             f"{getattr(fn, '__qualname__', repr(fn))}: cached_autotune decorates a kernel: put "
             "@triton.jit directly below @cached_autotune"
         )
-    _refuse(kernel_name(fn), _mistakes_in_parameters(fn, parameters))
+    for mistake in _mistakes_in_parameters(fn, configs, key, prune_configs_by or {}):
+        raise SettingsError(f"{kernel_name(fn)}: {mistake}")
 
 
-def _mistakes_in_parameters(fn: Any, parameters: Mapping[str, Any]) -> Iterator[str]:
-    configs = parameters["configs"]
-    yield from _mistakes_in_configs(configs)
-    if (read := _names_that_heuristics_read(fn)) is not None:
-        if isinstance(configs, ConfigSpace):
-            named = {"its config_space": configs.names}
-        else:
-            named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
-        for where, names in named.items():
-            if mistake := unknown_name(names, [*fn.arg_names, *read]):
-                yield f"{where} sets {mistake}"
-    yield from _mistakes_in_names("key", parameters["key"], fn.arg_names)
-    if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
-        for name in ("reset_to_zero", "restore_value"):
-            if parameters[name] is not None:
-                yield from _mistakes_in_names(name, parameters[name], fn.arg_names)
-    for name in ("pre_hook", "post_hook", "do_bench"):
-        if not (parameters[name] is None or callable(parameters[name])):
-            yield f"{name}={parameters[name]!r}: give a function"
-    pruning = parameters["prune_configs_by"] or {}
-    if not isinstance(pruning, Mapping):
-        yield (
-            f"prune_configs_by={pruning!r}: give a dictionary such as "
-            '{"early_config_prune": function}'
-        )
-    for name, function in pruning.items():
-        if name not in _PRUNING:
-            yield f"prune_configs_by has no {name!r}: {did_you_mean(name, _PRUNING)}"
-        if not (name == "top_k" or function is None or callable(function)):
-            yield f"prune_configs_by[{name!r}]={function!r}: give a function"
-
-
-def _mistakes_in_configs(configs: Any) -> Iterator[str]:
+def _mistakes_in_parameters(
+    fn: Any,
+    configs: Sequence[TritonConfig],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any],
+) -> Iterator[str]:
     if isinstance(configs, ConfigSpace):
-        return
-    is_list = hasattr(configs, "__len__") and hasattr(configs, "__getitem__")
-    if configs is None or (is_list and not len(configs)):
-        yield no_configs(configs)
-    if not is_list or isinstance(configs, (str, Mapping)):
-        yield f"configs={configs!r}: give a list such as [{_EXAMPLE}]"
-    for place, config in enumerate(configs):
-        if isinstance(config, type) or not hasattr(config, "all_kwargs"):
-            yield f"configs[{place}] is {config!r}: give a triton.Config such as {_EXAMPLE}"
-        if not isinstance(config.kwargs, Mapping):
-            yield (
-                f"configs[{place}] is triton.Config({config.kwargs!r}): give its values by name, "
-                f"such as {_EXAMPLE}"
-            )
+        named: Mapping[str, Iterable[str]] = {"its config_space": configs.names}
+    elif configs:
+        named = {f"configs[{place}]": config.kwargs for place, config in enumerate(configs)}
+    else:
+        yield (
+            f"configs={configs!r} leaves nothing to choose from: give a list such as "
+            '[triton.Config({"BLOCK": 64}, num_warps=4)]'
+        )
+    if _reaches_triton(fn):
+        for where, names in named.items():
+            if mistake := unknown_name(names, fn.arg_names):
+                yield f"{where} sets {mistake}"
+    yield from _unknown_arguments("key", key, fn.arg_names)
+    known = ("early_config_prune", "perf_model", "top_k")
+    for name in prune_configs_by:
+        if name not in known:
+            yield f"prune_configs_by has no {name!r}: {did_you_mean(name, known)}"
 
 
-def no_configs(configs: Any) -> str:
-    """Say that a kernel is declared without configs, for which Triton has one of its own."""
-    return f"configs={configs!r} leaves nothing to choose from: give a list such as [{_EXAMPLE}]"
+def _reaches_triton(fn: Any) -> bool:
+    """Return whether all of a config reaches Triton's `run`, which raises for unknown names.
 
-
-def _names_that_heuristics_read(fn: Any) -> list[str] | None:
-    """Return the names that heuristics below the autotuner may look up in a config.
-
-    None: not all of a config reaches Triton's `run`, which raises for unknown names, since an
-    object of the author's own between the decorators may keep some for itself.
+    An object of the author's own between the decorators may keep some for itself.
     """
-    names: list[str] = []
     while not inspect.isfunction(fn):
         run = vars(fn).get("run", type(fn))
-        packages = {part.__module__.partition(".")[0] for part in (type(fn), run)}
-        if not packages <= {"triton", "dejavu_cache"}:
-            return None
-        for heuristic in fn.values.values() if isinstance(fn, Heuristics) else ():
-            constants = getattr(getattr(heuristic, "__code__", None), "co_consts", ())
-            names += [constant for constant in constants if isinstance(constant, str)]
+        if any(part.__module__.partition(".")[0] != "triton" for part in (type(fn), run)):
+            return False
         fn = fn.fn
-    return names
-
-
-def _mistakes_in_names(parameter: str, names: Any, arg_names: Sequence[str]) -> Iterator[str]:
-    """Say why a parameter is no collection of names of arguments."""
-    if isinstance(names, str) or not hasattr(names, "__iter__"):
-        name = names if isinstance(names, str) else "n"
-        yield f'{parameter}={names!r}: give a list such as ["{name}"]'
-    for name in names:
-        if not isinstance(name, str):
-            yield f"{parameter} holds {name!r}: give the names of arguments, as strings"
-    yield from _unknown_arguments(parameter, names, arg_names)
+    return True

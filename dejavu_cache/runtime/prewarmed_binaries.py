@@ -12,15 +12,21 @@ import sysconfig
 from functools import cache
 from pathlib import Path
 
-from ..errors import DejavuError
+from ..errors import DejavuError, PrewarmError
 from ..settings import current_settings
 from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.cache_managers import serve_binaries
+from ..triton_internals.environment import triton_version
+from ..triton_internals.hooks import serve_binaries
 
-__all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]
+__all__ = [
+    "SealedBinaries",
+    "loadable_manifest",
+    "use_prewarmed_binaries",
+    "writable_by_others",
+]
 
 
 class SealedBinaries:
@@ -83,9 +89,15 @@ def use_prewarmed_binaries() -> None:
         return
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
-    loadable = [
-        (folder, manifest) for folder in resolved if (manifest := _loadable_manifest(folder))
-    ]
+    loadable = []
+    for folder in resolved:
+        try:
+            loadable.append((folder, loadable_manifest(folder)))
+        except (DejavuError, OSError) as error:
+            warn_once(
+                f"prewarmed {folder}",
+                f"the binaries of {folder} are not used, and kernels will be compiled: {error}",
+            )
     if loadable:
         serve_binaries(
             [SealedBinaries(folder, manifest) for folder, manifest in loadable],
@@ -93,33 +105,30 @@ def use_prewarmed_binaries() -> None:
         )
 
 
-def _loadable_manifest(folder: Path) -> Manifest | None:
-    """Return a folder's manifest, or None if this process cannot load its binaries."""
-    import triton
+def loadable_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder whose binaries this process may load.
 
-    try:
-        problem = writable_by_others(folder)
-        if problem is None:
-            manifest = read_manifest(folder)
-            theirs = (manifest.triton, manifest.abi, manifest.platform)
-            ours = (
-                triton.__version__,
-                str(sysconfig.get_config_var("EXT_SUFFIX")),
-                sysconfig.get_platform(),
-            )
-            if ours == theirs:
-                return manifest
-            problem = (
-                f"they are for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: prewarm "
-                "with what the program runs on"
-            )
-    except (DejavuError, OSError) as error:
-        problem = str(error)
-    warn_once(
-        f"prewarmed {folder}",
-        f"the binaries of {folder} are not used, and kernels will be compiled: {problem}",
+    Raises:
+        PrewarmError: others may write to the folder, its manifest is damaged, or it was made for
+            another Triton or Python.
+        OSError: the folder cannot be looked at.
+    """
+    problem = writable_by_others(folder)
+    if problem is not None:
+        raise PrewarmError(f"{problem}, since binaries are code")
+    manifest = read_manifest(folder)
+    ours = (
+        str(triton_version()),
+        str(sysconfig.get_config_var("EXT_SUFFIX")),
+        sysconfig.get_platform(),
     )
-    return None
+    theirs = (manifest.triton, manifest.abi, manifest.platform)
+    if ours != theirs:
+        raise PrewarmError(
+            f"they are for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: prewarm with "
+            "what the program runs on"
+        )
+    return manifest
 
 
 def writable_by_others(folder: Path) -> str | None:
@@ -152,6 +161,6 @@ def _problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
     if is_plain and is_private and status.st_uid in (0, os.geteuid()):
         return None
     return (
-        f"binaries are code, and {path} is a link, another user's, or one that others may write: "
+        f"{path} is a link, another user's, or one that others may write: "
         f"replace it by a file or folder, chown it to this user, or chmod go-w {path}"
     )

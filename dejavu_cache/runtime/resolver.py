@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -155,15 +155,6 @@ class Resolver:
         config = describe(fastest.config)
         reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
         return replace(fallback, not_compared=reasons)
-
-    def revision(self, context: Context) -> Hashable | None:
-        """Return a value that changes before a fallback's answer may change, or None if unknown.
-
-        A fallback that tunes at the next try may change at any time.
-        """
-        if self.mode is Mode.STRICT or (self.mode is Mode.TUNE and may_benchmark()):
-            return None
-        return self.store.revision(context)
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""

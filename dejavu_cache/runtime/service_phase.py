@@ -26,30 +26,30 @@ __all__ = [
 _phases: list[Serving] = []
 """The phases of serving that have not ended."""
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    may_benchmark: bool | None = None
+    """What a block says of this thread's launches, which may compile in it; None outside of one."""
+
+
+_thread = _Thread()
 
 
 def is_serving() -> bool:
     """Return whether this thread's launches must neither benchmark nor compile."""
-    return bool(_phases) and not getattr(_thread, "warmups", 0)
+    return bool(_phases) and _thread.may_benchmark is None
 
 
 def may_benchmark() -> bool:
     """Return whether this thread's launches may benchmark configs, as far as their mode lets."""
-    return not is_serving() and not getattr(_thread, "without_benchmarks", 0)
+    return not _phases if _thread.may_benchmark is None else _thread.may_benchmark
 
 
 class Serving(AbstractContextManager["Serving"]):
-    """Time in which the process serves requests; see `serving`.
-
-    Attributes:
-        compiled: the kernels that were compiled nevertheless, since none that was compiled before
-            could stand in.
-    """
+    """Time in which the process serves requests; see `serving`."""
 
     def __init__(self) -> None:
         """Begin at once."""
-        self.compiled: list[str] = []
         _phases.append(self)
 
     def end(self) -> None:
@@ -89,31 +89,27 @@ def warmup() -> Iterator[None]:
     as usual.
     """
     start = time.perf_counter()
-    with _count("warmups"):
+    with _allowing(benchmarks=True):
         yield
     logger.info("warmed up in %.1f s", time.perf_counter() - start)
 
 
-@contextmanager
-def without_benchmarks() -> Iterator[None]:
+def without_benchmarks() -> AbstractContextManager[None]:
     """Let this thread's launches compile, but benchmark nothing, whatever their mode."""
-    with _count("without_benchmarks"):
-        yield
+    return _allowing(benchmarks=False)
 
 
 @contextmanager
-def _count(name: str) -> Iterator[None]:
-    setattr(_thread, name, getattr(_thread, name, 0) + 1)
+def _allowing(*, benchmarks: bool) -> Iterator[None]:
+    outer, _thread.may_benchmark = _thread.may_benchmark, benchmarks
     try:
         yield
     finally:
-        setattr(_thread, name, getattr(_thread, name) - 1)
+        _thread.may_benchmark = outer
 
 
 def note_compilation(kernel: str) -> None:
-    """Note that a kernel had to be compiled while the process serves."""
-    for phase in list(_phases):
-        phase.compiled.append(kernel)
+    """Warn that a kernel has to be compiled while the process serves."""
     logger.warning(
         "%s is compiled while requests wait: none of its kernels in memory fits these arguments; "
         "launch it with such arguments before dejavu_cache.serving(), or inside warmup()",

@@ -18,7 +18,7 @@ from ..errors import StoreError
 from ..model.merge import part_digests
 from ..model.scenario import Context, Scenario
 from ..settings import current_settings
-from ..system.background_threads import at_program_end, start_thread, uninterrupted
+from ..system.background_threads import Finisher, at_program_end, start_thread, uninterrupted
 from ..system.fork_lock import ForkCondition, ForkLock
 from ..system.notices import logger
 from .base import CopyChanges, Store
@@ -103,7 +103,7 @@ def take_over(
         store.put(context, records)
 
 
-class _Revalidation:
+class _Revalidation(Finisher):
     """Asks each server once for all kernels of the process, in a thread."""
 
     def __init__(self) -> None:
@@ -138,9 +138,6 @@ class _Revalidation:
             self._condition.notify_all()
         if thread is not None:
             thread.join(min(seconds, LAST_SECONDS))
-
-    def interrupt(self) -> None:
-        """Do nothing: the stores interrupt their requests."""
 
     def _run(self) -> None:
         while self._wait():

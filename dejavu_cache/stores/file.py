@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 from filelock import Timeout
 
@@ -25,8 +24,6 @@ from .folder import LOCKS, Folder, Signature, describe_failure, folder_name, hol
 __all__ = ["FileStore"]
 
 _TREE = ".tree.json"
-
-T = TypeVar("T")
 
 
 class FileStore(Store):
@@ -135,51 +132,48 @@ class FileStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
-        pages = [page for _, page in self._readable("*.json", self._load, kernel) if page]
+        pages = [page for _, page in self._readable("*.json", kernel) if isinstance(page, Page)]
         contexts = {page.context for page in pages if kernel in (None, page.context.kernel.name)}
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def problems(self) -> dict[Path, list[str]]:
         """Return what is wrong with files of the folder, and which were kept as damaged."""
         problems: dict[Path, list[str]] = {}
-        for path, page in self._walk("*.json", self._load):
-            problems[path] = page.problems() if isinstance(page, Page) else [f"passed over: {page}"]
-        for path, tree in self._walk(f"*{_TREE}", self._tree_of):
-            problems[path] = [] if isinstance(tree, Tree) else [f"passed over: {tree}"]
+        for path, content in self._walk("*.json"):
+            if isinstance(content, Page):
+                problems[path] = content.problems()
+            elif isinstance(content, Exception):
+                problems[path] = [f"passed over: {content}"]
         for path in self._folder.find("*.json.damaged-*"):
             problems[path] = ["was damaged; mend it and `dejavu-cache import` it, or delete it"]
         return {path: found for path, found in problems.items() if found}
 
-    def _readable(
-        self, pattern: str, read: Callable[[Path], T], kernel: str | None
-    ) -> Iterator[tuple[Path, T]]:
+    def _readable(self, pattern: str, kernel: str | None) -> Iterator[tuple[Path, object]]:
         """Yield the files of a kernel's folder that can be read, and warn about the others."""
-        for path, content in self._walk(pattern, read, kernel):
+        for path, content in self._walk(pattern, kernel):
             if isinstance(content, Exception):
                 warn_once(f"{path}", f"{path} is passed over: {content}")
             else:
                 yield path, content
 
     def _walk(
-        self, pattern: str, read: Callable[[Path], T], kernel: str | None = None
-    ) -> Iterator[tuple[Path, T | Exception]]:
-        """Yield the files of a pattern, and what is read from each or why it cannot be read."""
+        self, pattern: str, kernel: str | None = None
+    ) -> Iterator[tuple[Path, Page | Tree | Exception | None]]:
+        """Yield the files of a pattern, and what is in each or why it cannot be read."""
         below = "" if kernel is None else folder_name(kernel)
         for path in self._folder.find(pattern, below=below):
-            if path.name.endswith(_TREE) and not pattern.endswith(_TREE):
-                continue
             try:
-                yield path, read(path)
+                if path.name.endswith(_TREE):
+                    yield path, Tree.parse(self._folder.read(path), str(path))
+                else:
+                    yield path, self._load(path)
             except (StoreError, OSError) as error:
                 yield path, error
 
-    def _tree_of(self, path: Path) -> Tree:
-        return Tree.parse(self._folder.read(path), str(path))
-
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        for path, tree in self._readable(f"*{_TREE}", self._tree_of, kernel):
-            if kernel in (None, tree.context.kernel.name):
+        for path, tree in self._readable(f"*{_TREE}", kernel):
+            if isinstance(tree, Tree) and kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
 
     def put_tree(self, tree: Tree) -> str:

@@ -11,17 +11,16 @@ read-only.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from ..errors import BundleError
+from ..errors import PrewarmError
 from ..model.record import first_problem, version_of
 from ..model.scenario import Device, canonical_json
-from ..system.safe_files import sha256_of
+from ..system.safe_files import read_file, sha256_of
 
 __all__ = [
     "BINARIES",
@@ -31,12 +30,11 @@ __all__ = [
     "File",
     "Manifest",
     "PrewarmedKernel",
+    "describe_file",
     "files_of",
     "find_differences",
     "is_prewarmed",
-    "parse_manifest",
     "read_manifest",
-    "verify_folder",
 ]
 
 SCHEMA = 1
@@ -45,11 +43,6 @@ SCHEMA = 1
 MANIFEST = "prewarmed.json"
 RECORDS = "records"
 BINARIES = "binaries"
-
-_MOST_BYTES = 64 << 20
-"""Largest size of a manifest, enough for a folder of several hundred thousand files."""
-
-_OTHER_KIND = "is neither a file nor a folder: remove it"
 
 
 class _Model(BaseModel):
@@ -102,11 +95,6 @@ class Manifest(_Model):
         """Canonical JSON of the manifest."""
         return canonical_json(self) + "\n"
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the text, which identifies the folder's content."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
 
 def is_prewarmed(folder: Path) -> bool:
     """Return whether a folder was made by `dejavu-cache prewarm`; False if nobody may look."""
@@ -116,125 +104,67 @@ def is_prewarmed(folder: Path) -> bool:
         return False
 
 
-def parse_manifest(text: bytes, where: str) -> Manifest:
-    """Parse a manifest.
-
-    Args:
-        text: the content of its file.
-        where: the file's name, for error messages.
+def read_manifest(folder: Path) -> Manifest:
+    """Read a folder's manifest, without comparing it with the files.
 
     Raises:
-        BundleError: a newer version wrote it, or it is damaged.
+        PrewarmError: there is none, it is damaged, or a newer version wrote it.
     """
+    path = folder / MANIFEST
+    try:
+        text = read_file(path)
+    except FileNotFoundError:
+        raise PrewarmError(
+            f"{folder} is no prewarmed folder: it has no {MANIFEST}; make one with prewarm"
+        ) from None
+    except OSError as error:
+        raise PrewarmError(f"{path} cannot be read: {error.strerror}") from None
     schema = version_of(text, "schema_version")
     if schema > SCHEMA:
-        raise BundleError(
-            f"{where} has schema version {schema}, and this version of dejavu-cache reads up to "
+        raise PrewarmError(
+            f"{path} has schema version {schema}, and this version of dejavu-cache reads up to "
             f"{SCHEMA}: upgrade dejavu-cache"
         )
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        raise BundleError(f"{where} is damaged: {first_problem(error)}; get it again") from None
+        raise PrewarmError(f"{path} is damaged: {first_problem(error)}") from None
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest, without comparing it with the files.
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return everything in a folder but its manifest and folders, by the paths inside, sorted.
 
-    Raises:
-        BundleError: there is none, or it cannot be read.
+    Links are not followed.
     """
-    path = folder / MANIFEST
+    paths = [
+        Path(root, name)
+        for root, folders, names in os.walk(folder)
+        for name in [*folders, *names]
+        if Path(root, name).is_symlink() or not Path(root, name).is_dir()
+    ]
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
+    files.pop(MANIFEST, None)
+    return files
+
+
+def find_differences(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield what in a folder is not as its manifest says, each with its path inside the folder."""
+    files = files_of(folder)
+    for inside in sorted(files.keys() | manifest.files.keys()):
+        if inside not in files:
+            yield f"{inside} is missing"
+        elif inside not in manifest.files:
+            yield f"{inside} is not in the manifest"
+        elif describe_file(files[inside]) != manifest.files[inside]:
+            yield f"{inside} was altered: its digest is not the manifest's"
+
+
+def describe_file(path: Path) -> File | None:
+    """Return a file's size and digest; None if it is no regular file or cannot be read."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BundleError(f"{path} is damaged: {path.stat().st_size} bytes are no manifest")
-        return parse_manifest(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise BundleError(
-            f"{folder} is no prewarmed folder: it has no {MANIFEST}; make one with prewarm"
-        ) from None
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield all files of a folder except its manifest, with their paths inside it, sorted.
-
-    Raises:
-        BundleError: the folder contains something that is neither a file nor a folder.
-    """
-    files, others = _list_entries(folder)
-    for path in others:
-        raise BundleError(f"{path} {_OTHER_KIND}")
-    yield from files.items()
-
-
-def _list_entries(folder: Path) -> tuple[dict[str, Path], list[Path]]:
-    """Return the files by their paths inside a folder, sorted, and what is no file or folder.
-
-    The manifest is left out of the files. Links are not followed.
-    """
-    files, others = [], []
-    for root, folders, names in os.walk(folder):
-        for name in [*folders, *names]:
-            path = Path(root, name)
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                others.append(path)
-            elif not path.is_dir():
-                files.append(path)
-    by_name = {path.relative_to(folder).as_posix(): path for path in sorted(files)}
-    by_name.pop(MANIFEST, None)
-    return by_name, others
-
-
-def verify_folder(folder: Path) -> Manifest:
-    """Compare all files of a folder with its manifest, and return the manifest.
-
-    Raises:
-        BundleError: a file is missing, altered, or not in the manifest.
-    """
-    manifest = read_manifest(folder)
-    for inside, problem in find_differences(folder, manifest):
-        raise BundleError(f"{folder / inside} {problem}")
-    return manifest
-
-
-def find_differences(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what in a folder is not as its manifest says.
-
-    Yields:
-        The path inside the folder, and what is wrong with it and how to repair that.
-    """
-    files, others = _list_entries(folder)
-    other_names = [path.relative_to(folder).as_posix() for path in others]
-    for inside in other_names:
-        yield inside, _OTHER_KIND
-    for inside in sorted(manifest.files.keys() - files.keys() - set(other_names)):
-        yield inside, "is missing: make the folder again, or extract it again"
-    for inside in sorted(files.keys() - manifest.files.keys()):
-        yield inside, "is not in the manifest: remove it, or make the folder again"
-    for inside in sorted(files.keys() & manifest.files.keys()):
-        try:
-            described = describe_file(files[inside])
-        except BundleError as error:
-            yield inside, str(error).removeprefix(f"{files[inside]} ")
-            continue
-        if described != manifest.files[inside]:
-            yield (
-                inside,
-                "was altered: its digest is not the manifest's; make the folder again",
-            )
-
-
-def describe_file(path: Path) -> File:
-    """Return a file's size and digest.
-
-    Raises:
-        BundleError: the file cannot be read.
-    """
-    try:
+        if path.is_symlink() or not path.is_file():
+            return None
         with path.open("rb") as file:
-            digest = sha256_of(file)
-            return File(size=file.tell(), sha256=digest)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}") from None
+            return File(sha256=sha256_of(file), size=file.tell())
+    except OSError:
+        return None

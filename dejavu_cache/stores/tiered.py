@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
-from typing import TypeVar
 
 from ..errors import StoreError
 from ..model.decision_tree import Tree
@@ -19,8 +17,6 @@ from .base import Found, FoundTree, Store
 from .copies import LocalCopies
 
 __all__ = ["TieredStore", "tiers_of", "wait_longer"]
-
-T = TypeVar("T")
 
 
 def tiers_of(store: Store) -> tuple[Store, ...]:
@@ -72,16 +68,16 @@ class TieredStore(Store):
         """Return a record merged from the local tiers; ask the remote ones if that is a miss."""
         if self._copies is not None:
             self._copies.watch(context, scenario)
-        local = [tier for tier in self.tiers if not tier.remote]
         best: Found | None = None
-        for tiers in (local, [tier for tier in self.tiers if tier.remote]):
-            if best is not None and not fresh:
+        for tier in sorted(self.tiers, key=lambda tier: tier.remote):
+            if best is not None and tier.remote and not fresh:
                 break
-            for found in self._ask(lambda tier: tier.get(context, scenario, fresh=fresh), tiers):
-                if best is None or found is None:
-                    best = best or found
-                else:
+            with self._passed_over_if_it_fails(tier):
+                found = tier.get(context, scenario, fresh=fresh)
+                if best is not None and found is not None:
                     best = Found(merge_records(best.record, found.record), best.store)
+                else:
+                    best = best or found
         if best is not None:
             self._fill_back(context, best)
         return best
@@ -102,32 +98,52 @@ class TieredStore(Store):
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records, merged from all tiers."""
         merged: dict[Scenario, Record] = {}
-        for records in self._ask(lambda tier: list(tier.records(context))):
-            merged = merge_into(merged, records)
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                merged = merge_into(merged, tier.records(context))
         return iter(sorted(merged.values(), key=lambda record: record.scenario.text))
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of all tiers, sorted and without repetition."""
-        answers = self._ask(lambda tier: list(tier.scenario_texts(context)))
-        return iter(sorted(set(chain.from_iterable(answers))))
+        texts: set[str] = set()
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                texts.update(tier.scenario_texts(context))
+        return iter(sorted(texts))
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""
-        revisions = tuple(self._ask(lambda tier: tier.revision(context)))
-        return None if None in revisions or len(revisions) < len(self.tiers) else revisions
+        revisions = []
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                revisions.append(tier.revision(context))
+        is_known = len(revisions) == len(self.tiers) and None not in revisions
+        return tuple(revisions) if is_known else None
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""
-        answers = self._ask(lambda tier: list(tier.contexts(kernel)))
-        return iter(sorted(set(chain.from_iterable(answers)), key=lambda context: context.text))
+        contexts: set[Context] = set()
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                contexts.update(tier.contexts(kernel))
+        return iter(sorted(contexts, key=lambda context: context.text))
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees of all tiers, the nearest tier's first."""
-        return chain.from_iterable(self._ask(lambda tier: list(tier.trees(kernel))))
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                yield from list(tier.trees(kernel))
 
     def put_tree(self, tree: Tree) -> str:
         """Write a tree to the first writable tier that accepts it."""
-        return self._write_to_first(lambda tier: tier.put_tree(tree))
+        self._refuse_if_read_only()
+        failures: list[StoreError] = []
+        for tier in self._writable:
+            try:
+                return tier.put_tree(tree)
+            except StoreError as error:
+                failures.append(error)
+        raise failures[0]
 
     def delete_tree(self, context: Context) -> bool:
         """Remove a tree from every writable tier."""
@@ -136,34 +152,29 @@ class TieredStore(Store):
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if none accepted them."""
-        records = list(records)
-        self._write(lambda tier: tier.put(context, records), to_all=self.strict)
+        self._write(context, list(records), now=False)
 
     def put_now(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into every writable tier; raise if one did not accept them."""
-        records = list(records)
-        self._write(lambda tier: tier.put_now(context, records), to_all=True)
+        self._write(context, list(records), now=True)
 
-    def supersede(self, context: Context, record: Record) -> None:
-        """Replace measurements in every writable tier; raise if one did not accept them."""
-        self._write(lambda tier: tier.supersede(context, record), to_all=True)
-
-    def _write(self, put: Callable[[Store], None], *, to_all: bool) -> None:
-        """Write to every writable tier, and warn of those that fail.
-
-        Raises:
-            StoreError: a tier failed although all have to accept, or all tiers did.
-        """
+    def _write(self, context: Context, records: Sequence[Record], *, now: bool) -> None:
         self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
             try:
-                put(tier)
+                (tier.put_now if now else tier.put)(context, records)
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)
-        if failures and (to_all or len(failures) == len(self._writable)):
+        if failures and (now or self.strict or len(failures) == len(self._writable)):
             raise failures[0]
+
+    def supersede(self, context: Context, record: Record) -> None:
+        """Replace measurements in every writable tier."""
+        self._refuse_if_read_only()
+        for tier in self._writable:
+            tier.supersede(context, record)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""
@@ -195,8 +206,9 @@ class TieredStore(Store):
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario on the worklists of all tiers."""
-        for _ in self._ask(lambda tier: tier.miss(context, scenario)):
-            pass
+        for tier in self.tiers:
+            with self._passed_over_if_it_fails(tier):
+                tier.miss(context, scenario)
 
     def close(self) -> None:
         """Close every tier."""
@@ -207,37 +219,15 @@ class TieredStore(Store):
     def _writable(self) -> list[Store]:
         return [tier for tier in self.tiers if not tier.read_only]
 
-    def _write_to_first(self, action: Callable[[Store], T]) -> T:
-        """Write to the first writable tier that accepts; if none does, raise the first error."""
-        self._refuse_if_read_only()
-        failures: list[StoreError] = []
-        for tier in self._writable:
-            try:
-                return action(tier)
-            except StoreError as error:
-                failures.append(error)
-        raise failures[0]
-
-    def _ask(
-        self, question: Callable[[Store], T], tiers: Iterable[Store] | None = None
-    ) -> Iterator[T]:
-        """Yield the tiers' answers; one that fails is left out with one warning.
-
-        A strict store raises its error instead.
-
-        Args:
-            question: calls a tier, and reads what it returns to the end.
-            tiers: the tiers to ask; None: all.
-        """
-        for tier in self.tiers if tiers is None else tiers:
-            try:
-                answer = question(tier)
-            except (StoreError, OSError) as error:
-                if self.strict:
-                    raise
-                warn_once(tier.url, f"{tier.url} is passed over: {error}")
-                continue
-            yield answer
+    @contextmanager
+    def _passed_over_if_it_fails(self, tier: Store) -> Iterator[None]:
+        """Warn once of an error of a tier; a strict store raises it."""
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            if self.strict:
+                raise
+            warn_once(tier.url, f"{tier.url} is passed over: {error}")
 
 
 def _warn_of_unwritable(tier: Store, error: Exception) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -186,16 +185,6 @@ _BUILT_IN: dict[str, Callable[[str], Store]] = {
 }
 
 
-@cache
-def _shipped_points(path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the entry points of shipped records; reading all packages' metadata takes long.
-
-    Args:
-        path: the current `sys.path`, by which packages are found.
-    """
-    return sorted(entry_points(group=SHIPPED), key=lambda point: point.name)
-
-
 def _folder_of(point: EntryPoint) -> Path:
     """Return the folder of the package that an entry point names.
 
@@ -208,6 +197,7 @@ def _folder_of(point: EntryPoint) -> Path:
     return Path(spec.submodule_search_locations[0], *inner)
 
 
+@cache
 def shipped_stores() -> list[Store]:
     """Open the records that installed packages ship, for reading only.
 
@@ -215,7 +205,7 @@ def shipped_stores() -> list[Store]:
     package whose folder contains them.
     """
     stores: list[Store] = []
-    for point in _shipped_points(tuple(sys.path)):
+    for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
         try:
             folder = _folder_of(point)
         except Exception as error:  # another package's error must not stop a launch

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from multiprocessing import util as multiprocessing_util
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from .fork_lock import ForkCondition, ForkLock
 
@@ -59,7 +59,7 @@ FORK_SECONDS = 5.0
 """Longest time that a fork waits for threads to leave what it must not cut off."""
 
 
-class Finisher(Protocol):
+class Finisher:
     """Something that has work left at the program's end."""
 
     def finish(self, seconds: float) -> None:
@@ -153,7 +153,7 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
 _Item = TypeVar("_Item")
 
 
-class WriterThread(ABC, Generic[_Item]):
+class WriterThread(Finisher, ABC, Generic[_Item]):
     """Queue of what a thread writes, so that nobody waits for a disk.
 
     The thread begins with an item, and ends when there is none left. Items that come while it
@@ -204,9 +204,6 @@ class WriterThread(ABC, Generic[_Item]):
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.is_done, seconds)
             self._hurries = False
-
-    def interrupt(self) -> None:
-        """Do nothing: a write waits for no request."""
 
     def _work(self) -> None:
         while True:

@@ -20,7 +20,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -31,7 +31,6 @@ __all__ = [
     "data_folder",
     "expand_home",
     "open_folder",
-    "open_regular",
     "open_replacement",
     "open_to_append",
     "private_temporary_folder",
@@ -66,48 +65,15 @@ def open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[i
     handle = os.open(root, _FOLDER)
     try:
         for name in folder.relative_to(root).parts:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=handle)
             # Never named twice: an error, or Ctrl-C, in between would have it closed twice.
-            handle, outer = _open_child(handle, name, create), handle
+            handle, outer = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=handle), handle
             os.close(outer)
         yield handle
     finally:
         os.close(handle)
-
-
-def _open_child(parent: int, name: str, create: bool) -> int:
-    if create:
-        with suppress(FileExistsError):
-            os.mkdir(name, dir_fd=parent)
-    try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
-    except OSError as error:
-        if error.errno == errno.ENOTDIR and _is_link(name, parent):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
-        raise
-
-
-def _is_link(name: str, parent: int) -> bool:
-    try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
-
-
-def open_regular(root: Path, path: Path) -> int:
-    """Open a regular file below a root for reading, and return its descriptor.
-
-    Raises:
-        OSError: it cannot be opened, a link is in the way (`ELOOP`), or it is a pipe, a device or
-            the like (`EFTYPE`, or `EINVAL` where that is not defined).
-    """
-    with open_folder(root, path.parent) as folder:
-        handle = os.open(path.name, os.O_RDONLY | _FILE, dir_fd=folder)
-    try:
-        _refuse_special_file(handle, path)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
 
 
 def _refuse_special_file(handle: int, path: Path) -> None:
@@ -128,11 +94,19 @@ def read_file(path: Path, root: Path | None = None) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or is larger (`EFBIG`).
     """
-    with open(open_regular(root or path.parent, path), "rb") as file:
+    with (
+        open_folder(root or path.parent, path.parent) as folder,
+        open(path.name, "rb", opener=partial(_open_in, folder)) as file,
+    ):
+        _refuse_special_file(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
         if size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return file.read(size)  # the buffer has this size at once, also for a file that is shorter
+
+
+def _open_in(folder: int, name: str, flags: int) -> int:
+    return os.open(name, flags | _FILE, dir_fd=folder)
 
 
 def sha256_of(file: IO[bytes]) -> str:

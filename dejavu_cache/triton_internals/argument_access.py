@@ -7,6 +7,7 @@ for one launch, by the addresses that are loaded and stored.
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,15 +118,15 @@ def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:
 class _PointerFlow:
     """Sets of values of a module that hold the same pointers, and what is done with each.
 
-    Values are known by their id. MLIR visits what is inside an operation before the operation.
+    Values are known by their id. All pointers that a loop or a branch is given, passes on and
+    returns count together.
     """
 
     def __init__(self) -> None:
         self.effects: list[tuple[int, str]] = []
         self.functions = 0
         self._parents: dict[int, int] = {}
-        self._block_pointers: dict[int, dict[int, Any]] = {}
-        self._yielded: dict[int, list[list[Any]]] = {}
+        self._inside: defaultdict[int, set[int]] = defaultdict(set)
 
     def root(self, value: int) -> int:
         """Return the value that stands for a set."""
@@ -139,66 +140,31 @@ class _PointerFlow:
         return {effect for changed, effect in self.effects if self.root(changed) == root}
 
     def visit(self, operation: Any) -> None:
-        """Note what an operation does with pointers."""
+        """Note what an operation does with pointers; those inside it were visited before."""
         name = operation.get_name()
         self.functions += name == "tt.func"
         if name in ("tt.func", "builtin.module"):
             return
         operands = [operation.get_operand(at) for at in range(operation.get_num_operands())]
         results = [operation.get_result(at) for at in range(operation.get_num_results())]
-        region = self._note_block(operation.get_block())
+        block = operation.get_block()
+        given = [block.get_argument(at) for at in range(block.get_num_arguments())]
+        inside = self._inside[block.get_parent().id()]
+        inside.update(_pointers_among(given))
         if name == "scf.yield":
-            self._yielded.setdefault(region, []).append(operands)
-        elif name in ("scf.for", "scf.if"):
-            self._join_structured(operation, operands, results)
+            inside.update(_pointers_among(operands))
         elif name in _EFFECTS:
             first = operands[0].id()
             self.effects += [(first, effect) for effect in _EFFECTS[name]]
             self.effects += [(at, UNKNOWN) for at in _pointers_among(operands[1:])]
         else:
-            pointers = [*_pointers_among([*operands, *results]), *self._inside(operation)]
-            self._join(pointers)
+            pointers = _pointers_among([*operands, *results])
+            for at in range(operation.get_num_regions()):
+                pointers += self._inside[operation.get_region(at).id()]
+            for value in pointers[1:]:
+                self._parents[self.root(value)] = self.root(pointers[0])
             if name not in _DERIVING:
                 self.effects += [(at, UNKNOWN) for at in _pointers_among(operands)]
-
-    def _note_block(self, block: Any) -> int:
-        """Note the pointers that a block is given; return the id of its region."""
-        region = int(block.get_parent().id())
-        given = [block.get_argument(at) for at in range(block.get_num_arguments())]
-        self._block_pointers.setdefault(region, {})[block.id()] = given
-        return region
-
-    def _join_structured(
-        self, operation: Any, operands: Sequence[Any], results: Sequence[Any]
-    ) -> None:
-        """Join what a loop or branch is given, passes on and returns, position by position."""
-        regions = [operation.get_region(at).id() for at in range(operation.get_num_regions())]
-        for position, result in enumerate(results):
-            if not _pointers_among([result]):
-                continue
-            same = [result]
-            for region in regions:
-                same += [values[position] for values in self._yielded.get(region, ())]
-                if operation.get_name() == "scf.for":  # bounds and step, and the loop's counter
-                    same.append(operands[position + 3])
-                    for given in self._block_pointers.get(region, {}).values():
-                        same.append(given[position + 1])
-            self._join([value.id() for value in same])
-
-    def _inside(self, operation: Any) -> list[int]:
-        """Return the pointers that the blocks inside an operation are given or return."""
-        inside: list[int] = []
-        for at in range(operation.get_num_regions()):
-            region = operation.get_region(at).id()
-            for given in self._block_pointers.get(region, {}).values():
-                inside += _pointers_among(given)
-            for values in self._yielded.get(region, ()):
-                inside += _pointers_among(values)
-        return inside
-
-    def _join(self, values: Sequence[int]) -> None:
-        for value in values[1:]:
-            self._parents[self.root(value)] = self.root(values[0])
 
 
 def _pointers_among(values: Sequence[Any]) -> list[int]:

@@ -67,12 +67,6 @@ LAUNCH_OPTIONS = TUNING_OPTIONS | {
 }
 """Options that a launch may set and a record may hold, for the same reason."""
 
-_OPTIONS_OF_OTHER_VERSIONS = frozenset(
-    {"clc", "cluster_dims", "enable_reflect_ftz", "fpsan_homomorphic_casts", "instrumentation_mode"}
-    | {"ir_override", "llvm_fn_attrs", "min_shared_mem", "sched4reg", "warp_size", "wgp_cu_mode"}
-)
-"""Options that only some of Triton 3.6 to 3.9 have: no misspelled names, if they are set."""
-
 
 def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
     """Say which name of a config is neither a kernel's parameter nor an option of any compiler.
@@ -91,17 +85,12 @@ def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
 
 @cache
 def _compiler_options() -> frozenset[str]:
-    """Return the options of all backends of this Triton, and of its other versions."""
+    """Return the options of all backends of this Triton, and those that tune in its others."""
     from triton.backends import backends
 
     modules = [sys.modules[backend.compiler.__module__] for backend in backends.values()]
-    options = [
-        value.__dataclass_fields__
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, type) and is_dataclass(value)
-    ]
-    return TUNING_OPTIONS.union(_OPTIONS_OF_OTHER_VERSIONS, *options)
+    kinds = [kind for module in modules for kind in vars(module).values() if is_dataclass(kind)]
+    return TUNING_OPTIONS.union(*(kind.__dataclass_fields__ for kind in kinds))
 
 
 def can_be_recorded(

@@ -1,19 +1,27 @@
 """The only writer of Triton's globals: knobs, driver, `triton.autotune` and `Autotuner`'s methods.
 
-It also has what stands in for a driver where there is no device, and builds the host modules by
-which Triton talks to a vendor's driver and launches kernels.
+It also has what stands in for a driver where there is no device, builds the host modules by which
+Triton talks to a vendor's driver and launches kernels, and has the cache managers that write and
+read folders of binaries: Triton's own cache holds absolute paths and must be writable.
 
 The functions import Triton when they are called, so that their callers can be imported without it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
+import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..system.notices import warn_once
+from ..system.safe_files import private_temporary_folder
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
@@ -21,27 +29,30 @@ if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
 __all__ = [
+    "CUDA_UTILS",
+    "BinarySource",
     "DevicelessDriver",
-    "RefusedCompilations",
     "UnloadedModule",
     "add_compilation_listener",
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
     "cache_manager",
+    "cuda_utils_key",
     "foreign_run",
     "former_run",
     "hash_callees_first",
     "is_autotune_replaced_by",
     "platform_key",
     "refusing_compilation",
+    "relocatable_cache",
     "replace_autotune",
     "replace_bench",
     "retry_parsing",
-    "set_cache_folder",
+    "sealed_cache",
+    "serve_binaries",
     "set_cache_manager",
     "set_interpreter_memory",
-    "set_platform_key",
     "set_target",
     "store_binaries_in",
 ]
@@ -116,24 +127,8 @@ def hash_callees_first() -> None:
 _thread = threading.local()
 
 
-class RefusedCompilations:
-    """The compilations of a function that a thread has refused.
-
-    Args:
-        function: the `JITFunction`.
-
-    Attributes:
-        count: their number.
-    """
-
-    def __init__(self, function: JITFunction) -> None:
-        """Begin without any."""
-        self.function = function
-        self.count = 0
-
-
 @contextmanager
-def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]:
+def refusing_compilation(function: JITFunction) -> Iterator[list[JITFunction]]:
     """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
@@ -142,6 +137,9 @@ def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]
 
     Args:
         function: the `JITFunction`.
+
+    Yields:
+        A list that gets the function at each refusal.
     """
     from triton import knobs
 
@@ -149,18 +147,19 @@ def refusing_compilation(function: JITFunction) -> Iterator[RefusedCompilations]
     if not getattr(previous, "refuses_for_dejavu_cache", False):
 
         def refuse(*args: Any, fn: Any, **kwargs: Any) -> Any:
-            for refused in getattr(_thread, "refused", ()):
-                if refused.function is fn.jit_function:
-                    refused.count += 1
+            for refused, refusals in getattr(_thread, "refused", ()):
+                if refused is fn.jit_function:
+                    refusals.append(refused)
                     return True
             return previous(*args, fn=fn, **kwargs) if previous is not None else None
 
         refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
         knobs.runtime.jit_cache_hook = refuse
-    outer, refused = getattr(_thread, "refused", ()), RefusedCompilations(function)
-    _thread.refused = (refused, *outer)
+    outer: tuple[Any, ...] = getattr(_thread, "refused", ())
+    refusals: list[JITFunction] = []
+    _thread.refused = ((function, refusals), *outer)
     try:
-        yield refused
+        yield refusals
     finally:
         _thread.refused = outer
 
@@ -180,28 +179,11 @@ def set_cache_manager(manager: Any) -> None:
     knobs.cache.manager_class = manager
 
 
-def set_cache_folder(folder: str) -> None:
-    """Have Triton keep its cache in a folder."""
-    from triton import knobs
-
-    knobs.cache.dir = folder
-
-
 def set_interpreter_memory(memory: Any) -> None:
     """Have Triton's interpreter load and store by an object's methods."""
     from triton.runtime import interpreter
 
     interpreter._interpreter = memory
-
-
-def set_platform_key(key: str) -> None:
-    """Fix the platform's part in the keys of host modules.
-
-    Triton computes the key with the command `file`; without it, the key would differ.
-    """
-    from triton.runtime import build
-
-    build.platform_key = lambda: key
 
 
 def store_binaries_in(folder: str) -> None:
@@ -367,3 +349,142 @@ def build_launcher(backend: str, compiled: CompiledKernel) -> None:
         from triton.backends.amd.driver import HIPLauncher
 
         HIPLauncher(compiled.src, compiled.metadata)
+
+
+CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
+"""Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
+
+
+class BinarySource(Protocol):
+    """Binaries that may be loaded, by Triton's keys."""
+
+    def find(self, key: str, name: str) -> Path | None:
+        """Return the path of a file that was checked, or None."""
+
+
+def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
+    """Put binaries before Triton's cache, for the rest of the process.
+
+    Args:
+        sources: the binaries, as `sealed_cache` takes them.
+        host_key: the platform's part in the keys of the builder's host modules.
+    """
+    from triton.runtime import build
+
+    set_cache_manager(sealed_cache(sources, cache_manager()))
+    hash_callees_first()
+    # Triton computes its key with the command `file`; without it, the key would differ.
+    build.platform_key = lambda: host_key
+
+
+def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
+    """Return a cache manager class that reads sealed binaries, and writes elsewhere.
+
+    Args:
+        sources: binaries by Triton's keys, in the order in which they are asked.
+        otherwise: the class for all other files, Triton's own if None. Where it cannot write,
+            it gets a temporary folder.
+    """
+    from triton.runtime.cache import CacheManager, FileCacheManager
+
+    manager = otherwise or FileCacheManager
+
+    class SealedCache(CacheManager):  # type: ignore[misc]
+        def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+            self._arguments = key, override, dump
+            self._sources = () if override or dump else tuple(sources)
+
+        @cached_property
+        def _writable(self) -> Any:
+            return _writable_manager(manager, self._arguments)
+
+        def _find(self, filename: str) -> str | None:
+            keys = [self._arguments[0], *([cuda_utils_key()] if filename == CUDA_UTILS else ())]
+            found = (source.find(key, filename) for key in keys for source in self._sources)
+            return next((str(path) for path in found if path is not None), None)
+
+        def get_file(self, filename: str) -> str | None:
+            path: str | None = self._find(filename) or self._writable.get_file(filename)
+            return path
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            if listing := self._find(f"__grp__{filename}"):
+                names = json.loads(Path(listing).read_bytes())["child_paths"]
+                paths = {name: path for name in names if (path := self._find(name))}
+                if len(paths) == len(names):  # none of them must not be loaded
+                    return paths
+            group: dict[str, str] | None = self._writable.get_group(filename)
+            return group
+
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            return str(self._writable.put(data, filename, binary=binary))
+
+        def put_group(self, filename: str, group: dict[str, str]) -> Any:
+            return self._writable.put_group(filename, group)
+
+    return SealedCache
+
+
+def relocatable_cache() -> Any:
+    """Return a cache manager class whose files hold no absolute paths.
+
+    Its attribute `touched` collects the keys that Triton asks for.
+    """
+    from triton.runtime.cache import FileCacheManager
+
+    class RelocatableCache(FileCacheManager):  # type: ignore[misc]
+        touched: dict[str, bool]
+        """Keys that were asked for, and whether a file was put there."""
+
+        def get_file(self, filename: str) -> str | None:
+            self._use_portable_key(filename)
+            path: str | None = super().get_file(filename)
+            if path is not None:
+                type(self).touched.setdefault(self.key, False)
+            return path
+
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            self._use_portable_key(filename)
+            type(self).touched[self.key] = True
+            return str(super().put(data, filename, binary=binary))
+
+        def _use_portable_key(self, filename: str) -> None:
+            if filename == CUDA_UTILS and self.key != cuda_utils_key():
+                super().__init__(cuda_utils_key())
+
+        def put_group(self, filename: str, group: dict[str, str]) -> Any:
+            return super().put_group(filename, {name: name for name in sorted(group)})
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            path = self.get_file(f"__grp__{filename}")
+            if path is None:
+                return None
+            names = json.loads(Path(path).read_text(encoding="utf-8"))["child_paths"]
+            return {name: self._make_path(name) for name in names}
+
+    return RelocatableCache
+
+
+@cache
+def cuda_utils_key() -> str:
+    """Return a key for `CUDA_UTILS` that does not depend on the driver's path."""
+    import triton
+
+    source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+    return f"cuda-utils-{digest[:24]}"
+
+
+def _writable_manager(manager: Any, arguments: tuple[str, bool, bool]) -> Any:
+    """Return a cache manager that can write: in a temporary folder, if not where Triton would."""
+    from triton import knobs
+
+    try:
+        return manager(*arguments)
+    except OSError as error:
+        folder = private_temporary_folder() / "triton"
+        warn_once(
+            "triton cache", f"Triton's cache cannot be written ({error}): {folder} is used instead"
+        )
+        knobs.cache.dir = str(folder)
+        return manager(*arguments)

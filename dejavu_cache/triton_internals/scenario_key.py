@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import reprlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, as_text, is_scalar
-from .argument_reads import Answers, Reads
+from .argument_reads import Answers, ReadArguments
 from .binder import typed_constant
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
@@ -186,18 +186,17 @@ class ScenarioKey:
         return known, {name: text for name, text in tables.items() if name not in known}
 
     def _tabulate(
-        self, reads: Reads, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, read: set[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, str]:
         """Return a digest of the values that each heuristic computes for the declared configs."""
         named = {**dict(zip(self._order, args, strict=False)), **kwargs}
         for name, bucket in self._bucket_of.items():
             if bucket is not None and name in named:
                 named[name] = bucket(named[name])
-        with reads.watched():
-            computed = [
-                (values, _ask_heuristics(self._heuristics, reads.mapping({**named}), values))
-                for values in self._configs
-            ]
+        computed = [
+            (values, _ask_heuristics(self._heuristics, ReadArguments({**named}, read), values))
+            for values in self._configs
+        ]
         digests = {}
         for name in self._heuristics:
             by_config = sorted(
@@ -237,7 +236,9 @@ class ScenarioKey:
 
 
 def _ask_heuristics(
-    heuristics: Mapping[str, Callable[[Any], Any]], named: dict[str, Any], config: Mapping[str, Any]
+    heuristics: Mapping[str, Callable[[Any], Any]],
+    named: MutableMapping[str, Any],
+    config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what heuristics compute; one that raises needs values that are not there."""
     computed: dict[str, Any] = {}

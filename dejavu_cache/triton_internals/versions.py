@@ -9,7 +9,7 @@ Triton's private objects that other packages use are imported from here alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COVERED",
-    "GLUON_IS_COVERED",
-    "GLUON_IS_TESTED",
     "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
@@ -58,6 +56,7 @@ __all__ = [
     "is_covered",
     "kernel_follows_hooks",
     "knobs",
+    "launch_key",
     "load_box",
     "only_alignment_counts",
     "reinterpret_shared",
@@ -68,13 +67,7 @@ __all__ = [
 ]
 
 COVERED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether `JITFunction.run` of this Triton is known."""
-
-GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
-
-GLUON_IS_TESTED = (3, 6) <= _VERSION <= (3, 9)
-"""Whether the Hopper kernel was run on a GPU with this Triton."""
+"""Whether `JITFunction.run` of this Triton is known, and the Hopper kernel was run with it."""
 
 HOOK_CHAIN: Any = knobs.HookChain
 """Class of launch hooks, whose instances are often empty and never None."""
@@ -156,6 +149,16 @@ def autotuning_listener() -> Callable[..., None] | None:
     return listener
 
 
+def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it."""
+    names = autotuner.arg_names
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in named.items() if name in names}
+    values = [arguments[name] for name in autotuner.keys if name in arguments]
+    dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
+    return (*values, *dtypes)
+
+
 def active_hook(hook: Any) -> Any:
     """Return a launch hook, or None if calling it does nothing."""
     return None if hook.__class__ is HOOK_CHAIN and not hook.calls else hook
@@ -174,7 +177,8 @@ def c_launcher(kernel: CompiledKernel, expanded: bool = False) -> Callable[..., 
             only for a kernel that has `expandable_descriptors`.
     """
     run = kernel.run
-    if not (expanded or _only_passes_on(run)):
+    # A Python launcher of Triton's own around the C function expands descriptors.
+    if not (expanded or (_allocates_nothing(run) and inspect.isbuiltin(run.launch))):
         return _python_launcher(kernel)
     launch = _behind_descriptors(run)["launcher"] if expanded else run.launch
     function, packed = kernel.function, kernel.packed_metadata
@@ -239,7 +243,7 @@ def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
 def _behind_descriptors(run: Any) -> dict[str, Any]:
     """Return what Triton's function that expands descriptors has in its closure, by name."""
     wrapper = run.launch
-    if not (GLUON_IS_COVERED and inspect.isfunction(wrapper)):
+    if not (COVERED and inspect.isfunction(wrapper)):
         return {}
     cells = wrapper.__closure__ or ()
     return {
@@ -254,11 +258,6 @@ def _descriptor_places(inside: Mapping[str, Any]) -> list[int]:
         return sorted(inside.get("tensordesc_indices", ()))
     paths = inside.get("relevant_paths", {})  # Triton 3.8 has a tree: {0: {}, 2: {1: {}}}
     return [] if any(paths.values()) else sorted(paths)
-
-
-def _only_passes_on(run: Any) -> bool:
-    """Return whether a Python launcher adds nothing to the arguments of the C function."""
-    return _allocates_nothing(run) and inspect.isbuiltin(run.launch)
 
 
 def _allocates_nothing(run: Any) -> bool:

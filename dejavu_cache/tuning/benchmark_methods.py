@@ -22,7 +22,6 @@ __all__ = [
     "Method",
     "benchmark_name",
     "is_called_once",
-    "method_name",
     "name_for",
     "quantiles_of",
     "wall_clock",
@@ -120,21 +119,6 @@ def name_for(autotuner: Any, method: str) -> str:
     """
     leaves_out = method.startswith("events-") and restores_arguments(autotuner)
     return f"{method}{KERNEL_ALONE}" if leaves_out else method
-
-
-def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
-    """Return the benchmark method's name.
-
-    It is part of a record's key, so timings of two methods are never compared.
-
-    Raises:
-        TypeError: the benchmark function is bound to a value that has no encoding.
-    """
-    if use_cuda_graph:
-        return "cudagraph-warm"
-    if do_bench is not None:
-        return f"custom:{benchmark_name(do_bench)}"
-    return "wall" if interpreted else "events-cold"
 
 
 def is_called_once(method: str) -> bool:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ..model.scenario import Config, Context, FrozenModel, Scenario
-from ..system.background_threads import at_program_end
+from ..system.background_threads import Finisher, at_program_end
 from ..system.notices import logger
 from ..system.safe_files import open_folder, user_folder
 from .compile_ahead import device_failure_of
@@ -89,7 +89,7 @@ class Suspect(NamedTuple):
             self.path.unlink()
 
 
-class MeasurementMark:
+class MeasurementMark(Finisher):
     """The mark of this process for one scenario; a file that cannot be written marks nothing.
 
     Args:
@@ -143,9 +143,6 @@ class MeasurementMark:
                 self._path.unlink()
         os.close(self._handle)
         self._handle = None
-
-    def finish(self, seconds: float) -> None:
-        """Have nothing to send at the program's end."""
 
     def interrupt(self) -> None:
         """Empty the mark: the program ends while another of its threads tunes.

@@ -35,5 +35,5 @@ if in_image sh -c "command -v gcc cc clang"; then
     echo "there is a C compiler in the image" >&2
     exit 1
 fi
-in_image dejavu-cache bundle inspect /tuned
-in_image dejavu-cache bundle verify --no-device /tuned
+in_image dejavu-cache ls
+in_image dejavu-cache doctor

@@ -180,12 +180,11 @@ def make_server(settings: ServerSettings) -> StoppingServer:
 class StoppingServer(uvicorn.Server):
     """A server that stops without a failed request.
 
-    For a while it serves and says that it is not ready, so that a load balancer sends no more; then
-    it answers the requests that wait for a record.
+    For a while it serves and says that it is not ready, so that a load balancer sends no more.
     """
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
-        """Serve an app whose long polls are those of `server`."""
+        """Serve the app of `server`."""
         super().__init__(config)
         self._server = server
 
@@ -214,9 +213,8 @@ class StoppingServer(uvicorn.Server):
         return f"{host}:{port} cannot be listened on: {reason}: {remedy}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, have the waiting requests answered, and close the connections."""
+        """Drain, and close the connections."""
         await self._drain()
-        self._server.reader.long_polls.close()
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:

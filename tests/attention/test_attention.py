@@ -19,7 +19,7 @@ from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 from dejavu_cache.attention.schedule import Schedule
 from dejavu_cache.attention.sweep_suite import KERNELS
-from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
+from dejavu_cache.triton_internals.versions import COVERED
 
 # The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -87,7 +87,6 @@ def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_ser
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hopper, "suits", lambda batch: True)
-    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(few_sequences, "num_sms", lambda device: 132)
     for new, heads, count, expected in (
         (1, (32, 8), 1, "few_sequences"),
@@ -110,18 +109,7 @@ def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         check(case, "auto")
 
 
-def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    case = Case(new=[1, 1], past=[30, 5], heads=(8, 2), head_size=64, dtype=torch.float16)
-    batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
-    monkeypatch.setattr(hopper, "suits", lambda batch: True)
-    for is_tested in (True, False):
-        monkeypatch.setattr(api, "GLUON_IS_TESTED", is_tested)
-        assert (api.choose(batch) == "hopper") == is_tested
-
-
-@pytest.mark.skipif(not GLUON_IS_COVERED, reason="this Triton has no Hopper kernel")
+@pytest.mark.skipif(not COVERED, reason="this Triton has no Hopper kernel")
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("driver", [12020, 12030, None])
 def test_launches_overlap_where_caller_and_driver_allow_it(

@@ -39,7 +39,6 @@ def sms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` give batches of bfloat16 queries and caches to the Hopper kernel."""
-    monkeypatch.setattr(api, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(hopper_kernel, "suits", lambda batch: batch.k_cache.dtype == torch.bfloat16)
 
 
@@ -77,6 +76,13 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
 def test_misses_and_checks_of_winners_see_kernels_that_auto_does_not_take() -> None:
     seen = {case.name.split()[0] for case in suite.load_all_cases({})}
     assert seen == {"naive", "qblock", "segmented", "static_grid"}
+
+
+def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
+    cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
+    assert cases[0].arguments()["q"].shape[1:] == (6, 64)
+    with pytest.raises(SettingsError, match="6/2"):
+        suite.load_cases({"preset": "6/2"})
 
 
 def test_a_case_of_a_float8_cache_has_scales() -> None:

@@ -36,7 +36,11 @@ SHIPPED = ("qblock", "segmented", "static_grid")
 
 def problem(tuned: Any) -> Problem:
     """Return the problem that the decorator derives from its keys, buckets and method on a GPU."""
-    return Problem(keys=tuned._declaration.scenario_key.keys, buckets=tuned.buckets, method=METHOD)
+    return Problem(
+        keys=tuned.declaration.scenario_key.keys,
+        buckets=tuned.declaration.options["buckets"],
+        method=METHOD,
+    )
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
@@ -86,7 +90,6 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
         devices=("NVIDIA H200",),
-        host_modules=False,
         folder=str(tmp_path / "folder"),
     )
     with closing(Compiler(spec)) as process:

@@ -15,7 +15,6 @@ from dejavu_client.cli.main import all_commands, main
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
-from support.hostile_artefacts import write_honest_artefacts
 from support.records import MOMENT, config, context, measurement, record
 from support.service import free_port, running_server
 
@@ -53,7 +52,6 @@ TABLE = {
     "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
     "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
     "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
-    "adopt": Row(f"no_such_module --yes {SOURCE}", UNUSABLE, None, UNUSABLE),
     "push": Row(
         "--kernel {kernel} --store {local} --server {remote}", UNUSABLE, NO, UNUSABLE, REFUSED
     ),
@@ -89,10 +87,6 @@ TABLE = {
     "heuristics fit": Row(f"{{kernel}} --dry-run {SOURCE}", UNUSABLE, NO, UNUSABLE, NO),
     "heuristics show": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
     "heuristics export": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
-    "bundle create": Row("{prewarmed} {out}", missing=UNUSABLE, full=UNUSABLE),
-    "bundle inspect": Row("{prewarmed}", missing=UNUSABLE),
-    "bundle verify": Row("{prewarmed} --no-device", missing=UNUSABLE),
-    "bundle extract": Row("{bundle} {new}", missing=UNUSABLE, full=UNUSABLE),
     "serve": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
     "db upgrade": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
     "db check": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
@@ -186,15 +180,7 @@ def _fill_server(service: Service) -> None:
         assert store.sender.flush(240)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a prewarmed folder and its bundle."""
-    folder = tmp_path_factory.mktemp("made")
-    write_honest_artefacts(folder)
-    return folder
-
-
-def arguments_of(situation: str, folder: Path, service: Service, made: Path) -> dict[str, object]:
+def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:
     """Return what the placeholders of a command line stand for in a situation."""
     root = folder.parent
     (root / "out").write_text("before")
@@ -224,8 +210,6 @@ def arguments_of(situation: str, folder: Path, service: Service, made: Path) -> 
         "lines": lines,
         "program": absent,
         "absent": absent,
-        "prewarmed": absent if situation == "missing" else made / "prewarmed",
-        "bundle": absent if situation == "missing" else made / "bundle.tar.zst",
         "database": database.get(situation, ""),
     }
 
@@ -265,13 +249,12 @@ def test_a_command_says_what_happened(
     situation: str,
     folder: Path,
     service: Service,
-    made: Path,
     settings: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = TABLE[command]
     expected = getattr(row, situation)
-    values = arguments_of(situation, folder, service, made)
+    values = arguments_of(situation, folder, service)
     token = service.tokens["read" if situation == "read" else "admin"]
     settings.setenv("DEJAVU_CACHE_TOKEN", token)
     line = [*command.split(), *row.line.format(**values).split()]

@@ -80,14 +80,14 @@ def tuned_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bo
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
     monkeypatch.setitem(sys.modules, engine.__name__, engine)
     by_size = {8: CONFIGS[::2], 16: CONFIGS[:1]}
-    monkeypatch.setattr(fused_moe, "_candidates", lambda layer, tokens: by_size[tokens])
+    monkeypatch.setattr(fused_moe, "candidates", lambda layer, tokens: by_size[tokens])
     monkeypatch.setattr(fused_moe, "run_experts", add_two)
 
     def tune(is_float8: bool, tokens: int) -> int:
         layer = ExpertLayer(16, 32, 8, 2, is_float8)
         tensors = {"hidden_states": torch.arange(40.0), "out": torch.zeros(40)}
         arguments = {**dict.fromkeys(("w1", "w2", "routing")), **tensors, **layer.key(tokens)}
-        kernel = experts_kernel.__wrapped__(layer, tuple(by_size))
+        kernel = experts_kernel(layer, tokens)
         request = make_request(Case("a batch", kernel, (1,), partial(dict, arguments)))
         store = TieredStore([FileStore(tmp_path)])
         resolver = Resolver(store, Mode.TUNE)

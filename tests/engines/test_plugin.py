@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,31 +74,3 @@ def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPa
     assert phases == ["task", "serving"]
     run_when_loaded(lambda: phases.append("late task"))
     assert phases[-1] == "late task"
-
-
-def test_vllm_allocates_its_cache_after_attention_is_tuned() -> None:
-    spec = find_spec("vllm")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("vLLM is not installed")
-    folder = Path(spec.submodule_search_locations[0])
-
-    def check_order(path: str, *calls: str) -> None:
-        text = (folder / path).read_text(encoding="utf-8")
-        places = [text.index(call) for call in calls]
-        assert places == sorted(places), path
-
-    check_order(
-        "v1/engine/core.py",
-        "self.model_executor = executor_class(vllm_config)",
-        "= self._initialize_kv_caches(",
-        "self.model_executor.determine_available_memory()",
-        "self.model_executor.initialize_from_config(kv_cache_configs)",
-    )
-    for executor in ("uniproc", "multiproc"):
-        check_order(f"v1/executor/{executor}_executor.py", "worker.init_device()", "load_model()")
-    check_order(
-        "model_executor/model_loader/base_loader.py",
-        "self.load_weights(",
-        "\n            process_weights_after_loading(",
-    )
-    check_order("v1/executor/abstract.py", '"initialize_from_config"', '"compile_or_warm_up_model"')

@@ -28,7 +28,7 @@ from dejavu_cache.attention import paged_attention, plan
 from dejavu_cache.attention.kernels import kernel_call
 from dejavu_cache.attention.sweep_suite import KERNELS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
+pytestmark = pytest.mark.gpu
 
 PER_IMPLEMENTATION = 130
 

@@ -19,7 +19,7 @@ from support.attention_batches import (
 from dejavu_cache.attention import plan
 from dejavu_cache.attention.kernels import hopper, kernel_call
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])

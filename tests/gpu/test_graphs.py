@@ -1,4 +1,4 @@
-"""On a real GPU: a miss inside a capture, and one graph per bucket that replays for every size."""
+"""On a real GPU: a miss inside a capture of a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.runtime.graphs import GraphedStep
 
 pytestmark = pytest.mark.gpu
 
@@ -66,45 +65,3 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, x * factor[:, None])
-
-
-def test_one_graph_per_bucket_serves_fifty_sizes(tmp_path: Path) -> None:
-    kernel = make(tmp_path)
-    step = GraphedStep(
-        lambda x, factor, shift: run_scale(kernel, x, factor) + shift,
-        Pow2(min=8, max=512),
-        fixed=["shift"],
-    )
-    shift = torch.randn(64, device="cuda")
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.randint(1, 513, (50,), generator=generator).tolist()
-    for size in [*sizes, *sizes]:
-        x, factor = torch.randn(size, 64, device="cuda"), torch.randn(size, device="cuda")
-        torch.testing.assert_close(
-            step(size, x=x, factor=factor, shift=shift), x * factor[:, None] + shift
-        )
-    assert set(step.sizes) <= {8, 16, 32, 64, 128, 256, 512}
-    assert kernel.benchmarked <= 3 * 7
-
-
-def test_the_limit_drops_the_graph_that_was_not_used_for_longest(tmp_path: Path) -> None:
-    kernel = make(tmp_path)
-    step = GraphedStep(lambda x, factor: run_scale(kernel, x, factor), Pow2(), limit=2)
-    for size in (3, 8, 4, 30, 5):
-        x, factor = torch.randn(size, 64, device="cuda"), torch.randn(size, device="cuda")
-        assert torch.equal(step(size, x=x, factor=factor), x * factor[:, None])
-    assert step.sizes == [32, 8]
-
-
-def test_what_no_bucket_holds_runs_as_it_is(tmp_path: Path) -> None:
-    kernel = make(tmp_path)
-    step = GraphedStep(lambda x, factor: run_scale(kernel, x, factor), Pow2(max=16))
-    x, factor = torch.randn(17, 64, device="cuda"), torch.randn(17, device="cuda")
-    assert torch.equal(step(17, x=x, factor=factor), x * factor[:, None])
-    assert step.sizes == []
-
-
-def test_an_input_of_another_size_is_named(tmp_path: Path) -> None:
-    step = GraphedStep(lambda x: x, Pow2())
-    with pytest.raises(ValueError, match=r"input 'x' has shape \(3, 64\) in a call of size 4"):
-        step(4, x=torch.zeros(3, 64, device="cuda"))

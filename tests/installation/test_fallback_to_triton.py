@@ -181,13 +181,13 @@ STEPS = [
     (Declaration, "request"),
     (Declaration, "context"),
     (Launch, "_resolve"),
-    (Launch, "_choose_for_scenario"),
-    (autotuner, "toolchain_on"),
+    (Launch, "_choose"),
+    (launch, "toolchain_on"),
     (autotuner, "current_settings"),
     (launch, "current_settings"),
     (autotuner, "Resolver"),
     (events, "tell_triton"),
-    (events, "report_choice"),
+    (events, "log_choice"),
     (events, "launch_key"),
 ]
 
@@ -240,14 +240,14 @@ def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
     BENCHMARKED.clear()
     tuned = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert tuned.best_config.kwargs["B"] == 32
-    launch_chosen = Launch._launch_chosen
+    launch_chosen = Launch._launch
 
     def launch_what_fits(self: Any, chosen: Any) -> Any:
         if chosen.config.kwargs["B"] == 32:
             raise OutOfResources(300_000, 232_448, "shared memory")
         return launch_chosen(self, chosen)
 
-    monkeypatch.setattr(Launch, "_launch_chosen", launch_what_fits)
+    monkeypatch.setattr(Launch, "_launch", launch_what_fits)
     again = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
     assert again.best_config.kwargs["B"] == 16
 

@@ -1,40 +1,36 @@
-"""A prewarmed folder that was damaged or tampered with, and is prewarmed again."""
+"""A prewarmed folder that was damaged or tampered with: what `doctor` and the next build say."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from support.prewarming import prewarm
+from support.processes import dejavu
 
-from dejavu_cache.errors import BundleError
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.manifest import MANIFEST, find_differences, read_manifest, verify_folder
+from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, find_differences, read_manifest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
 
-class Build(NamedTuple):
-    """A folder for one GPU, its files as they were made, and how to prewarm it again."""
+@pytest.fixture(scope="module")
+def sound(records: FileStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for one GPU; do not change it."""
+    out = tmp_path_factory.mktemp("sound") / "out"
+    done = prewarm(records, out, devices=("NVIDIA H200",))
+    assert done.returncode == 0, done.stderr
+    return out
 
-    out: Path
-    sound: dict[str, bytes]
-    again: Callable[..., subprocess.CompletedProcess[str]]
 
-    def find(self, pattern: str) -> list[Path]:
-        """Return the files of the folder that match a pattern, sorted."""
-        return sorted(self.out.rglob(pattern))
-
-    @property
-    def binary_count(self) -> int:
-        """Number of different binaries."""
-        return len([name for name in self.sound if name.endswith(".cubin")])
+@pytest.fixture
+def out(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "out")
+    return tmp_path / "out"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -45,148 +41,92 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture(scope="module")
-def made(records: FileStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with `out`, a prewarmed folder, and `user`, the user's cache folder."""
-    home = tmp_path_factory.mktemp("damaged")
-    done = prewarm(
-        records, home / "out", devices=("NVIDIA H200",), XDG_CACHE_HOME=str(home / "user")
-    )
-    assert done.returncode == 0, done.stderr
-    shutil.copytree(home, home.with_name("sound"))
-    return home
+def change_manifest(out: Path, **changes: object) -> None:
+    path = out / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.fixture
-def build(made: Path, records: FileStore) -> Build:
-    """Return the folder as it was made, where it was made."""
-    shutil.rmtree(made)
-    shutil.copytree(made.with_name("sound"), made)
-    out = made / "out"
-
-    def again(*words: str) -> subprocess.CompletedProcess[str]:
-        user = str(made / "user")
-        return prewarm(
-            records, out, "products", *words, devices=("NVIDIA H200",), XDG_CACHE_HOME=user
-        )
-
-    return Build(out, contents(out), again)
-
-
-def flip_a_byte(path: Path) -> None:
+def flip_a_byte(out: Path) -> None:
+    path = sorted(out.rglob("*.cubin"))[0]
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 0xFF
     path.write_bytes(damaged)
 
 
-@pytest.mark.parametrize("words", [(), ("--allow-other-wheel",)], ids=["same", "changed"])
-def test_a_damaged_binary_is_compiled_again(build: Build, words: tuple[str, ...]) -> None:
-    """Whether the inputs are the same or have changed."""
-    cubin = build.find("*.cubin")[0]
-    flip_a_byte(cubin)
-    done = build.again(*words)
-    assert done.returncode == 0, done.stderr
-    assert f"1 of {build.binary_count} binaries compiled" in done.stdout
-    name = cubin.relative_to(build.out).as_posix()
-    assert f"note: {build.out} was changed since it was made ({name} was altered)" in done.stderr
-    assert contents(build.out) == build.sound
-    verify_folder(build.out)
-    after = build.again(*words)
-    assert "nothing new" in after.stdout
-    assert "note" not in after.stderr, "the damage is no property of the new folder"
+def link(path: Path) -> None:
+    moved = path.parent.with_name(f"moved {path.name}")
+    shutil.move(path, moved)
+    path.symlink_to(moved)
 
 
-def test_whatever_differs_is_made_again_or_left_out(build: Build, tmp_path: Path) -> None:
-    """Also a host module, a listing, records, links, and files that the manifest does not have."""
-    launcher = build.find("*.so")[0]
-    flip_a_byte(launcher)
-    cubins = build.find("*.cubin")
-    assert len(cubins) >= 5
-    cubins[0].unlink()
-    (listing,) = cubins[1].parent.glob("__grp__*")
-    listing.write_text(listing.read_text().replace("cubin", "nibuc"))
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copy(cubins[2], elsewhere)
-    cubins[2].unlink()
-    cubins[2].symlink_to(elsewhere)
-    shutil.move(cubins[3].parent, tmp_path / "key")
-    cubins[3].parent.symlink_to(tmp_path / "key")
-    (cubins[4].parent / "planted.so").write_bytes(b"ELF")
-    (build.out / "binaries" / "PLANTED").mkdir()
-    (build.out / "binaries" / "PLANTED" / "planted.cubin").write_bytes(b"ELF")
-    flip_a_byte(build.find("records/**/*.json")[0])
-    differing = {inside for inside, _ in find_differences(build.out, read_manifest(build.out))}
-    done = build.again()
-    assert done.returncode == 0, done.stderr
-    assert f"and {len(differing) - 5} more" in done.stderr
-    assert "nothing new" not in done.stdout
-    assert contents(build.out) == build.sound
-    verify_folder(build.out)
-    assert not [path for path in build.out.rglob("*") if path.is_symlink()]
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "altered": (flip_a_byte, "was altered: its digest is not the manifest's"),
+    "missing": (lambda out: sorted(out.rglob("*.so"))[0].unlink(), ".so is missing"),
+    "planted": (
+        lambda out: (out / "binaries" / "planted.so").write_text("ELF"),
+        "binaries/planted.so is not in the manifest",
+    ),
+    "a link": (lambda out: link(sorted(out.rglob("*.cubin"))[0]), "was altered"),
+    "a link to all": (lambda out: link(out / "binaries"), "is a symbolic link"),
+    "no manifest's text": (lambda out: (out / MANIFEST).write_text("{"), "is damaged"),
+    "an empty list": (lambda out: change_manifest(out, files={}), "is not in the manifest"),
+    "newer": (lambda out: change_manifest(out, schema_version=SCHEMA + 1), "upgrade dejavu-cache"),
+    "a linked manifest": (lambda out: link(out / MANIFEST), "symbolic link"),
+}
 
 
-def test_a_host_module_that_is_damaged_is_not_nothing_new(build: Build) -> None:
-    flip_a_byte(build.find("*.so")[0])
-    done = build.again()
-    assert done.returncode == 0, done.stderr
-    assert f"0 of {build.binary_count} binaries compiled" in done.stdout
-    assert contents(build.out) == build.sound
-
-
-def damage_text(build: Build) -> None:
-    (build.out / MANIFEST).write_text("{")
-
-
-def empty_the_list(build: Build) -> None:
-    path = build.out / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "files": {}}))
-
-
-def name_a_newer_version(build: Build) -> None:
-    path = build.out / MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-
-
-def link_the_manifest(build: Build) -> None:
-    path = build.out / MANIFEST
-    shutil.move(path, build.out.with_name("manifest"))
-    path.symlink_to(build.out.with_name("manifest"))
-
-
-def link_the_binaries(build: Build) -> None:
-    path = build.out / "binaries"
-    shutil.move(path, build.out.with_name("binaries"))
-    path.symlink_to(build.out.with_name("binaries"))
+@pytest.mark.parametrize("case", DAMAGES)
+def test_the_doctor_names_what_would_not_be_used(case: str, out: Path) -> None:
+    damage, named = DAMAGES[case]
+    damage(out)
+    said = dejavu("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
+    assert said.returncode == 1, said.stdout
+    (line, *_) = [line for line in said.stdout.splitlines() if line.startswith("wrong prewarmed")]
+    assert named in line
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [damage_text, empty_the_list, name_a_newer_version, link_the_manifest, link_the_binaries],
+    ("changes", "named"),
+    [
+        ({}, "ok    prewarmed"),
+        ({"triton": "3.3.1"}, "they are for Triton 3.3.1"),
+        ({"wheel": "triton 3.6.0 cp399"}, "its binaries are those of triton 3.6.0 cp399"),
+    ],
 )
-def test_nothing_is_kept_that_no_manifest_describes(
-    build: Build, damage: Callable[[Build], None]
+def test_the_doctor_compares_triton(changes: dict[str, str], named: str, out: Path) -> None:
+    change_manifest(out, **changes)
+    said = dejavu("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
+    assert (said.returncode, named in said.stdout) == (int(bool(changes)), True), said.stdout
+
+
+@pytest.mark.parametrize("case", ["altered", "a link to all", "newer"])
+def test_nothing_is_kept_that_no_manifest_vouches_for(
+    case: str, out: Path, sound: Path, records: FileStore
 ) -> None:
-    """All is compiled again, and the damaged binary with it."""
-    flip_a_byte(build.find("*.cubin")[0])
-    damage(build)
-    with pytest.raises(BundleError):
-        verify_folder(build.out)
-    done = build.again()
+    DAMAGES[case][0](out)
+    done = prewarm(records, out, devices=("NVIDIA H200",))
     assert done.returncode == 0, done.stderr
-    assert f"{build.binary_count} of {build.binary_count} binaries compiled" in done.stdout
-    assert "note: " in done.stderr
-    assert contents(build.out) == build.sound
-    verify_folder(build.out)
+    assert "was changed since it was made, so all is compiled again" in done.stderr
+    assert contents(out) == contents(sound)
+    assert not list(find_differences(out, read_manifest(out)))
 
 
 def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(
-    build: Build, records: FileStore
+    out: Path, records: FileStore
 ) -> None:
-    link = build.out.with_name("link")
+    link = out.with_name("link")
     link.symlink_to("out")
-    for devices in (("NVIDIA H200",), ("NVIDIA H200", "NVIDIA B200"), ("NVIDIA H200",)):
-        again = prewarm(records, link, devices=devices, XDG_CACHE_HOME=str(link.with_name("user")))
+    for devices in (("NVIDIA H200", "NVIDIA B200"), ("NVIDIA H200",)):
+        again = prewarm(records, link, devices=devices)
         assert again.returncode == 0, again.stderr
         assert link.is_symlink()
-        assert len(verify_folder(build.out).devices) == len(devices)
-    assert {path.name for path in link.parent.iterdir()} == {"out", "link", "user"}
+        assert len(read_manifest(out).devices) == len(devices)
+    assert {path.name for path in link.parent.iterdir()} == {"out", "link"}
+
+
+def test_what_a_killed_build_moved_away_is_put_back(out: Path, records: FileStore) -> None:
+    before = contents(out)
+    out.rename(out.with_name(".out.old"))
+    failed = prewarm(records, out, devices=("NVIDIA B100",))
+    assert failed.returncode == 3
+    assert contents(out) == before

@@ -25,7 +25,7 @@ from dejavu_cache.attention.kernels.hopper import registers_per_thread, tiles_of
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import why_not
 from dejavu_cache.attention.sweep_suite import KERNELS
-from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
+from dejavu_cache.triton_internals.versions import COVERED
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -220,7 +220,7 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         "few_sequences",
         "write_cache",
         "static_grid",
-        *(("hopper", "schedule") if GLUON_IS_COVERED else ()),
+        *(("hopper", "schedule") if COVERED else ()),
     ):
         pick = random.Random(f"{target} {name}")
         shapes = {"hopper": list(HOPPER_SHAPES), "schedule": ["plain"]}.get(name, list(SHAPES))

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.triton_internals.cache_managers import CUDA_UTILS
+from dejavu_cache.triton_internals.hooks import CUDA_UTILS
 
 
 @cached_autotune(configs=[triton.Config({"B": 16}), triton.Config({"B": 32})], key=["n"])

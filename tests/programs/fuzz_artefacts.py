@@ -23,7 +23,7 @@ from support.hostile_artefacts import (
 
 SEEDS = Path(__file__).parents[1] / "security" / "seeds"
 PACKED = 3
-"""One case in so many changes only what is inside a bundle and an answer."""
+"""One case in so many changes only what is inside an answer."""
 
 
 def draw_changes(number: int, names: list[str]) -> list[Change]:
@@ -35,10 +35,10 @@ def draw_changes(number: int, names: list[str]) -> list[Change]:
             (draw.randint(0, 200), draw.choice(KINDS), draw.randint(0, 5000), draw.randint(0, 255))
             for _ in range(count)
         ]
-    packed = [names.index(name) for name in ("bundle.tar.zst", "raw-answer")]
+    packed = names.index("raw-answer")
     kinds = ["inside", "inside", "inside", "bytes"]
     return [
-        (draw.choice(packed), draw.choice(kinds), draw.randint(0, 50_000), draw.randint(0, 255))
+        (packed, draw.choice(kinds), draw.randint(0, 50_000), draw.randint(0, 255))
         for _ in range(count)
     ]
 

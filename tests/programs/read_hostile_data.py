@@ -26,10 +26,9 @@ from dejavu_client.http.spool_delivery import deliver_spool
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.policy import Policy
-from dejavu_cache.prewarm.bundle.archive import extract
-from dejavu_cache.prewarm.bundle.compatibility import read_any
 from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
+from dejavu_cache.stores.manifest import find_differences, read_manifest
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
 
@@ -166,10 +165,8 @@ def read_all(folder: Path, server: HostileServer) -> None:
         ignore_own_errors(lambda opener=opener: read_store(opener()))  # type: ignore[misc]
     ignore_own_errors(lambda: Policy.read(folder / "dejavu.toml"))
     ignore_own_errors(lambda: read_events(folder / "report"))
-    ignore_own_errors(lambda: read_any(folder / "bundle.tar.zst"))
-    ignore_own_errors(lambda: extract(folder / "bundle.tar.zst", folder / "own" / "extracted"))
-    ignore_own_errors(lambda: read_any(folder / "prewarmed"))
-    ignore_own_errors(lambda: read_any(folder / "image"))
+    prewarmed = folder / "prewarmed"
+    ignore_own_errors(lambda: list(find_differences(prewarmed, read_manifest(prewarmed))))
     home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
     ignore_own_errors(lambda: Journal(home, folder / "journal").close())
     ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))

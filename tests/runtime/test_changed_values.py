@@ -14,7 +14,6 @@ from support.kernels import launch, load
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.stores import MemoryStore
-from dejavu_cache.triton_internals.identity import KernelIdentity, identify
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
 SIZE = 1
@@ -149,26 +148,3 @@ def test_a_helper_that_is_defined_anew_counts_by_its_code(
     run_cell(tmp_path / "cell2", cell, vars(module))
     launch(kernel, 101)
     assert len({found.context.kernel.source for found in store.record_sets()}) == sources
-
-
-def test_a_fallback_is_kept_without_reading_the_code_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That takes milliseconds, which each fallback would cost again every few seconds."""
-    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
-    read: list[Any] = []
-
-    def count(*arguments: Any) -> KernelIdentity:
-        read.append(arguments)
-        return identify(*arguments)
-
-    monkeypatch.setattr("dejavu_cache.runtime.autotuner.identify", count)
-    decorate = cached_autotune(configs=CONFIGS, key=["n"], mode="reuse", store=MemoryStore())
-    kernel = decorate(triton.heuristics({"SIZE": by_global})(fill))
-    kernel[(1,)](torch.zeros(16), 3)
-    before = len(read)
-    for _ in range(3):
-        kernel[(1,)](torch.zeros(16), 3)
-    assert len(read) == before
-    kernel[(1,)](torch.zeros(16), 4)
-    assert len(read) == before + 1

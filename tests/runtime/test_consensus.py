@@ -32,10 +32,9 @@ def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
 
 
 def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str]]) -> None:
-    """One tunes each scenario; one alone, a version mismatch and a death hold nobody up."""
+    """All run what the first has chosen; a version mismatch and a death hold nobody up."""
     (first, heard), (third, _) = rank_outputs[0], rank_outputs[2]
     assert first["same"] == third["same"]
-    assert first["benchmarked"] + third["benchmarked"] in (0, 3, 6, 9)
     assert {first["how"], third["how"]} <= {"agreed", "tuned"}
     assert third["alone"] in (16, 32, 64)
     assert first["other"] == 128

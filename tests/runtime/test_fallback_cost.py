@@ -1,4 +1,4 @@
-"""A fallback reads scenarios and not records, and looks again only if the store has changed."""
+"""A fallback reads scenarios and not records."""
 
 from __future__ import annotations
 
@@ -89,21 +89,6 @@ def test_scenarios_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:
     assert "777" in str(resolution.differences[0])
     assert kernel.explain(*_tensors(), 777).how == "exact"
     assert kernel.explain(*_tensors(), 399).how == "nearest"
-
-
-def test_a_fallback_is_not_looked_up_again_in_a_store_that_did_not_change(
-    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
-    kernel = fill(tmp_path, range(100, 400))
-    launch(kernel, 402)
-    parsed.clear()
-    for _ in range(3):
-        launch(kernel, 402)
-    assert parsed == []
-    fill(tmp_path, range(402, 403))
-    launch(kernel, 402)
-    assert kernel.explain(*_tensors(), 402).how == "exact"
 
 
 def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path: Path) -> None:

@@ -123,21 +123,6 @@ def _spy(name: str, parameters: int) -> Any:
 _LAUNCHED: list[int] = []
 
 
-def test_a_kernel_that_no_record_can_name_is_left_to_triton(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    name, parameters = "ignores", 257
-    store = MemoryStore()
-    kernel = make(fn=_spy(name, parameters), key=[], store=store)
-    for _ in range(2):
-        _LAUNCHED.clear()
-        kernel[(1,)](*[torch.ones(1)] * parameters)
-        assert _LAUNCHED[-1] == 32
-    assert list(store.record_sets()) == []
-    assert caplog.text.count("no record can hold the names of its arguments") == 1
-    assert "not stored: no record can hold" in str(kernel.explain(*[torch.ones(1)] * parameters))
-
-
 @pytest.mark.parametrize("name", ["a" * 501, "a\x1b[31m\nb", "a\udc80", "\u202e"])
 def test_a_kernel_of_any_name_is_recorded_and_explained(name: str) -> None:
     store = MemoryStore()

@@ -56,7 +56,7 @@ def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
         for n in range(1, 9):
             launch(kernel, n)
             assert len(kernel._choices) <= 3
-    assert len(kernel._resolver(None)._noted_misses) <= 3
+    assert len(kernel.resolver(None)._noted_misses) <= 3
     assert kernel.benchmarked == (8 * len(CONFIGS) if mode == "tune" else 0)
 
 
@@ -101,7 +101,7 @@ def test_a_default_that_is_not_declared_gives_way_to_the_first_config(
         assert kernel.best_config is CONFIGS[1 if mode == "tune" else 0]
     assert bench.calls == (6 if mode == "tune" else 0)
     (warning,) = (text for text in caplog.messages if "declared" in text)
-    assert "add_one: its default (BLOCK=128" in warning
+    assert "add_one: no declared config is its default (BLOCK: 128" in warning
 
 
 def test_a_default_that_is_no_longer_declared_gives_way_too() -> None:

@@ -10,7 +10,6 @@ import random
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -206,13 +205,8 @@ READERS: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda named, more: sorted(named), ""),
     (lambda named, more: ChainMap(more, named)["n"], "n"),
     (lambda named, more: [named[name] for name in "nm"], "nm"),
-    (lambda named, more: named.update(more) or named["n"], "ns"),
+    (lambda named, more: named.update(more) or named["n"], "n"),
     (lambda named, more: named.pop("n"), "n"),
-    (lambda named, more: more["s"], "s"),
-    (lambda named, more: more.get("s"), "s"),
-    (lambda named, more: more.setdefault("s", 5), "s"),
-    (lambda named, more: [*more], ""),
-    (lambda named, more: {**more}, "s"),
     (lambda named, more: {**named}["n"], "xnm"),
     (lambda named, more: dict(named)["n"], "xnm"),
     (lambda named, more: (named | {})["n"], "xnm"),
@@ -243,13 +237,13 @@ def pruning_with(reader: Callable[[Any, Any], Any]) -> Callable[..., int]:
     def prune(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
         nonlocal asked
         asked += 1
-        reader(named, more)
+        reader(named, more)  # with `more`, all that is given by name
         return list(configs)
 
     def count(*args: Any, **kwargs: Any) -> int:
         before = asked
         for _ in range(2):
-            pruning.configs_for(0, args, {"grid": (1,), "warmup": False, **kwargs})
+            pruning.answer(0, args, {"grid": (1,), "warmup": False, **kwargs})
         return asked - before
 
     pruning = pruning_of(early_config_prune=prune)
@@ -262,7 +256,8 @@ def test_a_bucket_asks_again_where_what_was_read_differs(reader: Any, read: str)
     assert asked(3, 3, 3, None, s=3) == 1
     for name in "xnms":
         other = {"x": 3, "n": 3, "m": 3, "s": 3, name: 5}
-        assert asked(other["x"], other["n"], other["m"], None, s=other["s"]) == (name in read), name
+        again = asked(other["x"], other["n"], other["m"], None, s=other["s"])
+        assert again == (name in f"{read}s"), name
 
 
 STRIDED = torch.zeros(64, 64)
@@ -275,53 +270,14 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("reader", "read"),
-    [
-        (lambda y: y is None, []),
-        (lambda y: isinstance(y, torch.Tensor) and type(y) is torch.Tensor, []),
-        (lambda y: y.shape[0], ["shape"]),
-        (lambda y: y.size(1), ["shape"]),
-        (lambda y: y.numel() + y.dim() + len(y), ["shape"]),
-        (lambda y: y.element_size(), ["dtype"]),
-        (lambda y: y.dtype, ["dtype"]),
-        (lambda y: y.stride(0), ["strides"]),
-        (lambda y: (y.shape, y.dtype), ["shape", "dtype"]),
-        (lambda y: y.is_contiguous(), ["shape", "dtype", "strides", "alignment"]),
-        (lambda y: y.data_ptr() % 16, ["shape", "dtype", "strides", "alignment"]),
-        (lambda y: y.t().shape, ["shape", "dtype", "strides", "alignment"]),
-        (lambda y: torch.numel(y), ["shape", "dtype", "strides", "alignment"]),
-    ],
-)
-def test_of_a_tensor_the_parts_count_that_were_read(reader: Any, read: list[str]) -> None:
-    def read_tensor(named: dict[str, Any], more: dict[str, Any]) -> None:
-        y = more["y"] if "y" in more else named["y"]
-        if y is not None:
-            reader(y)
-
+def test_a_tensor_that_was_read_counts_by_all_but_its_elements() -> None:
     for launch in (lambda ask, y: ask(3, 3, 3, y), lambda ask, y: ask(3, 3, 3, y=y)):
-        asked = pruning_with(read_tensor)
+        asked = pruning_with(lambda named, more: (more if "y" in more else named)["y"])
         assert launch(asked, torch.zeros(4, 4)) == 1
         for part, tensor in TENSORS.items():
-            assert launch(asked, tensor) == (part in read), part
+            assert launch(asked, tensor) == (part != "nothing"), part
         assert launch(asked, None) == 1
         assert launch(asked, torch.nn.Parameter(torch.zeros(4, 4))) == 1
-
-
-@pytest.mark.parametrize("elsewhere", ["in a thread", "switched off"])
-def test_a_tensor_counts_whole_where_its_reads_are_not_told(elsewhere: str) -> None:
-    def read_shape(named: dict[str, Any], more: dict[str, Any]) -> None:
-        if elsewhere == "in a thread":
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(lambda: named["y"].shape).result()
-        else:
-            with torch._C.DisableTorchFunction():
-                assert named["y"].shape
-
-    asked = pruning_with(read_shape)
-    assert asked(3, 3, 3, torch.zeros(4, 4)) == 1
-    for part, tensor in TENSORS.items():
-        assert asked(3, 3, 3, tensor) == (part != "nothing"), part
 
 
 def test_a_model_is_asked_again_where_its_parameters_differ() -> None:
@@ -336,11 +292,11 @@ def test_a_model_is_asked_again_where_its_parameters_differ() -> None:
 
     for model, read in ((by_some, "n"), (functools.partial(by_some), "xnms"), (by_all, "xnms")):
         pruning = pruning_of(perf_model=model, top_k=2)
-        pruning.configs_for(0, [3, 3, 3, None], {"s": 3})
+        pruning.answer(0, [3, 3, 3, None], {"s": 3})
         for name in "xnms":
             asked.clear()
             other = {"x": 3, "n": 3, "m": 3, "s": 3, name: 5}
-            pruning.configs_for(0, [other["x"], other["n"], other["m"], None], {"s": other["s"]})
+            pruning.answer(0, [other["x"], other["n"], other["m"], None], {"s": other["s"]})
             assert len(asked) == (len(CONFIGS) if name in read else 0), name
 
 
@@ -355,7 +311,7 @@ def test_a_subclass_that_prunes_itself_is_asked_again_where_what_it_reads_differ
     kernel.arg_names = ["x", "n", "m", "y"]
     pruning = Pruning(kernel)
     for x, n, s in ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 2, 1), (1, 2, 2)):
-        pruned = pruning.configs_for(0, [x, n, 0, None], {"s": s})
+        pruned = pruning.answer(0, [x, n, 0, None], {"s": s})
         assert len(pruned.configs) == 1 + s % 2
     assert asked == [1, 2, 2]
 
@@ -382,11 +338,11 @@ def test_answers_that_differ_in_what_they_read_do_not_hide_each_other() -> None:
         for _ in range(300):
             values = [rng.randrange(3) for _ in "xnms"]
             args, kwargs = [*values[:3], None], {"s": values[3]}
-            pruned = pruning.configs_for(0, args, kwargs)
+            pruned = pruning.answer(0, args, kwargs)
             before = asked
             assert pruned.configs == prune(CONFIGS, dict(zip("xnm", args, strict=False)), **kwargs)
             asked = before
-        assert asked <= 27
+        assert asked <= 150, "81 launches differ"
 
 
 def test_pruning_is_asked_for_each_launch_that_differs_if_it_reads_everything() -> None:
@@ -574,7 +530,7 @@ def test_a_model_prunes_once_a_config_is_added_in_place() -> None:
         prune_configs_by={"perf_model": largest_divisor_first, "top_k": 2},
     )
     run(kernel, 1024)
-    assert not kernel.prunes
+    assert not kernel.declaration.prunes
     kernel.configs.append(CONFIGS[2])
     assert run(kernel, 64) == (64, 64)
     assert run(kernel, 96) == (96, 32)

@@ -18,7 +18,7 @@ def test_serving_neither_benchmarks_nor_compiles(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["untuned"] == [[16, 16, 16, 16], [0, 0]]
     assert report["warmed again"] == [True, 3]
-    assert report["unavoidable"] == [1, [0, 1]], "and a warning names the kernel"
+    assert report["unavoidable"] == [0, 1]
     assert "is compiled while requests wait" in done.stderr
     assert report["ended"] == 3
     assert report["stand-in"] == [True, [0, 0]]

@@ -232,6 +232,6 @@ def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_pat
 def test_a_config_that_is_chosen_again_after_it_failed_ends_in_its_error(tmp_path: Path) -> None:
     kernel = start_process(tmp_path, mode="reuse")
     request = kernel.request(torch.ones(100), torch.ones(100), 100)
-    assert kernel._resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel._resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel._resolver(None).reject(request, DECLARED[0], "does not fit"), "the default"
+    assert kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
+    assert not kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
+    assert not kernel.resolver(None).reject(request, DECLARED[0], "does not fit"), "the default"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import triton
 import triton.language as tl
 from support.addition import Bench
@@ -161,20 +160,6 @@ def test_a_process_that_waits_for_the_comparison_runs_the_default(unfinished: Pa
         launch(kernel, 100)
     assert kernel.best_config.kwargs == DEFAULT.kwargs
     assert kernel.benchmarked == 0
-
-
-def test_ranks_that_wait_no_longer_agree_on_the_default(
-    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.consensus._CLAIMS", 0)  # others have claimed it
-    kernel = decorate(unfinished, [DEFAULT, WRONG], consensus="ranks")
-    job = f"file://{tmp_path / 'job'}"
-    dist.init_process_group("gloo", init_method=job, rank=0, world_size=1)
-    try:
-        launch(kernel, 100)
-    finally:
-        dist.destroy_process_group()
-    assert kernel.best_config.kwargs == DEFAULT.kwargs
 
 
 def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path) -> None:

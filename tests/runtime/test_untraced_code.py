@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dejavu_cache.runtime.autotuner import leave_untraced
+from dejavu_cache.runtime.launch import leave_untraced
 
 
 def test_a_torch_that_takes_no_such_rules_breaks_no_kernel(

@@ -23,7 +23,7 @@ from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import open_store
 from dejavu_cache.stores.manifest import File, Manifest, read_manifest
-from dejavu_cache.triton_internals.cache_managers import CUDA_UTILS, cuda_utils_key, sealed_cache
+from dejavu_cache.triton_internals.hooks import CUDA_UTILS, cuda_utils_key, sealed_cache
 
 KEY = "a" * 40
 

@@ -1,18 +1,13 @@
-"""One record by its key, the list of scenarios, and requests that wait for a record."""
+"""One record by its key, and the list of scenarios."""
 
 from __future__ import annotations
 
 import itertools
-import signal
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
-from contextlib import ExitStack
 from pathlib import Path
 
-import anyio
 import httpx
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
@@ -20,12 +15,7 @@ from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.scenario_listings import ScenarioListings
 from dejavu_client.http.spool import Spool
 from dejavu_service.app import create_app
-from dejavu_service.bulk_read.answer_cache import Answer
-from dejavu_service.bulk_read.long_polls import LongPolls
-from dejavu_service.problems import ProblemError
-from dejavu_service.services.read_through import RecordView
 from dejavu_service.settings import ServerSettings
-from dejavu_service.storage.contexts import Revision
 from support.service import (
     body,
     client_of,
@@ -107,7 +97,7 @@ def test_what_is_no_digest_is_not_found(client: httpx.Client, path: str) -> None
 def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None:
     post(client, record(1))
     other = token("read", "other")  # type: ignore[operator]
-    for path in (url_of(1), f"{url_of(1)}?wait=1", f"{CONTEXT}/scenarios"):
+    for path in (url_of(1), f"{CONTEXT}/scenarios"):
         assert client.get(path, headers=other).status_code == 403
         assert client.get(path).status_code == 401
 
@@ -127,7 +117,7 @@ def test_reads_are_answered_alike_before_the_routes_and_by_them(
     statuses: Counter[int] = Counter()
     for path, copy, sender in itertools.product(paths, copies, tokens):
         headers = {**copy, **sender}
-        before, by_routes = (client.get(url, headers=headers) for url in (path, f"{path}?wait=0"))
+        before, by_routes = (client.get(url, headers=headers) for url in (path, f"{path}?x=0"))
         assert _essence(before) == _essence(by_routes), (path, headers)
         assert client.head(path, headers=headers).status_code in (before.status_code, 405)
         statuses[before.status_code] += 1
@@ -137,116 +127,6 @@ def test_reads_are_answered_alike_before_the_routes_and_by_them(
 def _essence(answer: httpx.Response) -> tuple[object, ...]:
     names = ("etag", "vary", "cache-control", "content-type", "content-encoding", "retry-after")
     return answer.status_code, answer.content, [answer.headers.get(name) for name in names]
-
-
-def test_requests_that_wait_are_answered_when_the_server_stops(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server, ExitStack() as stack:
-
-        def ask(m: int) -> socket.socket:
-            asking = socket.create_connection(("127.0.0.1", server.port), timeout=240)
-            head = f"GET {url_of(m)}?wait=30 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            asking.sendall(head.encode())
-            return stack.enter_context(asking)
-
-        waiting = [ask(m) for m in range(5)]
-        # What is answered was read after the requests before it.
-        assert httpx.get(f"{server.base}/livez").status_code == 200
-        server.process.send_signal(signal.SIGTERM)
-        assert [asking.recv(12) for asking in waiting] == [b"HTTP/1.1 404"] * 5
-        assert server.process.wait(240) == -signal.SIGTERM
-
-
-def test_only_so_many_requests_of_a_caller_wait() -> None:
-    async def revision(view: RecordView) -> Revision | None:
-        return None
-
-    async def load(view: RecordView, revision: Revision, scenario: str) -> Answer:
-        raise AssertionError
-
-    async def find_won(view: RecordView, scenarios: Collection[str]) -> set[str]:
-        raise AssertionError
-
-    async def is_gone() -> bool:
-        return False
-
-    async def check() -> None:
-        polls = LongPolls(revision, load, find_won, most=3)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(polls.wait, "fleet", RecordView("main", "c"), "s", 60.0, is_gone)
-            await anyio.sleep(0.01)
-            with pytest.raises(ProblemError) as refusal:
-                await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone)
-            assert refusal.value.status_code == 429
-            assert refusal.value.headers == {"Retry-After": "2"}
-            assert await polls.wait("another", RecordView("main", "c"), "s", 0.01, is_gone) is None
-            polls.close()
-        assert await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone) is None
-
-    anyio.run(check)
-
-
-def test_a_write_is_looked_at_once_however_many_wait() -> None:
-    waiting, writes, loaded, looked = 300, 4, Counter[str](), list[int]()
-    current, won = [Revision(1, "0", 1)], set[str]()
-
-    async def revision(view: RecordView) -> Revision | None:
-        return current[0]
-
-    async def load(view: RecordView, revision: Revision, scenario: str) -> Answer:
-        loaded[scenario] += 1
-        return Answer("", b"{}", has_winner=scenario in won)
-
-    async def find_won(view: RecordView, scenarios: Collection[str]) -> set[str]:
-        looked.append(len(scenarios))
-        return won.intersection(scenarios)
-
-    async def is_gone() -> bool:
-        return False
-
-    async def check() -> None:
-        polls = LongPolls(revision, load, find_won)
-        answers = dict[str, Answer | None]()
-
-        async def wait(scenario: str) -> None:
-            answers[scenario] = await polls.wait(
-                "fleet", RecordView("main", "c"), scenario, 60.0, is_gone
-            )
-
-        with anyio.fail_after(30):
-            async with anyio.create_task_group() as tasks:
-                for number in range(waiting):
-                    tasks.start_soon(wait, str(number))
-                while not looked:
-                    await anyio.sleep(0.01)
-                for number in range(writes):
-                    won.add(str(number))
-                    current[0] = Revision(1, str(number + 1), 1)
-                    while len(answers) <= number:
-                        await anyio.sleep(0.01)
-                polls.close()
-        assert {name for name, answer in answers.items() if answer} == set(map(str, range(writes)))
-        assert loaded == {str(n): 1 + (n < writes) for n in range(waiting)}
-        assert looked == [waiting, *(waiting - number for number in range(writes))]
-
-    anyio.run(check)
-
-
-def test_a_request_whose_client_has_gone_waits_no_longer() -> None:
-    async def none(*_: object) -> None:
-        return None
-
-    async def is_gone() -> bool:
-        return True
-
-    async def check() -> None:
-        with anyio.fail_after(10):
-            polls = LongPolls(none, none, none, most=3)  # type: ignore[arg-type]
-            assert await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone) is None
-
-    anyio.run(check)
 
 
 def test_a_client_lists_scenarios(client: httpx.Client) -> None:

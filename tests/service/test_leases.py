@@ -1,9 +1,8 @@
-"""Single-flight tuning: leases, and waiting for what their holder brings."""
+"""Single-flight tuning: leases."""
 
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,9 +14,7 @@ from dejavu_service.storage.sql_functions import epoch
 from dejavu_service.storage.tables import leases
 from sqlalchemy import update
 from support.quarantines import Token
-from support.service import body, context, record, record_set, scenario
-
-from dejavu_cache.model.record import Record
+from support.service import body, context, scenario
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 
@@ -108,30 +105,6 @@ def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(race, range(8))) == 1
-
-
-def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
-    def wait() -> httpx.Response:
-        return client.get(f"{HOME}/{scenario().digest}?wait=30")
-
-    with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(wait) for _ in range(4)]
-        time.sleep(0.4)
-        unfinished = Record(scenario=scenario(), measurements=record(configs=1).measurements)
-        client.post("/v1/main/records", json=body(record_set(unfinished)))
-        time.sleep(0.3)
-        assert not any(future.done() for future in waiting)
-        started = time.monotonic()
-        client.post("/v1/main/records", json=body(record_set(record())))
-        for future in waiting:
-            assert Record.model_validate_json(future.result().content) == record()
-        assert time.monotonic() - started < 25, "long before the end of the wait"
-
-
-def test_who_waits_in_vain_gets_404(client: httpx.Client) -> None:
-    started = time.monotonic()
-    assert client.get(f"{HOME}/{scenario().digest}?wait=0.5").status_code == 404
-    assert time.monotonic() - started > 0.4
 
 
 def test_a_token_holds_a_limited_number_of_leases(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +65,7 @@ def test_what_a_pull_request_lacks_comes_from_main(client: httpx.Client) -> None
     shared, own = record(1), record(2)
     post(client, "main", shared)
     for _ in range(2):  # before and after the namespace exists
-        assert one(client, "pr-7", shared) == one(client, "pr-7", shared, "?wait=1") == shared
+        assert one(client, "pr-7", shared) == shared
         assert shared in bulk(client, "pr-7")
         post(client, "pr-7", own)
     assert bulk(client, "pr-7") == [shared, own]
@@ -124,17 +123,6 @@ def test_a_change_in_either_namespace_is_seen_at_once(client: httpx.Client) -> N
             assert client.get(url, headers={"If-None-Match": tag}).status_code == 304
 
 
-def test_who_waits_gets_what_main_gets(client: httpx.Client) -> None:
-    results: list[Record | None] = []
-    waiting = threading.Thread(
-        target=lambda: results.append(one(client, "pr-7", record(5), "?wait=20"))
-    )
-    waiting.start()
-    post(client, "main", record(5))
-    waiting.join(240)
-    assert results == [record(5)]
-
-
 def test_copies_are_kept_right_through_it(client: httpx.Client) -> None:
     shared, recalled = record(1), record(2)
     copies = {shared.scenario.digest: "", recalled.scenario.digest: ""}
@@ -171,7 +159,6 @@ def test_only_who_may_read_both_reads_through(client: httpx.Client, database: Da
         status = 200 if answers else 404
         keyed = f"/v1/pr-7/{WHERE}/records/{record(1).scenario.digest}"
         assert client.get(keyed, headers=headers).status_code == status
-        assert client.get(f"{keyed}?wait=0.01", headers=headers).status_code == status
         listed = client.get(f"/v1/pr-7/{WHERE}/scenarios", headers=headers)
         assert len(listed.json()["scenarios"]) == answers
         copies = {"revision": "", "scenarios": {record(1).scenario.digest: ""}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import pickle
@@ -18,15 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import zstandard
 from dejavu_client.http.spool import Spool
 from security.test_prewarmed_folders import manifest_of
 
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.prewarm.bundle.archive import _SEAL, _SKIPPED, create
-from dejavu_cache.prewarm.bundle.oci_image import write_layout
 from dejavu_cache.stores import FileStore
 from dejavu_cache.testing import _context, _measurement, _record
 
@@ -136,8 +132,6 @@ def write_honest_artefacts(folder: Path) -> None:
     (prewarmed / "binaries" / "k").mkdir(parents=True)
     (prewarmed / "binaries" / "k" / "k.so").write_bytes(b"\x7fELF")
     (prewarmed / "prewarmed.json").write_text(manifest_of(prewarmed).text)
-    create(prewarmed, folder / "bundle.tar.zst")
-    write_layout(prewarmed, folder / "image")
 
 
 class HostileDataReader:
@@ -233,7 +227,7 @@ def change(folder: Path, changes: Iterable[Change]) -> None:
         elif kind == "file":
             path.write_bytes(list(HOSTILE_FILES.values())[byte % len(HOSTILE_FILES)])
         elif kind == "inside":
-            with suppress(zstandard.ZstdError, zlib.error, EOFError, OSError, IndexError):
+            with suppress(zlib.error, EOFError, OSError, IndexError):
                 change_inside(path, content, at, byte)  # unless an earlier change broke the packing
         elif kind == "plant":
             planted = folders[which % len(folders)] / PLANTED[byte % len(PLANTED)]
@@ -241,14 +235,8 @@ def change(folder: Path, changes: Iterable[Change]) -> None:
 
 
 def change_inside(path: Path, content: bytes, at: int, byte: int) -> None:
-    """Change a byte of what a file has packed, and pack it again so that it is read to the end."""
-    if path.name == "bundle.tar.zst":
-        tar = bytearray(zstandard.ZstdDecompressor().decompressobj().decompress(content))
-        tar[at * 7 % max(len(tar), 1)] = byte
-        packed = zstandard.ZstdCompressor().compress(bytes(tar))
-        seal = _SEAL.pack(_SKIPPED, 32, hashlib.sha256(packed).digest())
-        path.write_bytes(packed + seal)
-    elif path.name == "raw-answer":
+    """Change a byte of what an answer has packed, and pack it again so that it is read whole."""
+    if path.name == "raw-answer":
         head, _, body = content.partition(b"\r\n\r\n")
         plain = bytearray(gzip.decompress(body))
         plain[at % max(len(plain), 1)] = byte

@@ -23,7 +23,7 @@ __all__ = ["compare_at_random"]
 BLOCKS = (16, 32, 64, 128)
 SIZES = (3, 16, 17)
 CHANGES = (
-    *("put", "pop", "clear", "update", "plain", "first", "copy"),
+    *("put", "pop", "clear", "update", "plain", "copy"),
     *("fn", "run", "hook", "configs", "single", "forget", "in place", "replaced"),
 )
 TENSORS = (torch.empty(64), torch.empty(64, dtype=torch.float16))
@@ -31,16 +31,6 @@ TENSORS = (torch.empty(64), torch.empty(64, dtype=torch.float16))
 
 def body(x, n, m, B: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(x, n + m)
-
-
-class FirstForAll(dict[Any, Any]):
-    """Cache that answers every key once it holds one entry, as some libraries put in place."""
-
-    def __contains__(self, key: object) -> bool:
-        return len(self) > 0
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(key) if super().__contains__(key) else next(iter(self.values()))
 
 
 class Wrapper:
@@ -94,7 +84,7 @@ def change(twin: Twin, draw: random.Random) -> str:
     key = (draw.choice(SIZES), str(draw.choice(TENSORS).dtype))
     config = triton.Config({"B": draw.choice(BLOCKS)})
     choice = draw.choice(CHANGES)
-    twin.has_own_cache |= choice in ("plain", "first", "copy", "configs", "single")
+    twin.has_own_cache |= choice in ("plain", "copy", "configs", "single")
     if choice == "put":
         kernel.cache[key] = config
     elif choice == "pop":
@@ -103,8 +93,6 @@ def change(twin: Twin, draw: random.Random) -> str:
         kernel.cache.clear()
     elif choice == "plain":
         kernel.cache = {key: config}
-    elif choice == "first":
-        kernel.cache = FirstForAll(kernel.cache)
     elif choice == "copy":
         twin.kernel = copy.copy(kernel)
         twin.kernel.cache = dict(kernel.cache)
@@ -114,7 +102,7 @@ def change(twin: Twin, draw: random.Random) -> str:
         kernel.fn = Wrapper(kernel.fn)
     elif choice == "run":
         twin.wrap_run()
-    elif choice == "hook" and hasattr(kernel, "best_config"):
+    elif choice == "hook" and hasattr(kernel, "best_config") and not twin.has_own_cache:
         kernel.best_config.pre_hook = lambda named: twin.wrapped.append(named["n"])
     elif choice == "in place" and not twin.has_own_cache:
         next(iter(kernel.cache.values()), kernel.configs[0]).kwargs["B"] = config.kwargs["B"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import triton
 
 from dejavu_cache.model.record import Record, RecordedLaunch, RecordSet
-from dejavu_cache.model.scenario import Environment
 from dejavu_cache.stores import FileStore
 from support.processes import PROGRAMS, dejavu, environment
 
@@ -36,14 +35,12 @@ def committed_records() -> list[RecordSet]:
 
 def restamp(record_set: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
     """Return records as the installed build of Triton, or another one, would have made them."""
-    from dejavu_cache.prewarm.plan import builder_toolchain
+    from dejavu_cache.prewarm.plan import builder_environment
     from dejavu_cache.triton_internals import compilation as launches
 
     device = record_set.context.environment.device
-    here = builder_toolchain(device)
-    made = Environment(
-        device=device, triton=triton or here.triton, codegen=here.codegen, variables=here.variables
-    )
+    here = builder_environment(device)
+    made = here.model_copy(update={"triton": triton or here.triton})
     stamp = wheel or launches.wheel()
     return RecordSet(
         context=record_set.context.model_copy(update={"environment": made}),

@@ -137,9 +137,8 @@ def launch_at_random(seed: int, count: int) -> dict[str, int]:
     return counts
 
 
-def some_of_n(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
-    n = named["n"] if "n" in named else more["n"]
-    return [config for config in configs if n % config.kwargs["B"] == 0]
+def some_of_n(configs: Sequence[Any], named: Mapping[str, Any], **_: Any) -> list[Any]:
+    return [config for config in configs if named["n"] % config.kwargs["B"] == 0]
 
 
 PRUNINGS: dict[str, Any] = {
@@ -149,12 +148,9 @@ PRUNINGS: dict[str, Any] = {
 CHANGES: dict[str, Any] = {
     "integer": lambda call, step: call(MEMORY[:64], None, 64, 2 * step + 3, 1.0, "a"),
     "float": lambda call, step: call(MEMORY[:64], None, 64, 3, 0.5 * step, "a"),
-    "shape": lambda call, step: call(MEMORY[:16 * step], None, 64, 3, 1.0, "a"),
-    "by name": lambda call, step: call(MEMORY, None, n=64, m=2 * step + 3, scale=1.0, flag="a"),
-    "tensor by name": lambda call, step: call(
-        MEMORY, y=MEMORY[16 * step :], n=64, m=3, scale=1.0, flag="a"
-    ),
-}  # fmt: skip
+    "shape": lambda call, step: call(MEMORY[: 16 * step], None, 64, 3, 1.0, "a"),
+    "by name": lambda call, step: call(MEMORY, None, 64, m=2 * step + 3, scale=1.0, flag="a"),
+}
 
 
 def launch_with_changes(count: int) -> dict[str, int]:

@@ -26,7 +26,7 @@ def accesses_by_kernel() -> dict[str, list[Any]]:
     ("kernel", "expected"),
     {
         "copy": ["x", "o", False],
-        "walk": ["x", "o", False],
+        "walk": ["o x", "o x", False],
         "choose": ["x", "o", False],
         "count": ["o", "o", False],
         "lock": ["o", "o x", False],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED, expandable_descriptors
+from dejavu_cache.triton_internals.versions import COVERED, expandable_descriptors
 
 cuda = pytest.importorskip("triton.backends.nvidia.driver")
 
@@ -24,7 +24,7 @@ def kernel_of(signature: list[Any], maps: list[dict[str, int]], **changes: Any) 
     return SimpleNamespace(run=launcher)
 
 
-pytestmark = pytest.mark.skipif(not GLUON_IS_COVERED, reason="no kernel has descriptors there")
+pytestmark = pytest.mark.skipif(not COVERED, reason="no kernel has descriptors there")
 
 
 def test_descriptors_are_found_by_their_place() -> None:

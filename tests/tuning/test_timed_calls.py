@@ -100,7 +100,8 @@ def test_timings_with_and_without_restoring_are_never_compared(
     config = triton.Config({"BLOCK": 16})
 
     def method(**options: Any) -> str:
-        return cached_autotune([config], key=[], **options)(add_in_place).method
+        kernel = cached_autotune([config], key=[], **options)(add_in_place)
+        return str(kernel.declaration.problem.method)
 
     assert method() == "events-cold"
     assert method(restore_value=["x_ptr"]) == "events-cold-kernel"

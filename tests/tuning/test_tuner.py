@@ -36,7 +36,9 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
 
     kernel = clock.kernel(do_bench=None, configs=CONFIGS)
     kernel.do_bench = bench
-    monkeypatch.setattr("dejavu_cache.runtime.declaration.method_name", lambda *args: "events-cold")
+    monkeypatch.setattr(
+        "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
+    )
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert Counter(clock.asked) == {16: 6, 32: 6, 64: 1}, "two are close, and race five rounds"
@@ -58,7 +60,7 @@ class TestCutShort:
     ) -> Callable[..., Any]:
         """Return a factory of kernels whose close configs race; the first process dies there."""
         monkeypatch.setattr(
-            "dejavu_cache.runtime.declaration.method_name", lambda *args: "events-cold"
+            "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
         )
 
         def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:

@@ -14,7 +14,6 @@ _EXTRAS = {
     "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
-    "zstandard": "bundle",
 }
 
 

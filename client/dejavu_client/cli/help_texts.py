@@ -23,7 +23,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "doctor",
     ),
     "Tune": ("run", "sweep", "audit", "heuristics"),
-    "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "adopt", "gc", "clear"),
+    "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "gc", "clear"),
     "Move records": (
         "export",
         "import",
@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "sync",
         "promote",
     ),
-    "Ship": ("prewarm", "bundle", "verify"),
+    "Ship": ("prewarm", "verify"),
     "Server": ("serve", "db", "token"),
 }
 """Commands by the title under which the help lists them."""
@@ -54,7 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "misses": ("misses --device H200 --where 'num_seqs>=64'",),
     "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),
     "pages": ("pages --store /var/cache/dejavu", "pages --output overview.html"),
-    "doctor": ("doctor", "doctor --store https://tune.example.com"),
+    "doctor": ("doctor", "doctor --store prewarmed:///opt/dejavu"),
     "run": ("run --mode reuse -- python serve.py --port 8000",),
     "sweep": ("sweep shop.suites:matmul --budget 20m", "sweep shop.suites --from-misses"),
     "audit": ("audit shop.suites:matmul",),
@@ -68,7 +68,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quarantine list": ("quarantine list",),
     "quarantine undo": ("quarantine undo 12",),
     "rename": ("rename 'pkg.old.*' 'pkg.new.*' --yes",),
-    "adopt": ("adopt shop.kernels --yes",),
     "gc": ("gc --dry-run --days 90",),
     "clear": ("clear add --yes",),
     "export": ("export records.jsonl --kernel add",),
@@ -83,13 +82,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "verify --expect-hits -- python serve.py",
         "verify --winners 20 shop.suites:matmul",
     ),
-    "bundle create": (
-        "bundle create /opt/dejavu dejavu.tar.zst",
-        "bundle create /opt/dejavu kernels --kernel-cache",
-    ),
-    "bundle inspect": ("bundle inspect dejavu.tar.zst",),
-    "bundle verify": ("bundle verify dejavu.tar.zst --no-device",),
-    "bundle extract": ("bundle extract dejavu.tar.zst /opt/dejavu",),
     "serve": ("serve --database postgresql://db/dejavu --host 0.0.0.0",),
     "db upgrade": ("db upgrade --database postgresql://db/dejavu",),
     "db check": ("db check",),

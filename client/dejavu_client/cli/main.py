@@ -16,7 +16,6 @@ from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
     audit,
-    bundle,
     compare,
     doctor,
     explain,
@@ -68,7 +67,6 @@ for family in (
     audit,
     heuristics,
     prewarm,
-    bundle,
     verify,
     doctor,
     compare,

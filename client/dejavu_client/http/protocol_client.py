@@ -170,20 +170,13 @@ class ProtocolClient:
             )
         return Bulk(record_set.records, answer.etag)
 
-    def record(self, context: Context, scenario: Scenario, wait: float = 0.0) -> Record | None:
-        """Return one record, or None if the server has none.
+    def record(self, context: Context, scenario: Scenario) -> Record | None:
+        """Return one record, or None if the server has none."""
+        return self.parse_record(scenario, self.fetch_record(context, scenario))
 
-        Args:
-            context: the context to look in.
-            scenario: the scenario of the record.
-            wait: seconds that the server may wait for the record to have a winner.
-        """
-        return self.parse_record(scenario, self.fetch_record(context, scenario, wait))
-
-    def fetch_record(self, context: Context, scenario: Scenario, wait: float = 0.0) -> ServerAnswer:
-        """Ask for one record; the arguments are those of `record`."""
-        path = f"/contexts/{context.digest}/records/{scenario.digest}"
-        return self._get(path, params={"wait": wait} if wait else {})
+    def fetch_record(self, context: Context, scenario: Scenario, etag: str = "") -> ServerAnswer:
+        """Ask for one record, unless `etag` is still current."""
+        return self._get(f"/contexts/{context.digest}/records/{scenario.digest}", etag)
 
     def parse_record(self, scenario: Scenario, answer: ServerAnswer) -> Record | None:
         """Return the record of an answer to `fetch_record`, or None if there is none."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.system.background_threads import (
+    Finisher,
     at_program_end,
     program_is_ending,
     start_thread,
@@ -48,7 +49,7 @@ class _Queued(NamedTuple):
     path: Path | None
 
 
-class Sender:
+class Sender(Finisher):
     """Queue of records, misses and lease releases, and the thread that sends them in order.
 
     `put` writes records to the spool before it returns, and the thread deletes them there once the

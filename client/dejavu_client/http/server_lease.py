@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +23,17 @@ __all__ = ["LEASE_SECONDS", "ServerLease"]
 LEASE_SECONDS = 30.0
 """Lifetime of a lease that is not renewed, and so the delay after a tuner has died."""
 
-POLL_SECONDS = 2.0
-"""Interval at which a waiting process checks whether a lease has ended without a record."""
+ASK_SECONDS = 1.0
+"""Seconds, on average, after which a waiting process asks again whether the record is there."""
+
+ASKS_FOR_LEASE = 3
+"""Of so many questions one is for the lease, which may have ended without a record."""
 
 RESTART_SECONDS = 60.0
 """Absence of the server through which a process waits for another one's tune."""
+
+_jitter = random.SystemRandom()
+"""Random numbers of its own: those of the program's `random` module may be seeded."""
 
 
 class ServerLease:
@@ -56,6 +63,8 @@ class ServerLease:
         self._seconds = seconds
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
+        self._etag = ""
+        self._has_winner = False
 
     def acquire(self, wait: float) -> bool:
         """Acquire the lease; return False if another holder still has it after `wait` seconds.
@@ -68,9 +77,14 @@ class ServerLease:
         """
         deadline = time.monotonic() + wait
         self._lease = self._calls.ask_patiently(self._request, min(wait, BUSY_SECONDS))
+        asked = 0
         while self._lease is None and (remaining := deadline - time.monotonic()) > 0:
-            self._await_record(min(remaining, POLL_SECONDS))
-            remaining = deadline - time.monotonic()
+            # The processes of a fleet must not ask all at once.
+            time.sleep(min(remaining, ASK_SECONDS * _jitter.uniform(0.75, 1.25)))
+            asked += 1
+            if not self._is_tuned() and asked % ASKS_FOR_LEASE:
+                continue
+            remaining = max(deadline - time.monotonic(), 0.0)
             try:
                 self._lease = self._calls.ask_again(self._request, min(remaining, RESTART_SECONDS))
             except UnreachableError:
@@ -82,16 +96,16 @@ class ServerLease:
     def _request(self) -> str | None:
         return self._client.lease(self._context, self._scenario, self._holder, self._seconds)
 
-    def _await_record(self, seconds: float) -> None:
-        """Wait until the scenario has a winner; its tuner then releases the lease."""
-        poll = partial(self._client.fetch_record, self._context, self._scenario, seconds)
-        start = time.monotonic()
+    def _is_tuned(self) -> bool:
+        """Return whether the scenario had a winner when the server was last reached."""
         with suppress(RemoteError):
-            if self._calls.ask(poll, seconds + POLL_SECONDS).status != 404:
-                time.sleep(0.1)
-                return
-        # A server that is away, restarts or has too many waiters answers at once.
-        time.sleep(min(max(seconds - (time.monotonic() - start), 0.0), 0.5))
+            ask = partial(self._client.fetch_record, self._context, self._scenario, self._etag)
+            answer = self._calls.ask(ask)
+            if answer.status != 304:
+                record = self._client.parse_record(self._scenario, answer)
+                self._has_winner = record is not None and record.winner is not None
+                self._etag = answer.etag
+        return self._has_winner
 
     @contextmanager
     def keep_alive(self, release: Callable[[str], None]) -> Iterator[None]:

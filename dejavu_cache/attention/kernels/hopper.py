@@ -14,7 +14,7 @@ import torch
 
 from ...triton_internals.binder import RepeatedLaunch
 from ...triton_internals.environment import is_interpreting
-from ...triton_internals.versions import GLUON_IS_COVERED
+from ...triton_internals.versions import COVERED
 from ..batch import Batch, LayerTensors, NewTokens, Repeat
 from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import SHARED_MEMORY
@@ -77,12 +77,7 @@ def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
 @cache
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on a device at all."""
-    if (
-        not GLUON_IS_COVERED
-        or device.type != "cuda"
-        or not torch.cuda.is_available()
-        or is_interpreting()
-    ):
+    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 

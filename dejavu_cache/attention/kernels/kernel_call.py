@@ -80,14 +80,9 @@ class KernelCall(NamedTuple):
         ordered = {name: arguments[name] for name in self.kernel.arg_names}
         kept = RepeatedLaunch(kernel, self.grid, ordered, list(given))
         if form is not None and only_alignment_counts(jit_function(self.kernel)):
-            if len(_kept) >= MOST_KEPT:
-                _kept.clear()
             _kept[form] = kept
         return kept.with_values(self.grid, given, changing)
 
-
-MOST_KEPT = 4096
-"""Limit of the forms whose compiled kernels are kept."""
 
 _kept: dict[Any, RepeatedLaunch] = {}
 

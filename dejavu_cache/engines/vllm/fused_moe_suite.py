@@ -33,6 +33,7 @@ __all__ = [
     "SIZES",
     "ExpertLayer",
     "ExpertsOperation",
+    "candidates",
     "engine_config",
     "experts_kernel",
     "make_arguments",
@@ -319,58 +320,39 @@ def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None
         raise failure
 
 
-@cache
-def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
-    """Return the operation as a kernel that tries the configs of its batch.
+def experts_kernel(layer: ExpertLayer, tokens: int) -> CachedAutotuner:
+    """Return the operation as a kernel that tries the configs of a batch.
 
     It is measured by graphs with a cold L2 cache, since an engine runs other layers in between.
 
     Args:
         layer: the layer.
-        sizes: the batches' numbers of tokens.
+        tokens: tokens of the batch.
     """
     from vllm.model_executor.layers.fused_moe import fused_moe
 
-    names = (*TENSORS, *KEYS, *PARAMS)
-    operation = ExpertsOperation(fused_moe, "fused_moe_kernel", names)
-    by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
-    configs = {str(config): config for size in by_size for config in by_size[size]}
-
-    def prune(configs: list[Any], named: Mapping[str, Any], **_: Any) -> list[Any]:
-        declared = {str(config): config for config in configs}
-        return [declared[str(config)] for config in by_size[named["M"]]]
-
-    def default(named: Mapping[str, Any]) -> Any:
-        return configs[str(by_size[named["M"]][0])]
-
+    operation = ExpertsOperation(fused_moe, "fused_moe_kernel", (*TENSORS, *KEYS, *PARAMS))
     tolerance = FLOAT8_TOLERANCE if layer.is_float8 else None
+    check = CheckOptions(tolerance, ignore=("w1", "w2", "hidden_states"))
     return CachedAutotuner(
         operation,
         operation.arg_names,
-        list(configs.values()),
+        candidates(layer, tokens),
         KEYS,
         None,
         None,
-        prune_configs_by={"early_config_prune": prune},
-        options={
-            "method": "cudagraph-cold",
-            "default": default,
-            "check": CheckOptions(tolerance, ignore=("w1", "w2", "hidden_states")),
-        },
+        options={"method": "cudagraph-cold", "check": check},
     )
 
 
-def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
-    """Yield the configs for a batch, the most promising ones first, each once."""
-    entries = chain([engine_config(layer, tokens)], _grid_configs(layer, tokens))
-    seen = set()
-    for entry in entries:
+def candidates(layer: ExpertLayer, tokens: int) -> list[triton.Config]:
+    """Return the configs for a batch, the engine's own one first, each once."""
+    configs = []
+    for entry in chain([engine_config(layer, tokens)], _grid_configs(layer, tokens)):
         values = _as_launched(layer, entry)
         options = {name: values.pop(name) for name in ("num_warps", "num_stages") if name in values}
-        config = triton.Config(values, **options)
-        if str(config) not in seen:
-            seen.add(str(config))
-            yield config
+        configs.append(triton.Config(values, **options))
+    return list(dict.fromkeys(configs))
 
 
 def _as_launched(layer: ExpertLayer, entry: Mapping[str, int]) -> dict[str, int]:
@@ -481,9 +463,9 @@ def cases(
 
 def layer_cases(layer: ExpertLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
     """Yield the cases of a layer, the largest batch first: it compiles what others need too."""
-    kernel = experts_kernel(layer, sizes)
     for tokens in sorted(sizes, reverse=True):
-        yield Case(f"{layer} x {tokens}", kernel, (1,), partial(make_arguments, layer, tokens))
+        kernel, arguments = experts_kernel(layer, tokens), partial(make_arguments, layer, tokens)
+        yield Case(f"{layer} x {tokens}", kernel, (1,), arguments)
 
 
 suite = Suite(cases=cases)

@@ -18,23 +18,16 @@ def _run_hidden_sitecustomize():
     a second installation of this package, and would find this one again.
     """
     here = os.path.dirname(os.path.abspath(__file__))
-    places = [
-        (index, entry)
-        for index, entry in enumerate(sys.path)
-        if os.path.abspath(entry or os.curdir) == here
-    ]
-    for _, entry in places:
-        sys.path.remove(entry)
+    whole = sys.path[:]
+    sys.path[:] = [entry for entry in whole if os.path.abspath(entry or os.curdir) != here]
     try:
         spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-        if spec is None or spec.loader is None:
-            return
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["sitecustomize"] = module
-        spec.loader.exec_module(module)
+        if spec is not None and spec.loader is not None:
+            module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
     finally:
-        for index, entry in places:
-            sys.path.insert(index, entry)
+        added = [entry for entry in sys.path if entry not in whole]
+        sys.path[:] = added + whole
 
 
 class _TritonImportHook:
@@ -49,12 +42,12 @@ class _TritonImportHook:
     def find_spec(cls, name, path=None, target=None):
         if name != "triton" or cls.is_settled:
             return None
-        # Only finders behind this one, or two hooks that ask each other would never end. As the
-        # import system does, pass over old finders that have no `find_spec`.
-        behind = sys.meta_path[sys.meta_path.index(cls) + 1 :] if cls in sys.meta_path else []
-        others = [finder for finder in behind if hasattr(finder, "find_spec")]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        # Without this finder, or it would ask itself.
+        sys.meta_path.remove(cls)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, cls)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 

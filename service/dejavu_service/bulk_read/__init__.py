@@ -17,6 +17,5 @@ Each module removes one cost:
 - `key_lookups` makes that question cheap: on SQLite a call in the event loop instead of a thread,
   on Postgres, by `grouped_queries`, one query over libpq for all requests that wait, which takes a
   fifth of the processor time of a psycopg cursor.
-- `long_polls` lets requests that wait for records of one context share their looks at it.
 - `single_flight` lets requests that arrive together render an answer once.
 """

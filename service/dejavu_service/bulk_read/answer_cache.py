@@ -23,13 +23,11 @@ class Answer:
         etag: The entity tag of the revision.
         body: JSON; None if the context lacks this part.
         is_gzipped: Whether the body is compressed.
-        has_winner: Whether the body is a record with a winner.
     """
 
     etag: str
     body: bytes | None
     is_gzipped: bool = True
-    has_winner: bool = False
 
 
 class AnswerCache:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,8 @@ from ..services.transfer import render
 from ..storage import contexts
 from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
-from ..storage.records import has_winner
 from .answer_cache import Answer, AnswerCache
 from .key_lookups import StoredText, open_record_texts, open_revisions
-from .long_polls import LongPolls
 from .single_flight import SingleFlight
 
 __all__ = ["RecordReader", "etag"]
@@ -48,7 +46,6 @@ class RecordReader:
     Attributes:
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
-        long_polls: The requests that wait for a record.
         render_turns: The turns to load many records, which may take much memory.
     """
 
@@ -63,7 +60,6 @@ class RecordReader:
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
-        self.long_polls = LongPolls(self._current, self.record, self._find_won)
 
     async def revision(self, view: RecordView) -> Revision | None:
         """Return the current revision of a view, or None if it has no records."""
@@ -101,15 +97,6 @@ class RecordReader:
         """Return one record by the digest of its scenario, at `revision` or a later one."""
         render = partial(self._render_record, view, scenario)
         return await self._answer(view, revision, scenario, render)
-
-    async def _find_won(self, view: RecordView, scenarios: Collection[str]) -> set[str]:
-        """Return those of some scenarios whose records may have a winner."""
-
-        def query() -> set[str]:
-            with self._database.read() as connection:
-                return layers.find_won(connection, view, scenarios)
-
-        return await run_in_threadpool(query)
 
     async def _answer(
         self,
@@ -206,15 +193,14 @@ def _render_record(stored: Sequence[StoredText | None]) -> Answer | None:
     revision, text = layered
     if text is None:
         return Answer(f'"{revision}"', None)
-    winner = has_winner(text)
     if len(text) <= _PLAIN_LENGTH:
-        return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=winner)
-    return _compress(revision, text, winner)
+        return Answer(f'"{revision}"', text.encode(), is_gzipped=False)
+    return _compress(revision, text)
 
 
-def _compress(revision: str, text: str, has_winner: bool = False) -> Answer:
+def _compress(revision: str, text: str) -> Answer:
     body = gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0)
-    return Answer(f'"{revision}"', body, has_winner=has_winner)
+    return Answer(f'"{revision}"', body)
 
 
 def etag(revision: Revision) -> str:

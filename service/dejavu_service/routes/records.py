@@ -10,7 +10,6 @@ from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import RecordSet
 
-from ..errors import NotFoundError
 from ..middleware.json_body import accepts
 from ..services import records
 from ..services.revalidation import Copies, revalidate
@@ -95,19 +94,9 @@ async def read_record(
     scenario: ScenarioDigest,
     request: Request,
     call: CurrentCall,
-    wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for a winner")] = 0.0,
 ) -> Response:
-    """Return one record; with `wait`, as soon as it has a winner."""
-    if wait <= 0:
-        return await bulk.keyed_read(call, namespace, context, scenario, request.scope)
-    view = call.server.read_through.view(call.principal, namespace, context)
-    answer = await call.server.reader.long_polls.wait(
-        call.principal.name, view, scenario, wait, request.is_disconnected
-    )
-    (call.server.metrics.hits if answer else call.server.metrics.misses).inc()
-    if answer is None:
-        raise NotFoundError(f"there is no record of this scenario with a winner after {wait:g} s")
-    return bulk.respond(answer, request.scope)
+    """Return one record."""
+    return await bulk.keyed_read(call, namespace, context, scenario, request.scope)
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -20,7 +20,6 @@ from .merging import add
 from .read_through import RecordView
 
 __all__ = [
-    "find_won",
     "iter_texts",
     "join_revisions",
     "join_texts",
@@ -40,16 +39,6 @@ _END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
 def join_revisions(revisions: Sequence[str | None]) -> str:
     """Return the revision of a view, which changes with each of its namespaces'."""
     return ".".join(revision or "-" for revision in revisions)
-
-
-def find_won(connection: Connection, view: RecordView, scenarios: Collection[str]) -> set[str]:
-    """Find those of some scenarios whose records may have a winner in one of the namespaces."""
-    wanted = sorted(scenarios)
-    return {
-        scenario
-        for namespace in view.namespaces
-        for scenario in records.find_won(connection, namespace, view.context, wanted)
-    }
 
 
 def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet | None:

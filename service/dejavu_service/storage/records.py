@@ -13,7 +13,7 @@ from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
 from .chunks import chunks
-from .sql_functions import byte_length, contains, epoch
+from .sql_functions import byte_length, epoch
 from .tables import contexts, measurements, records, winner_arrival
 from .upserts import insert
 
@@ -24,8 +24,6 @@ __all__ = [
     "add_claims",
     "count_bytes",
     "delete_records",
-    "find_won",
-    "has_winner",
     "list_sizes",
     "load",
     "load_displaced",
@@ -150,24 +148,6 @@ def load_text(
         )
     ).one_or_none()
     return None if row is None else (row[0], row[1])
-
-
-def has_winner(text: str) -> bool:
-    """Return whether the JSON text of a record has a winner."""
-    return WINNER in text
-
-
-def find_won(
-    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
-) -> set[str]:
-    """Find those of a context's scenarios, by their digests, whose records may have a winner."""
-    of_context = _select_of(namespace, digest, records.c.scenario)
-    query = of_context.where(contains(records.c.text, WINNER))
-    return {
-        scenario
-        for chunk in chunks(scenarios)
-        for scenario in connection.execute(query.where(records.c.scenario.in_(chunk))).scalars()
-    }
 
 
 def load_texts(

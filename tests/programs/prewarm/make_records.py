@@ -29,13 +29,12 @@ from dejavu_cache.model.record import (
 from dejavu_cache.model.scenario import (
     Context,
     Device,
-    Environment,
     Kernel,
     Problem,
     Scenario,
     canonical_json,
 )
-from dejavu_cache.prewarm.plan import builder_toolchain
+from dejavu_cache.prewarm.plan import builder_environment
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
@@ -75,12 +74,9 @@ def record(
 
 def context(tuner: Any, device: Device, **problem: Any) -> Context:
     """As a process on that GPU would have it."""
-    here = builder_toolchain(device)
     return Context(
         kernel=Kernel(name=kernel_name(tuner), source=str(identify(tuner, ()).source)),
-        environment=Environment(
-            device=device, triton=here.triton, codegen=here.codegen, variables=here.variables
-        ),
+        environment=builder_environment(device),
         problem=Problem(**problem),
     )
 

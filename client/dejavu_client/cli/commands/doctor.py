@@ -7,6 +7,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,8 +18,9 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, StoreError, UnsupportedTritonError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import Settings, policy_file, unknown_variables
-from dejavu_cache.stores import FileStore, Store, tiers_of
+from dejavu_cache.stores import FileStore, Store, prewarmed_folders, tiers_of
 from dejavu_cache.stores.folder import describe_failure
+from dejavu_cache.stores.manifest import find_differences
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
@@ -131,6 +133,35 @@ def _check_settings(url: str) -> Iterator[Finding]:
                 yield Finding("wrong", tier.url, f"{error}; {remedy}")
         else:
             yield _check_answer(tier, settings.wait)
+    for folder in prewarmed_folders(url or settings.url):
+        yield from _check_prewarmed(folder)
+
+
+def _check_prewarmed(folder: Path) -> Iterator[Finding]:
+    """Tell what of a prewarmed folder this machine would not use; without a GPU, any will do."""
+    if triton_version() is None:
+        return
+    from dejavu_cache.runtime.prewarmed_binaries import loadable_manifest
+    from dejavu_cache.triton_internals.compilation import wheel
+    from dejavu_cache.triton_internals.environment import current_device, current_environment
+
+    about = f"prewarmed {folder}"
+    try:
+        manifest = loadable_manifest(folder.resolve())
+    except (DejavuError, OSError) as error:
+        yield Finding("wrong", about, f"its binaries are not used: {error}")
+        return
+    problems = list(find_differences(folder, manifest))
+    if manifest.wheel != wheel():
+        problems.append(f"its binaries are those of {manifest.wheel}, and this is {wheel()}")
+    with suppress(Exception):  # drivers raise errors of many kinds
+        device = current_environment(current_device()).device
+        if device not in manifest.devices:
+            names = ", ".join(device.name for device in manifest.devices)
+            problems.append(f"it is for {names}, and this GPU is a {device.name}")
+    yield from (Finding("wrong", about, problem) for problem in problems)
+    if not problems:
+        yield Finding("ok", about, f"{counted(len(manifest.files), 'file')}, as it was made")
 
 
 def _check_policy() -> Iterator[Finding]:

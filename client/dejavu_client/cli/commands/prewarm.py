@@ -46,30 +46,6 @@ SourceOption = Annotated[
         callback=refuse_empty,
     ),
 ]
-FallbacksOption = Annotated[
-    bool,
-    typer.Option(
-        help="Compile default configs and trees' choices too, for scenarios that are not tuned."
-    ),
-]
-HostModulesOption = Annotated[
-    bool,
-    typer.Option(
-        help="Build the modules that launch kernels; no C compiler is needed at run time."
-    ),
-]
-OtherWheelOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-wheel", help="Compile what was noted by another build of the same Triton."
-    ),
-]
-OtherTritonOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-other-triton", help="Take another Triton's records along, without binaries."
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -85,10 +61,6 @@ def prewarm(
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, help="Compilers at once; 0 is one per CPU.")
     ] = 0,
-    fallbacks: FallbacksOption = True,
-    host_modules: HostModulesOption = True,
-    allow_other_wheel: OtherWheelOption = False,
-    allow_other_triton: OtherTritonOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
@@ -101,7 +73,7 @@ def prewarm(
         next(records.contexts(), None)  # raises if a store does not answer
 
     from dejavu_cache.prewarm.build import prewarm as build
-    from dejavu_cache.prewarm.compilers import AllowedDifferences, PrewarmSpec
+    from dejavu_cache.prewarm.compilers import PrewarmSpec
 
     from ..progress import prewarm_bar
 
@@ -109,9 +81,6 @@ def prewarm(
         modules=tuple(modules),
         store=source or settings.url or settings.default_url,
         devices=tuple(dict.fromkeys(device)),
-        allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
-        fallbacks=fallbacks,
-        host_modules=host_modules,
     )
     with prewarm_bar() if sys.stderr.isatty() else prewarm_lines() as on_progress:
         result = build(spec, out, processes=jobs or None, on_progress=on_progress)
@@ -129,11 +98,7 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     size = sum(file.size for file in manifest.files.values())
     binaries = counted(sum(kernel.binaries for kernel in manifest.kernels), "binary", "binaries")
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
-    what = (
-        f"{result.compiled} of {binaries} compiled"
-        if result.compiled or result.repaired
-        else f"{binaries}, nothing new"
-    )
+    what = f"{result.compiled} of {binaries} compiled"
     say(
         f"{out}: {counted(scenarios, 'scenario')} of "
         f"{counted(len(manifest.kernels), 'kernel')}, {what}, "

@@ -1,4 +1,4 @@
-"""`rename` and `adopt`: give a kernel its records back after it moved, or without its code."""
+"""`rename`: give a kernel its records back after it moved."""
 
 from __future__ import annotations
 
@@ -21,29 +21,8 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
     app.command()(rename)
-    app.command()(adopt)
-
-
-def adopt(
-    modules: Annotated[list[str], typer.Argument(help="Modules or packages with kernels.")],
-    store: StoreOption = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="State it; else only explain.")] = False,
-) -> None:
-    """State that a store's records were measured with the kernels' code as it is installed here.
-
-    Launches find this out by themselves where records say what Triton generated. Records that do
-    not say it, of a development version, count as other code until somebody states it.
-    """
-    if not yes:
-        say("Nothing was changed: repeat with --yes if the kernels' code is what was measured.")
-        return
-    from dejavu_cache.prewarm.recorded_code import state_code
-
-    with open_existing_store(store, write=True) as chosen:
-        for kernel, count in state_code(modules, chosen).items():
-            say(f"{kernel}: {counted(count, 'record')} of the installed code")
 
 
 def rename(

@@ -1,1 +1,0 @@
-"""Pack a prewarmed folder as one file, or as an image that registries carry."""
