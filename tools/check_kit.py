@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,8 @@ def check_nginx(folder: Path) -> str:
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         (folder / "nginx.conf").write_text(
-            f"pid {folder}/pid;\nerror_log stderr;\ndaemon off;\nevents {{}}\n"
+            f"pid {folder}/pid;\nerror_log {folder}/errors;\ndaemon off;\n"
+            "worker_rlimit_nofile 60000;\nevents { worker_connections 50000; }\n"
             f"http {{\n  access_log off;\n{temporary}\n{site}}}\n"
         )
         base = f"https://127.0.0.1:{port}"
@@ -129,7 +132,7 @@ def check_caddy(folder: Path) -> str:
         ):
             assert old in site, old
             site = site.replace(old, new, 1)
-        (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site)
+        (folder / "Caddyfile").write_text(site.replace("{\n", "{\n\tadmin off\n", 1))
         base = f"http://127.0.0.1:{port}"
         arguments = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
         execute("caddy", "validate", *arguments)
@@ -149,13 +152,51 @@ def drive(base: str, token: str, folder: Path) -> str:
         assert client.get("/pages/main").status_code == 200
         log = (folder / "server-0").read_text() + (folder / "server-1").read_text()
         assert '"client": "127.0.0.1"' in log, log[-500:]
+        withstood = withstand(client, base)
         (folder / "stop-0").touch()
         answers = []
         for _ in range(100):
             answers.append(client.get("/v1/main/contexts").status_code)
             time.sleep(0.02)
         assert set(answers) == {200}, answers
-    return "records, pages and login pass; 100 reads of 100 pass while a replica stops"
+    return (
+        f"records, pages and login pass; {withstood}; 100 reads of 100 pass while a replica stops"
+    )
+
+
+HALF_SENT = {
+    "bodies": b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nt",
+    "heads": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ",
+    "nothing": b"",
+}
+"""What strangers send on a connection before they fall silent."""
+
+
+def withstand(client: httpx.Client, base: str) -> str:
+    """Hold thousands of silent connections from other addresses, and read meanwhile."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    count = min(10_000, hard // 2)
+    url = httpx.URL(base)
+    anyone = ssl.create_default_context()
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+    slowest = 0.0
+    for data in HALF_SENT.values():
+        with ExitStack() as opened:
+            for number in range(count):
+                # Of so many addresses that no limit of connections of one address is met.
+                source = (f"127.0.0.{2 + number % 50}", 0)
+                silent = socket.create_connection((url.host, url.port), source_address=source)
+                opened.enter_context(silent)
+                if url.scheme == "https":
+                    silent = opened.enter_context(anyone.wrap_socket(silent))
+                silent.sendall(data)
+            for _ in range(10):
+                for path in ("/livez", "/v1/main/contexts"):
+                    began = time.monotonic()
+                    assert client.get(path, timeout=10).status_code == 200, (data, path)
+                    slowest = max(slowest, time.monotonic() - began)
+    return f"{count} half-sent {', '.join(HALF_SENT)}: the slowest read took {slowest:.3f} s"
 
 
 def check_workflow(folder: Path) -> str:

@@ -380,7 +380,6 @@ def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[
 suite = Suite(
     cases=cases,
     for_scenario=for_scenario,
-    everything={"only": "+".join(KERNELS)},
     why_empty="auto gives these batches to hopper and few_sequences here, which have one config "
     "for each kind of work; --option only=... tunes others",
 )

@@ -34,8 +34,20 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scalar, Scenario, canonical_json
 from ..system.notices import counted
 
-__all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "Matrix", "SlowdownTable", "fit"]
+__all__ = ["BOUND", "NEEDED", "Matrix", "SlowdownTable", "fit"]
 
+
+BOUND = 0.05
+"""Default for the accepted slowdown of the set's configs, as a share."""
+
+LIMIT = 12
+"""Configs of a set at most; if they do not suffice, the bound is exceeded."""
+
+NEEDED = 10
+"""Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
+
+LEAVES = 32
+"""Leaves of a tree at most."""
 
 Matrix = NDArray[np.float64]
 
@@ -272,18 +284,17 @@ _WORTH = 0.001
 """Cost that a question must save, so that none is asked because of rounding errors."""
 
 
-def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix, leaves: int) -> Node:
+def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix) -> Node:
     """Grow a tree by asking the question that saves most until there are enough leaves.
 
     Args:
         columns: the encoder of the scenarios.
         encoded: [points, columns], the encoded scenarios.
         burden: [points, configs], the cost of each config at each point.
-        leaves: maximum number of leaves.
     """
     root = _Region(encoded, burden, np.arange(len(encoded)))
     regions = [root]
-    while len(regions) < leaves:
+    while len(regions) < LEAVES:
         best = max(regions, key=lambda region: region.saving)
         if best.saving < _WORTH:
             break
@@ -359,7 +370,7 @@ class Subset(NamedTuple):
     bound: float
 
 
-def smallest_subset(slowdown: Matrix, bound: float = 0.05, limit: int = 12) -> Subset:
+def smallest_subset(slowdown: Matrix, bound: float, limit: int = LIMIT) -> Subset:
     """Cover every scenario with a config within a bound of its best, greedily.
 
     If that takes more configs than the limit, choose those that exceed the bound least on average.
@@ -421,18 +432,6 @@ def _cover(serves: NDArray[np.bool_]) -> list[int]:
     return chosen
 
 
-BOUND = 0.05
-"""Default for the accepted slowdown of the set's configs, as a share."""
-
-LIMIT = 12
-"""Default for the maximum number of configs."""
-
-NEEDED = 10
-"""Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
-
-LEAVES = 32
-"""Default for the maximum number of leaves."""
-
 _HOPELESS = 1.4
 """Multiple of the best time from which on it does not matter how slow a config is."""
 
@@ -454,8 +453,6 @@ def fit(
     records: RecordSet,
     *,
     bound: float = BOUND,
-    limit: int = LIMIT,
-    leaves: int = LEAVES,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Tree:
     """Fit a tree to the records of one context; equal records give an equal tree.
@@ -463,8 +460,6 @@ def fit(
     Args:
         records: the records of the context.
         bound: accepted slowdown, as a share, of the set's best config in any scenario.
-        limit: maximum number of configs; if they do not suffice, the bound is exceeded.
-        leaves: maximum number of leaves.
         progress: called with the share of the work that is done.
 
     Raises:
@@ -476,20 +471,20 @@ def fit(
     if len(costs) < NEEDED:
         kernel, device = records.context.kernel.name, records.context.environment.device.name
         uncompared = sum(record.is_finished for record in records.records) - len(finished)
-        hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache audit`"
+        hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache sweep`"
         raise TooFewRecordsError(
             f"{kernel} has {counted(len(costs), 'scenario')} with a winner and two timed configs "
             f"or more on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
             f"{hint if uncompared else ''}"
         )
-    model = _fit_tree(costs, bound, limit, leaves)
+    model = _fit_tree(costs, bound)
     return Tree(
         context=records.context,
         configs=tuple(costs.configs[column] for column in model.chosen),
         inputs=model.inputs,
         root=model.root,
         bound=round(model.bound, 6),
-        regret=_cross_validate(costs, bound, limit, leaves, progress),
+        regret=_cross_validate(costs, bound, progress),
         at=max(measurement.at for record in finished for measurement in record.measurements),
     )
 
@@ -510,8 +505,8 @@ class _FittedTree(NamedTuple):
     bound: float
 
 
-def _fit_tree(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _FittedTree:
-    chosen, bound = smallest_subset(costs.slowdown, bound, limit)
+def _fit_tree(costs: SlowdownTable, bound: float) -> _FittedTree:
+    chosen, bound = smallest_subset(costs.slowdown, bound)
     tuned = [scenario.values for scenario in costs.scenarios]
     columns = ScenarioEncoder(tuned)
     # A tree is also asked about scenarios between the tuned ones, so it learns from those too.
@@ -519,7 +514,7 @@ def _fit_tree(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _F
     burden = _estimate_costs(encoded, costs.slowdown[:, chosen])
     failed = costs.tried & ~np.isfinite(costs.slowdown)
     burden[: len(tuned)][failed[:, chosen]] = _CANNOT_RUN
-    return _FittedTree(grow_tree(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
+    return _FittedTree(grow_tree(columns, encoded, burden), columns.inputs, chosen, bound)
 
 
 def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
@@ -552,13 +547,13 @@ def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
 
 
 def _cross_validate(
-    costs: SlowdownTable, bound: float, limit: int, leaves: int, progress: Callable[[float], None]
+    costs: SlowdownTable, bound: float, progress: Callable[[float], None]
 ) -> Regret:
     """Return the cost of a tree's choices in scenarios that were held out of its fit."""
     folds = min(len(costs), _FOLDS)
     regrets: list[float] = []
     for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
-        model = _fit_tree(costs.rows(training), bound, limit, leaves)
+        model = _fit_tree(costs.rows(training), bound)
         for row in held_out:
             leaf = ranking(model.root, model.inputs, costs.scenarios[row].values)
             ranked = tuple(model.chosen[index] for index in leaf)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
-import unicodedata
 from collections.abc import Iterator
 
 from ..errors import SettingsError
@@ -15,8 +15,8 @@ __all__ = ["as_python"]
 
 _NUMBER = "type({}) in (int, float)"
 
-_USED_NAMES = {"CONFIGS", "__debug__", "all", "float", "int", "type"}
-"""Names that a parameter would hide from the exported code, or that no parameter may have."""
+_USED_NAMES = {"CONFIGS", *dir(builtins)}
+"""Names that the exported code has or may use itself."""
 
 
 def as_python(tree: Tree) -> str:
@@ -28,17 +28,8 @@ def as_python(tree: Tree) -> str:
         SettingsError: the name of an input cannot be a parameter of the function.
     """
     for name in tree.inputs:
-        # Python reads a name in its normal form, in which two names may be one.
-        is_normal = unicodedata.normalize("NFKC", name) == name
-        if not name.isidentifier() or not is_normal or keyword.iskeyword(name):
-            raise SettingsError(
-                f"the tree asks for {name!r}, which is no name in Python: it cannot be exported"
-            )
-        if name in _USED_NAMES:
-            raise SettingsError(
-                f"the tree asks for {name!r}, a name that Python code for it needs itself: it "
-                "cannot be exported"
-            )
+        if not name.isidentifier() or keyword.iskeyword(name) or name in _USED_NAMES:
+            raise SettingsError(f"{name!r} cannot be a parameter in Python: export the JSON")
     return "\n".join(
         [
             *map(printable, _head(tree)),
@@ -109,9 +100,4 @@ def _question(node: AtMost | Equals, inputs: dict[str, Input]) -> str:
         return " and ".join([*guards, f"{' * '.join(node.inputs)} <= {node.at_most!r}"])
     if node.equals is None:
         return f"{node.input} is None"
-    flag = not inputs[node.input].numbers and all(
-        type(value) is bool for value in inputs[node.input].values
-    )
-    if flag and type(node.equals) is bool:
-        return node.input if node.equals else f"not {node.input}"
     return f"{node.input} == {node.equals!r}"

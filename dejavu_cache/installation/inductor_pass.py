@@ -17,14 +17,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..model.buckets import Exact
-from ..model.merge import part_digests
-from ..model.record import Record
 from ..model.scenario import Scenario, canonical_json
 from ..runtime.autotuner import CachedAutotuner
 from ..settings import Mode, current_settings
@@ -90,24 +87,17 @@ Inductor wants its key three times for each graph.
 
 
 def _note(kernel: CachedAutotuner, scenario: Scenario) -> str:
-    found = kernel.home.get(kernel.context, scenario)
-    choice = None if found is None else _choice(found.record)
-    scenario_fields = scenario.model_dump(mode="json")
-    return canonical_json([*_owner(kernel), scenario_fields, choice])
+    """Write which config a kernel's record of a scenario stands for."""
+    found, chosen = kernel.home.get(kernel.context, scenario), None
+    if found is not None:
+        winner = found.record.winner
+        chosen = found.record.pinned or (winner.config if winner else None)
+    fields = scenario.model_dump(mode="json")
+    return canonical_json([*_owner(kernel), fields, chosen.text if chosen else None])
 
 
 def _owner(kernel: CachedAutotuner) -> tuple[str, str]:
     return kernel.home.url, kernel.context.digest
-
-
-def _choice(record: Record) -> list[str]:
-    """Return what decides which config a record stands for."""
-    chosen = record.pinned or (record.winner.config if record.winner else None)
-    if chosen is None:
-        return sorted(part_digests(record))
-    wrong = {part.config.text for part in record.measurements if part.is_wrong}
-    is_open = record.winner is not None and not (record.pinned or record.winner.is_compared)
-    return [chosen.text, *sorted(wrong), *(["not compared"] if is_open else [])]
 
 
 def _notes_file() -> Path:
@@ -131,91 +121,54 @@ _AS_TRACED = "eager_input_vals"
 """Name under which a traced node keeps its arguments as they were in the program."""
 
 
+_made: list[Any] = []
+"""The passes that were added."""
+
+
 def install_inductor_pass() -> None:
     """Have Inductor run the pass, from now on or from when it is imported; torch is not imported.
 
-    A pass that was set before runs after this one. A pass that is set later takes its place.
+    It runs a pass that was set before, too. A pass that is set later takes its place.
     """
     after_import(_CONFIG_MODULE, _add_pass)
 
 
 def uninstall_inductor_pass() -> None:
-    """Have Inductor tune cached kernels itself again."""
+    """Have Inductor tune cached kernels itself again; the pass stays, and does nothing."""
     cancel(_CONFIG_MODULE, _add_pass)
-    config: Any = sys.modules.get(_CONFIG_MODULE)
-    entry = _entry(config)
-    if entry is not None and _is_ours(entry.default):
-        entry.default.is_active = False  # threads that have compiled keep it
-        entry.default = None
-    passes = _current_passes(config)
-    if passes is not None:
-        setattr(config, _OPTION, _without_ours(passes))
-
-
-def _current_passes(config: Any) -> Any:
-    """Return the option's value in this thread."""
-    # Torch hides an option that a program has deleted, as `mock.patch` does.
-    return getattr(config, _OPTION, None)
-
-
-def _entry(config: Any) -> Any:
-    """Return where torch keeps the option's default, which is that of all threads, or None."""
-    entry = getattr(config, "_config", {}).get(_OPTION)
-    return entry if hasattr(entry, "default") else None  # private to torch, and may change
-
-
-def _is_ours(graph_pass: Any) -> bool:
-    return getattr(graph_pass, "is_of_dejavu_cache", False)
-
-
-def _without_ours(passes: Any) -> Any:
-    if isinstance(passes, (list, tuple)):
-        return [graph_pass for graph_pass in passes if not _is_ours(graph_pass)] or None
-    return passes.previous if _is_ours(passes) else passes
+    for graph_pass in _made:
+        graph_pass.is_active = False
 
 
 def _add_pass(config: Any) -> None:
-    """Add the pass for all threads, and before one that the program has set for its own.
-
-    What is assigned counts in the thread that assigns it, by torch 2.13.
-    """
-    from torch._inductor import custom_graph_pass
-
-    previous = _without_ours(_current_passes(config))
-    entry = _entry(config)
-    if entry is not None and entry.default is None:
-        entry.default = _shared_pass()
-        entry.default.is_active = True
-    if previous is None:
-        if not _is_ours(_current_passes(config)):
-            setattr(config, _OPTION, _make_pass(None))
-    elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several passes
-        others = previous if isinstance(previous, (list, tuple)) else [previous]
-        setattr(config, _OPTION, [_make_pass(None), *others])
-    else:
-        setattr(config, _OPTION, _make_pass(previous))
-
-
-@cache
-def _shared_pass() -> Any:
-    return _make_pass(None)
+    """Add the pass, for all threads if the program has set none of its own."""
+    # Torch hides an option that a program has deleted, as `mock.patch` does.
+    present: Any = getattr(config, _OPTION, None)
+    if present in _made:
+        present.is_active = True
+        return
+    graph_pass = _make_pass(present)
+    _made.append(graph_pass)
+    # From torch 2.13 on, what is assigned counts in the thread that assigns it; a default, in all.
+    entry: Any = getattr(config, "_config", {}).get(_OPTION)
+    if present is None and hasattr(entry, "default"):
+        entry.default = graph_pass
+    if getattr(config, _OPTION, None) is not graph_pass:
+        setattr(config, _OPTION, graph_pass)
 
 
 def _make_pass(previous: Any) -> Any:
-    """Return an Inductor pass that uses records, and then runs the pass that was set before."""
+    """Return an Inductor pass that uses records, and then runs what was set before."""
     from torch._inductor import custom_graph_pass
 
+    others = previous if isinstance(previous, (list, tuple)) else [previous] if previous else []
     # Torch tells a pass of this class whether it compiles for inference, and no other.
-    kind = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
-    if kind is None or not isinstance(previous, kind):
-        kind = custom_graph_pass.CustomGraphPass
+    aware: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
+    is_aware = any(isinstance(other, aware) for other in others)
+    kind: Any = aware if is_aware else custom_graph_pass.CustomGraphPass
 
-    class RecordedConfigPass(kind):  # type: ignore[misc, valid-type]
-        is_of_dejavu_cache = True
-
-        def __init__(self) -> None:
-            self.previous = previous
-            self.is_active = True
+    class RecordedConfigPass(kind):  # type: ignore[misc]
+        is_active = True
 
         def __deepcopy__(self, memo: object) -> RecordedConfigPass:
             """Return itself: torch gives each thread a copy of a default."""
@@ -224,13 +177,17 @@ def _make_pass(previous: Any) -> Any:
         def __call__(self, graph: Any, *inference: Any, **named: Any) -> None:
             if self.is_active:
                 use_recorded_configs(graph)
-            if previous is not None:
-                previous(graph, *inference, **named)
+            for other in others:
+                if isinstance(other, aware):
+                    other(graph, *inference, **named)
+                else:
+                    other(graph)
 
         def uuid(self) -> Any:
             """Return what Inductor's own cache tells passes apart by; None switches it off."""
-            settings = current_settings()
-            place = settings.url, settings.namespace, str(settings.mode)
+            theirs = [other.uuid() if hasattr(other, "uuid") else None for other in others]
+            if None in theirs:
+                return None
             try:
                 outdated = _outdated_notes(_traced_kernels())
             except Exception as error:  # a graph from the cache might have a recalled config
@@ -240,11 +197,9 @@ def _make_pass(previous: Any) -> Any:
                     f"{type(error).__name__}: {error}",
                 )
                 return None
-            mine = (__version__, _SOURCE, self.is_active, *place, outdated)
-            if previous is None:
-                return mine
-            theirs = previous.uuid() if hasattr(previous, "uuid") else None
-            return None if theirs is None else (*mine, theirs)
+            settings = current_settings()
+            place = settings.url, settings.namespace, str(settings.mode)
+            return (__version__, _SOURCE, self.is_active, *place, outdated, *theirs)
 
     return RecordedConfigPass()
 

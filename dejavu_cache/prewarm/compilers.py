@@ -12,7 +12,7 @@ from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
 from ..stores.manifest import Manifest
 from ..system.fork_lock import ForkLock
-from ..system.worker_pool import Attempt, WorkerPool
+from ..system.worker_pool import WorkerPool
 from ..system.worker_process import Worker, WorkerLostError
 
 __all__ = [
@@ -213,7 +213,7 @@ def compile_all(
     failures: list[str] = []
     lock = ForkLock()
 
-    def attempt(compiler: Compiler, job: CompileJob) -> Attempt:
+    def attempt(compiler: Compiler, job: CompileJob) -> bool:
         result = compiler.compile(job)
         if result.error and job in needed:
             failures.append(f"{job} could not be made, and nothing was written: {result.error}")
@@ -221,7 +221,7 @@ def compile_all(
         with lock:
             results[job] = result
             on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
-        return "done"
+        return True
 
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     compilers = [first, *(Compiler(spec) for _ in range(count - 1))]

@@ -19,10 +19,10 @@ from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
-from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, wall_clock
+from ..tuning.benchmark_methods import KERNEL_ALONE, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
-from .declaration import Declaration, Pruning
+from .declaration import Declaration
 from .events import report_triton_activity
 from .hot_path import HotPath
 from .launch import Launch, is_left_to_triton, leave_untraced
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
-_OWNED = ("_pruning", "_hot_path", "_launch")
+_OWNED = ("_hot_path", "_launch")
 """What is derived and holds the object itself, so that a copy needs its own."""
 
 _DERIVED = ("declaration", "mode", "is_left_to_triton", *_OWNED)
@@ -111,7 +111,7 @@ def _declaring_property(name: str, text: str) -> Any:
 
     def assign(self: CachedAutotuner, value: Any) -> None:
         self.__dict__[place] = value
-        self.forget_choices(_DERIVED)
+        self.declare()
 
     return property(attrgetter(place), assign, doc=text)
 
@@ -205,28 +205,22 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         twin.nargs = dict(zip(self.arg_names, args, strict=False))
         return twin
 
-    def forget_choices(self, derived: Sequence[str] = ()) -> None:
-        """Choose anew at the next launch; records are looked up again.
-
-        Args:
-            derived: the derived attributes that are derived anew, too.
-        """
-        hot_path = self.__dict__.get("_hot_path")
-        for name in derived:
-            self.__dict__.pop(name, None)
+    def forget_choices(self) -> None:
+        """Choose anew at the next launch; records are looked up again."""
         self._choices = Choices()
-        if hot_path is not None:
-            hot_path.forget()  # a program may have kept its launcher
+        if (hot_path := self.__dict__.get("_hot_path")) is not None:
+            hot_path.forget()
 
     def declare(self, code: str | None = None) -> None:
-        """Take another declaration, as the program has changed something.
-
-        Args:
-            code: what Triton generates, if that is not what the kernel's key stands for.
-        """
-        self.forget_choices(_DERIVED)
+        """Take another declaration; of other code than the kernel's key stands for, if given."""
+        hot_path = self.__dict__.get("_hot_path")
+        for name in _DERIVED:
+            self.__dict__.pop(name, None)
         if code is not None:
             self.declaration = Declaration.of(self, self._name, self._options, code)
+        self.forget_choices()
+        if hot_path is not None:
+            hot_path.forget()  # a program may have kept its launcher
 
     @cached_property
     def declaration(self) -> Declaration:
@@ -236,12 +230,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def do_bench(self) -> Callable[..., Any]:
         """Benchmark function: the caller's, or else a timer of the device or interpreter."""
-        if self._do_bench is not None:
-            return self._do_bench  # type: ignore[no-any-return]
-        if self._interpreted:
-            return wall_clock
-        method = self.declaration.problem.method.removesuffix(KERNEL_ALONE)
-        return DeviceTimer(method) if method in METHODS else super().do_bench
+        if self._do_bench is not None or self._interpreted:
+            return self._do_bench or wall_clock
+        return DeviceTimer(self.declaration.problem.method.removesuffix(KERNEL_ALONE))
 
     @cached_property
     def mode(self) -> Mode:
@@ -269,11 +260,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             self.forget_choices()
 
     def resolver(self, not_stored: str | None) -> Resolver:
-        """Return the resolver of the launches whose timings are stored, or of those whose are not.
-
-        Args:
-            not_stored: why they mean nothing to another process, or None if they do.
-        """
+        """Return the resolver of launches that are not stored, for a reason, or of the others."""
         is_stored = not not_stored
         if is_stored in self._resolvers:
             return self._resolvers[is_stored]
@@ -282,16 +269,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
         if self.declaration.consensus == "none":  # else no rank changes its choice alone
             tiers.keep_copies_right(self._note_change)
-        max_distance = self._options.get("max_distance", settings.max_distance)
-        resolver = Resolver(tiers, self.mode, max_distance, compares_code=True)
+        limit = self._options.get("max_distance", settings.max_distance)
+        resolver = Resolver(tiers, self.mode, limit, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
-
-    @cached_property
-    def _pruning(self) -> Pruning | None:
-        """Pruning that may differ within a bucket; None if a key's first launch answers for all."""
-        declaration = self.declaration
-        per_launch = declaration.has_buckets and self._options.get("prune_per") != "scenario"
-        return Pruning(self) if declaration.prunes and per_launch else None
 
     def device(self) -> int:
         """Return the index of the device on which a launch would run now."""
@@ -334,8 +314,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Hot path of the launches, where it applies."""
         if self._interpreted or self.is_left_to_triton or not is_covered(self.fn):
             return None
-        keys = self.declaration.scenario_key.keys
-        return HotPath(self, keys, self._options["buckets"], self._pruning)
+        return HotPath(self)
 
     @cached_property
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
@@ -348,7 +327,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make."""
-        return self.declaration.request(self._copy_with(args), self.device(), args, kwargs)
+        return self.declaration.request(self, self.device(), args, kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.

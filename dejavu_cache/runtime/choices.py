@@ -68,13 +68,8 @@ class Choices:
         return len(self._kept)
 
     def last(self, key: RawKey) -> ChosenConfig | None:
-        """Return what the last lookup for a launch found, or None."""
+        """Return what the last lookup for a launch found, be it to be looked up anew, or None."""
         return self._kept.get(key)
-
-    def current(self, key: RawKey) -> ChosenConfig | None:
-        """Return the config of a launch that needs no lookup now, or None."""
-        chosen = self._kept.get(key)
-        return None if chosen is None or chosen.until <= time.monotonic() else chosen
 
     def add(self, key: RawKey, resolution: Resolution) -> ChosenConfig:
         """Keep what a lookup found for a launch.

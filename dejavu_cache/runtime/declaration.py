@@ -49,7 +49,9 @@ class Declaration:
         scenario_key: makes a launch's scenario.
         problem: what is tuned, as records have it.
         prunes: whether pruning may leave out a config of some launch.
+        pruning: asks anew within a bucket; None if a key's first launch answers for all.
         has_buckets: whether values of a key argument count as equal.
+        exact: the key arguments for whose value no other value may stand in.
         budget: how much tuning a scenario gets.
         check: how results are compared before a config may win; None where they are not.
         contexts: the contexts that were asked for, by device.
@@ -67,7 +69,9 @@ class Declaration:
     scenario_key: ScenarioKey
     problem: Problem
     prunes: bool
+    pruning: Pruning | None
     has_buckets: bool
+    exact: frozenset[str]
     budget: TuningBudget
     check: CheckOptions | None
     contexts: dict[int, Context] = field(default_factory=dict)
@@ -94,6 +98,9 @@ class Declaration:
         names = [key for key in autotuner.keys if key in autotuner.arg_names]
         wide = {name: bucket for name, bucket in buckets.items() if not isinstance(bucket, Exact)}
         space = configs if isinstance(configs, ConfigSpace) else None
+        # Triton does not ask pruning about a single config.
+        prunes = len(configs) > 1 and _has_pruning(autotuner)
+        is_per_launch = options.get("prune_per") != "scenario"
         return cls(
             name=name,
             function=find_jit_function(autotuner),
@@ -111,8 +118,10 @@ class Declaration:
                 buckets={name: bucket for name, bucket in wide.items() if name in names},
                 method=method,
             ),
-            prunes=can_prune(autotuner),
+            prunes=prunes,
+            pruning=Pruning(autotuner) if prunes and wide and is_per_launch else None,
             has_buckets=bool(wide),
+            exact=frozenset(buckets.keys() - wide.keys()),
             budget=TuningBudget(
                 strategy=space.search if space else "exhaustive",
                 seconds=options.get("tune_seconds") or settings.tune_seconds,
@@ -158,23 +167,22 @@ class Declaration:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         configs: Sequence[Any] | None = None,
-        context: Context | None = None,
     ) -> Request:
         """Return the request of a launch.
 
         Args:
-            autotuner: a copy of the kernel's that only this request uses, with `nargs` set.
+            autotuner: the kernel's.
             device: the device's index.
             args: the launch's positional arguments.
             kwargs: its keyword arguments.
             configs: what pruning leaves, if it was asked.
-            context: the context of the kernel's records there, if it was made.
         """
+        autotuner = autotuner._copy_with(args)
         if configs is None:
             configs = autotuner.prune_configs(dict(kwargs))
         declared = DeclaredConfigs(self.name, configs)
         scenario, unstored = self.scenario_key.launch_scenario(args, kwargs, device)
-        context = context or self.context(device)
+        context = self.context(device)
         if settings := unreadable_settings(context.environment.variables):
             unstored = f"{', '.join(settings)} has no text that stands for it"
         if unstored and not self.not_stored:
@@ -185,11 +193,7 @@ class Declaration:
             scenario=scenario,
             declared=declared,
             default=default_config(autotuner, self.options, kwargs, declared),
-            exact=frozenset(
-                name
-                for name, bucket in self.options["buckets"].items()
-                if isinstance(bucket, Exact)
-            ),
+            exact=self.exact,
             args=args,
             kwargs=dict(kwargs),
             budget=self.budget,
@@ -310,20 +314,7 @@ def _is_by_triton(autotuner: Any) -> bool:
     return getattr(autotuner.prune_configs, "__func__", None) is Autotuner.prune_configs
 
 
-def can_prune(autotuner: Any) -> bool:
-    """Return whether an autotuner's pruning may leave out a config of some launch.
-
-    Triton does not ask it about a single config.
-    """
-    if len(autotuner.configs) < 2:
-        return False
-    if not _is_by_triton(autotuner):
-        return True
-    if autotuner.early_config_prune:
-        return True
-    if not autotuner.perf_model:
-        return False
-    top_k, count = autotuner.configs_top_k, len(autotuner.configs)
-    if isinstance(top_k, float):
-        top_k = int(count * top_k)
-    return bool(top_k < count)
+def _has_pruning(autotuner: Any) -> bool:
+    return bool(
+        autotuner.early_config_prune or autotuner.perf_model or not _is_by_triton(autotuner)
+    )

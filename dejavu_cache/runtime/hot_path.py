@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..model.buckets import Bucket
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.versions import (
@@ -25,7 +24,6 @@ from ..triton_internals.versions import (
     knobs,
 )
 from .choices import ChosenConfig
-from .declaration import Pruning
 from .launch import Launch
 
 if TYPE_CHECKING:
@@ -56,22 +54,14 @@ class HotPath:
 
     Args:
         autotuner: the `CachedAutotuner` of the function; each launch sets its `best_config`.
-        keys: the key arguments.
-        buckets: the buckets of some of them.
-        pruning: what leaves launches of one key different configs, or None.
     """
 
-    def __init__(
-        self,
-        autotuner: CachedAutotuner,
-        keys: Sequence[str],
-        buckets: Mapping[str, Bucket],
-        pruning: Pruning | None,
-    ) -> None:
-        """Set up an empty cache; the arguments are described at the class."""
-        self._autotuner = autotuner
+    def __init__(self, autotuner: CachedAutotuner) -> None:
+        """Set up an empty cache."""
+        self._autotuner, declaration = autotuner, autotuner.declaration
         self._fn = fn = autotuner.fn
-        self._keys, self._buckets, self._pruning = keys, buckets, pruning
+        self._keys, self._pruning = declaration.scenario_key.keys, declaration.pruning
+        self._buckets = declaration.options["buckets"]
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
         # Ready launches by their key; where the kernel prunes, also by what it reads.
         self._devices: dict[int, tuple[Binder, dict[Any, _ReadyLaunch]]] = {}

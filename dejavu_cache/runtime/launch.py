@@ -38,7 +38,7 @@ from .consensus import agree
 from .declaration import default_config
 from .events import ConfigChosen, emit
 from .request import Request
-from .resolver import OtherCodeError, Resolver
+from .resolver import OtherCodeError
 from .service_phase import is_serving, may_benchmark, note_compilation
 
 if TYPE_CHECKING:
@@ -235,12 +235,13 @@ class Launch:
         choices = autotuner._choices
         try:
             key = self._find_key()
-            chosen = choices.current(key)
+            chosen = choices.last(key)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             autotuner.declaration.scenario_key.scenario(self._args, self._kwargs)
             raise
-        chosen = chosen or self._look_up(key, choices)
+        if chosen is None or chosen.until <= time.monotonic():
+            chosen = self._look_up(key, choices, chosen)
         return chosen._replace(until=min(until, chosen.until))
 
     def _find_key(self) -> RawKey:
@@ -251,26 +252,36 @@ class Launch:
         autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
         device = self._device = autotuner.device()
         raw = autotuner.declaration.scenario_key.raw(device, args, kwargs)
-        pruning = autotuner._pruning
+        pruning = autotuner.declaration.pruning
         if pruning is None:  # it is asked once per key, as by Triton
             self._configs = None
             return raw
         self._configs, pruned = pruning.answer(device, args, kwargs)
         return (*raw, pruned)
 
-    def _look_up(self, key: RawKey, choices: Choices) -> ChosenConfig:
-        """Choose the config by a record, a tune or a fallback, and keep it in `choices`."""
+    def _look_up(self, key: RawKey, choices: Choices, before: ChosenConfig | None) -> ChosenConfig:
+        """Choose the config by a record, a tune or a fallback, and keep it in `choices`.
+
+        Args:
+            key: the launch's raw key.
+            choices: the autotuner's when the key was found.
+            before: what earlier launches of the scenario ran, or None.
+        """
         autotuner, start = self._autotuner, time.perf_counter()
         if not autotuner.declaration.has_code_of(autotuner):
             autotuner.declare()  # it has another context, and no choices
-            return self._look_up(key, autotuner._choices)
-        request, before = self._request(), choices.last(key)
+            return self._look_up(key, autotuner._choices, None)
+        request = self._request()
         request.refuse_conflicts()
         resolver = autotuner.resolver(request.not_stored)
         # A launch waits for another process's tune once; after that it only looks the record up.
         wait = 0.0 if before else current_settings().tune_wait
+        is_alone = autotuner.declaration.consensus == "none" or request.not_stored
         try:
-            resolution, benchmarked = self._resolve(request, resolver, wait)
+            if is_alone or request.has_no_choice or request.has_empty_grid:
+                resolution, benchmarked = resolver.resolve(request, wait=wait)
+            else:
+                resolution, benchmarked = agree(request, resolver, wait)
         except OtherCodeError as error:
             warn_once(
                 f"code {autotuner._name}",
@@ -279,7 +290,7 @@ class Launch:
                 "kept apart from now on",
             )
             autotuner.declare(error.code)
-            return self._look_up(key, autotuner._choices)
+            return self._look_up(key, autotuner._choices, None)
         seconds = time.perf_counter() - start
         if benchmarked:
             autotuner.benchmarked += benchmarked
@@ -299,9 +310,8 @@ class Launch:
 
     def _request(self) -> Request:
         """Return the launch's request to the store."""
-        autotuner, args = self._autotuner, self._args
-        return autotuner.declaration.request(
-            autotuner._copy_with(args), self._device, args, self._kwargs, self._configs
+        return self._autotuner.declaration.request(
+            self._autotuner, self._device, self._args, self._kwargs, self._configs
         )
 
     def _accept_default(self, resolution: Resolution) -> None:
@@ -320,13 +330,6 @@ class Launch:
             "check=CheckOptions(outputs=[…]), or have configs win by their times alone, "
             "check=False",
         )
-
-    def _resolve(self, request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
-        """Return the resolution of a request, and how many configs were benchmarked for it."""
-        is_alone = self._autotuner.declaration.consensus == "none" or request.not_stored
-        if is_alone or request.has_no_choice or request.has_empty_grid:
-            return resolver.resolve(request, wait=wait)
-        return agree(request, resolver, wait)
 
     def explain(self, *, is_kept: bool) -> tuple[Request | None, Resolution]:
         """Return the launch's request, if one would be made, and what the launch would run.
@@ -363,7 +366,16 @@ def _notice_changed_lists(autotuner: CachedAutotuner) -> None:
 def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
     """Return whether Triton tunes and launches a kernel, and nothing is looked up or recorded."""
     try:
-        if autotuner.mode is Mode.OFF or not _is_on_known_device(autotuner):
+        if autotuner.mode is Mode.OFF:
+            return True
+        if not autotuner._interpreted and len(autotuner.configs) > 1:
+            begin_digest()
+        try:
+            toolchain_on(autotuner.device())
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            warn_once("device", f"kernels are tuned by Triton alone: {error}")
             return True
         _ = autotuner.declaration  # what is wrong with it shows here
     except Exception as error:
@@ -379,20 +391,6 @@ def is_left_to_triton(autotuner: CachedAutotuner) -> bool:
             "recorded",
         )
     return module is not None
-
-
-def _is_on_known_device(autotuner: CachedAutotuner) -> bool:
-    """Return whether the device is one whose timings mean something elsewhere."""
-    if not autotuner._interpreted and len(autotuner.configs) > 1:
-        begin_digest()
-    try:
-        toolchain_on(autotuner.device())
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
-        warn_once("device", f"kernels are tuned by Triton alone: {error}")
-        return False
-    return True
 
 
 def _leaves_to_triton(autotuner: CachedAutotuner, error: Exception) -> bool:

@@ -7,21 +7,22 @@ kernel nor parameter.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, Union, cast
 
-from ..errors import SettingsError, did_you_mean
-from ..model.buckets import Bucket, BucketSpec, parse_bucket
-from ..policy import config_with, current_policy
+from pydantic import AfterValidator, InstanceOf, ValidationError
+
+from ..errors import SettingsError, did_you_mean, problem_text
+from ..model.buckets import Bucket, BucketSpec
+from ..policy import Rule, config_with, current_policy
 from ..settings import Mode
 from ..stores import Store, check_url
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe, unknown_name
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import autotune
-from ..tuning.benchmark_methods import METHODS, Method
+from ..tuning.benchmark_methods import Method
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 
@@ -139,82 +140,74 @@ def declared_options(
     Raises:
         SettingsError: an option does not exist or has a value that it cannot have.
     """
-    options = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in CacheOptions.__annotations__:
+            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
+            raise SettingsError(f"{kernel}: cached_autotune has no option {name!r}: {remedy}")
+    try:
+        checked = _GivenOptions.model_validate(
+            {name: value for name, value in given.items() if value is not None}
+        )
+    except ValidationError as error:
+        raise SettingsError(f"{kernel}: {_first_mistake(error)}") from None
+    options = {name: getattr(checked, name) for name in checked.model_fields_set}
     for mistake in _mistakes_in_options(options, arg_names, configs, key, do_bench):
         raise SettingsError(f"{kernel}: {mistake}")
     for mistake in _unknown_arguments("key", key, arg_names):  # older versions than 3.9 ignore it
         warn_once(f"key {kernel}", f"{kernel}: {mistake} (it is ignored)")
-    if "mode" in options:
-        options["mode"] = Mode(options["mode"].lower())
     if options.get("check") is True:
         options["check"] = CheckOptions()
     inherited = _options_of_policy(kernel, [name for name in key if name in arg_names], configs)
-    own = {name: parse_bucket(spec) for name, spec in options.get("buckets", {}).items()}
-    buckets = {**inherited["buckets"], **own}
+    buckets = {**inherited["buckets"], **checked.buckets}
     return cast("KernelOptions", {**inherited, **options, "buckets": buckets})
+
+
+def _check_store(store: Any) -> Any:
+    if isinstance(store, str):
+        check_url(store)
+    elif not isinstance(store, (Store, os.PathLike)):
+        raise ValueError("give a Store, a URL or a folder")
+    return store
+
+
+class _GivenOptions(Rule):
+    """What a decorator may be given: what the policy may say of a kernel, and more."""
+
+    match: str = "*"
+    default: Any = None
+    store: Annotated[Any, AfterValidator(_check_store)] = None
+    method: Method | None = None
+    consensus: Consensus | None = None
+    check: InstanceOf[CheckOptions] | bool | None = None
+    prune_per: PrunePer | None = None
+
+
+def _first_mistake(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    name, *within = problem["loc"]
+    if name == "buckets" and within:
+        return f"buckets[{within[0]!r}]: {problem_text(problem)}"
+    return f"{name}={problem['input']!r}: {problem_text(problem)}"
 
 
 def _options_of_policy(kernel: str, keys: Sequence[str], configs: Sequence[Any]) -> dict[str, Any]:
     """Return what the policy says of a kernel; warn about what cannot have an effect."""
     rule = current_policy().rule_for(kernel)
-    for name in rule.buckets:
-        if name not in keys:
-            warn_once(
-                f"policy {rule.match} {kernel} {name}",
-                f"{kernel}: the policy has a bucket for {name!r}, which is not in key: no effect",
-            )
+    for name in rule.buckets.keys() - set(keys):
+        warn_once(
+            f"policy {rule.match} {kernel} {name}",
+            f"{kernel}: the policy has a bucket for {name!r}, which is not in key: no effect",
+        )
     default = config_with(rule.default, configs) if rule.default else None
     if rule.default and default is None:
         warn_once(
             f"policy {rule.match} {kernel} default",
             f"{kernel}: no declared config is the policy's default {rule.default}: no effect",
         )
-    said = {
-        "mode": rule.mode,
-        "default": default,
-        "max_distance": rule.max_distance,
-        "tune_seconds": rule.tune_seconds,
-        "tune_configs": rule.tune_configs,
-        "buckets": {name: bucket for name, bucket in rule.buckets.items() if name in keys},
-    }
+    said = {name: getattr(rule, name) for name in rule.model_fields_set - {"match", "install"}}
+    buckets = {name: bucket for name, bucket in rule.buckets.items() if name in keys}
+    said |= {"default": default, "buckets": buckets}
     return {name: value for name, value in said.items() if value is not None}
-
-
-_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "buckets": (
-        lambda value: isinstance(value, Mapping),
-        'give a mapping from key arguments to buckets, such as {"n": "pow2"}',
-    ),
-    "store": (
-        lambda value: isinstance(value, (Store, str, os.PathLike)),
-        "give a Store, a URL or a folder",
-    ),
-    "max_distance": (
-        lambda value: _is_real(value) and value >= 0,
-        "give a finite number of powers of two, 0 or more",
-    ),
-    "tune_seconds": (
-        lambda value: _is_real(value) and value > 0,
-        "give a finite number of seconds above 0, or leave it out for no limit",
-    ),
-    "tune_configs": (
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-        "give a number of configs, 1 or more, or leave it out for all",
-    ),
-    "check": (
-        lambda value: isinstance(value, (bool, CheckOptions)),
-        "give True, False or CheckOptions(…)",
-    ),
-}
-"""What values some options may have, and what to do about others."""
-
-_CHOICES: Mapping[str, Sequence[str]] = {
-    "mode": [mode.value for mode in Mode],
-    "method": METHODS,
-    "consensus": get_args(Consensus),
-    "prune_per": get_args(PrunePer),
-}
-"""The values of the options that have a few."""
 
 
 def _mistakes_in_options(
@@ -224,25 +217,7 @@ def _mistakes_in_options(
     key: Sequence[str],
     do_bench: object,
 ) -> Iterator[str]:
-    for name, value in options.items():
-        if name not in CacheOptions.__annotations__:
-            remedy = did_you_mean(name, [*CacheOptions.__annotations__, *_TRITON_PARAMETERS])
-            yield f"cached_autotune has no option {name!r}: {remedy}"
-        word = value.lower() if name == "mode" and isinstance(value, str) else value
-        if name in _CHOICES and word not in _CHOICES[name]:
-            yield f"{name}={value!r}: {did_you_mean(word, _CHOICES[name])}"
-        if name in _VALUES and not _VALUES[name][0](value):
-            yield f"{name}={value!r}: {_VALUES[name][1]}"
-    if isinstance(store := options.get("store"), str):
-        try:
-            check_url(store)
-        except SettingsError as error:
-            yield f"store={store!r}: {error}"
-    for name, spec in options.get("buckets", {}).items():
-        try:
-            parse_bucket(spec)
-        except SettingsError as error:
-            yield f"buckets[{name!r}]: {error}"
+    for name in options.get("buckets", ()):
         if name not in key:
             holds = f"add it to key, which holds {', '.join(key) or 'nothing'}"
             remedy = holds if name in arg_names else did_you_mean(name, key)
@@ -256,11 +231,6 @@ def _mistakes_in_options(
             yield from _unknown_arguments(f"check: {option}", names, arg_names)
     if "default" in options:
         yield from _mistakes_in_default(options["default"], configs)
-
-
-def _is_real(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 def _mistakes_in_default(default: Any, configs: Sequence[TritonConfig]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.decision_tree import Tree
-from ..model.merge import date_after
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
 
@@ -122,19 +121,6 @@ class Store(ABC):
             StoreError: the store or one of its tiers could not write; the call may be repeated.
         """
         self.put(context, records)
-
-    def supersede(self, context: Context, record: Record) -> None:
-        """Let a record's measurements and winner stand instead of the earlier ones of its configs.
-
-        By default, the newest measurement of a config stands, so they are dated after the earlier
-        ones where another machine's clock had dated these ahead.
-
-        Raises:
-            ReadOnlyStoreError: the store may only be read.
-            StoreError: the store cannot set the earlier ones aside, or cannot be written.
-        """
-        earlier = self.get(context, record.scenario, fresh=True)
-        self.put_now(context, [date_after(record, earlier.record) if earlier else record])
 
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:

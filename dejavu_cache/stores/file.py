@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
@@ -16,14 +17,32 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, read_file
+from ..system.safe_files import expand_home, read_file, replace_file
 from .base import Found, FoundTree, Store
 from .file_layout import Page, find_record
-from .folder import LOCKS, Folder, Signature, describe_failure, folder_name, hold_lock, signature_of
+from .folder import (
+    Signature,
+    describe_failure,
+    folder_name,
+    hold_lock,
+    read_text,
+    remove_file,
+    signature_of,
+    write_text,
+)
 
 __all__ = ["FileStore"]
 
 _TREE = ".tree.json"
+
+_LOCKS = ".locks"
+"""Name of the folder of locks."""
+
+_WAIT = 30.0
+"""Seconds to wait for another writer of the same file; a write takes milliseconds."""
+
+_WAIT_AGAIN = 0.1
+"""Seconds to wait for a writer that was waited for in vain, until it has let go."""
 
 
 class FileStore(Store):
@@ -48,8 +67,8 @@ class FileStore(Store):
         self.root = expand_home(root).absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
-        self._folder = Folder(self.root)
         self._pages: dict[Path, tuple[Signature, Page]] = {}
+        self._held_up: set[Path] = set()
         self._lock = ForkLock()  # held by whoever changes a file and the page of it together
 
     def path(self, context: Context) -> Path:
@@ -66,10 +85,14 @@ class FileStore(Store):
         """
         path = self.path(context)
         if path not in self._pages:
-            with suppress(OSError, ValueError):  # what is wrong with a file, `_page` says
+            try:
                 content = read_file(path, self.root)
                 record = find_record(content, context, scenario, str(path))
                 return Found(record, self.url) if record else None
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except (OSError, ValueError):  # what is wrong with the file, `_page` says
+                pass
         page = self._page(context)
         record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
@@ -117,7 +140,7 @@ class FileStore(Store):
                 signature = signature_of(path)
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
-                    page = Page.parse(self._folder.read(path), str(path))
+                    page = Page.parse(read_text(path, self.root), str(path))
                     expected = self.path(page.context)
                     if expected != path:
                         name = expected.relative_to(self.root)
@@ -144,7 +167,7 @@ class FileStore(Store):
                 problems[path] = content.problems()
             elif isinstance(content, Exception):
                 problems[path] = [f"passed over: {content}"]
-        for path in self._folder.find("*.json.damaged-*"):
+        for path in self._find("*.json.damaged-*"):
             problems[path] = ["was damaged; mend it and `dejavu-cache import` it, or delete it"]
         return {path: found for path, found in problems.items() if found}
 
@@ -160,15 +183,27 @@ class FileStore(Store):
         self, pattern: str, kernel: str | None = None
     ) -> Iterator[tuple[Path, Page | Tree | Exception | None]]:
         """Yield the files of a pattern, and what is in each or why it cannot be read."""
-        below = "" if kernel is None else folder_name(kernel)
-        for path in self._folder.find(pattern, below=below):
+        for path in self._find(pattern, kernel):
             try:
                 if path.name.endswith(_TREE):
-                    yield path, Tree.parse(self._folder.read(path), str(path))
+                    yield path, Tree.parse(read_text(path, self.root), str(path))
                 else:
                     yield path, self._load(path)
             except (StoreError, OSError) as error:
                 yield path, error
+
+    def _find(self, pattern: str, kernel: str | None = None) -> list[Path]:
+        """Return the files of a pattern, sorted; hidden folders are left out.
+
+        Raises:
+            StoreError: a folder cannot be listed.
+        """
+        root = self.root if kernel is None else self.root / folder_name(kernel)
+        paths: list[Path] = []
+        for parent, folders, names in os.walk(root, onerror=_refuse_unlisted):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
+        return sorted(paths)
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
@@ -180,13 +215,13 @@ class FileStore(Store):
         """Write the tree's file, beside the records of its context."""
         self._refuse_if_read_only()
         path = self.path(tree.context).with_suffix(_TREE)
-        self._folder.write(path, tree.text)
+        write_text(path, tree.text, self.root)
         return path.as_uri()
 
     def delete_tree(self, context: Context) -> bool:
         """Remove the tree's file."""
         self._refuse_if_read_only()
-        return self._folder.remove(self.path(context).with_suffix(_TREE))
+        return remove_file(self.path(context).with_suffix(_TREE), self.root)
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
@@ -216,7 +251,7 @@ class FileStore(Store):
         is_ours = True
         with ExitStack() as held:
             if not self.read_only:
-                lock = self.root / LOCKS / f"{context.digest}-{scenario.digest}.lease"
+                lock = self.root / _LOCKS / f"{context.digest}-{scenario.digest}.lease"
                 try:
                     held.enter_context(hold_lock(lock, wait))
                 except Timeout:
@@ -251,7 +286,7 @@ class FileStore(Store):
     def _changing(self, context: Context) -> Iterator[Page]:
         """Hold a file's lock, yield the file's content, and write it if the block changes it."""
         path = self.path(context)
-        with self._folder.writing(path, f"{context.digest}.lock"), self._lock:
+        with self._writing(path, self.root / _LOCKS / f"{context.digest}.lock"), self._lock:
             try:
                 page = self._page_to_write(path, context)
                 yield page
@@ -260,6 +295,28 @@ class FileStore(Store):
             except BaseException:
                 self._pages.pop(path, None)
                 raise
+
+    @contextmanager
+    def _writing(self, path: Path, lock: Path) -> Iterator[None]:
+        """Hold the lock of a file that is to be written.
+
+        A process waits once for a writer that is stuck, and not at each of its writes.
+
+        Raises:
+            StoreError: another writer keeps the lock, or it cannot be made.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(lock, _WAIT_AGAIN if path in self._held_up else _WAIT))
+            except Timeout:
+                self._held_up.add(path)
+                raise StoreError(
+                    f"{path} is locked by another writer, which was waited for {_WAIT:.0f} s"
+                ) from None
+            except OSError as error:
+                raise describe_failure(error, self.root, "written") from error
+            self._held_up.discard(path)
+            yield
 
     def _page_to_write(self, path: Path, context: Context) -> Page:
         """Return a file's content, or an empty page if there is no file or a damaged one."""
@@ -272,13 +329,23 @@ class FileStore(Store):
 
     def _write(self, path: Path, page: Page) -> None:
         if page.loss:
-            copy = self._folder.keep_damaged(path)
+            copy = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            try:
+                replace_file(copy, read_file(path, self.root), self.root)
+            except OSError as error:
+                raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
         if len(page):
-            self._folder.write(path, page.text)
+            write_text(path, page.text, self.root)
         else:
-            self._folder.remove(path)
+            remove_file(path, self.root)
         page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
             self._pages[path] = signature_of(path), page
+
+
+def _refuse_unlisted(error: OSError) -> None:
+    """Raise for a folder that cannot be listed, unless it has just gone."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise describe_failure(error, Path(error.filename), "read") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 
 from ..errors import StoreError
 from ..model.decision_tree import Tree
@@ -69,7 +70,7 @@ class TieredStore(Store):
         if self._copies is not None:
             self._copies.watch(context, scenario)
         best: Found | None = None
-        for tier in sorted(self.tiers, key=lambda tier: tier.remote):
+        for tier in sorted(self.tiers, key=attrgetter("remote")):
             if best is not None and tier.remote and not fresh:
                 break
             with self._passed_over_if_it_fails(tier):
@@ -169,12 +170,6 @@ class TieredStore(Store):
                 _warn_of_unwritable(tier, error)
         if failures and (now or self.strict or len(failures) == len(self._writable)):
             raise failures[0]
-
-    def supersede(self, context: Context, record: Record) -> None:
-        """Replace measurements in every writable tier."""
-        self._refuse_if_read_only()
-        for tier in self._writable:
-            tier.supersede(context, record)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records in every writable tier, and return the largest number of one tier."""

@@ -60,8 +60,10 @@ def open_store(url: str) -> Store:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
+    check_url(url)
     stores: list[Store] = []
-    for scheme, part in _schemes_of(url):
+    for part in _urls_of(url):
+        scheme = urlsplit(part).scheme
         opener = _BUILT_IN.get(scheme)
         if opener is None:
             (point, *_) = entry_points(group=SCHEMES, name=scheme)
@@ -76,70 +78,53 @@ def check_url(url: str) -> None:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
-    _schemes_of(url)
-
-
-def _schemes_of(url: str) -> list[tuple[str, str]]:
-    """Return the scheme and the URL of each tier; a bare path is a file's.
-
-    Raises:
-        SettingsError: there is no tier, or one is mistyped or of a scheme that nothing knows.
-    """
-    parts = _parts_of(url) if isinstance(url, str) else []
-    if not parts:
+    if not _urls_of(url):
         raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
-    tiers = []
-    for part in parts:
-        scheme = part.partition("://")[0] if "://" in part else "file"
-        if scheme not in _BUILT_IN:
-            known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
-            if scheme not in known:
-                raise SettingsError(
-                    f"no store knows the scheme {scheme!r} of {part!r}: "
-                    f"{did_you_mean(scheme, known)}"
-                )
-        tiers.append((scheme, part))
-    return tiers
-
-
-def _parts_of(url: str) -> list[str]:
-    """Return the URLs of a list that commas separate.
-
-    Raises:
-        SettingsError: one of them is mistyped.
-    """
-    parts = [part for part in map(str.strip, url.split(",")) if part]
-    for part in parts:
-        try:
-            is_mistyped = _HALF_A_URL.match(part) or not urlsplit(part).geturl()
-        except ValueError:  # a host's address in one bracket
-            is_mistyped = True
-        if is_mistyped:
-            raise SettingsError(f"{part!r} names no store: {_ACCEPTED}")
-    return parts
 
 
 def make_absolute(url: str) -> str:
     """Return a URL, or several, with paths as absolute URLs, which hold in every folder.
 
     Raises:
-        SettingsError: one of them is mistyped.
+        SettingsError: one of them is mistyped, or no installed package knows its scheme.
     """
-    return ",".join(part if "://" in part else _uri_of(part) for part in _parts_of(url))
+    return ",".join(_urls_of(url))
+
+
+def _urls_of(url: str) -> list[str]:
+    """Return the URLs of a list that commas separate; a bare path is a folder's."""
+    urls = []
+    for part in filter(None, map(str.strip, url.split(","))):
+        try:
+            scheme = urlsplit(part).scheme if "://" in part else ""
+        except ValueError as error:  # a host's address in one bracket
+            raise SettingsError(f"{part!r} names no store ({error}): {_ACCEPTED}") from None
+        if _HALF_A_URL.match(part):
+            raise SettingsError(f"{part!r} names no store: {_ACCEPTED}")
+        if scheme and scheme not in _BUILT_IN:
+            known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
+            if scheme not in known:
+                raise SettingsError(
+                    f"no store knows the scheme {scheme!r} of {part!r}: "
+                    f"{did_you_mean(scheme, known)}"
+                )
+        urls.append(part if scheme else _uri_of(part))
+    return urls
 
 
 def prewarmed_folders(url: str) -> list[Path]:
     """Return the folders that a URL names as prewarmed, in order.
 
     Raises:
-        SettingsError: one of the URLs is mistyped.
+        SettingsError: one of their URLs is mistyped.
     """
-    return [_path_of(part)[0] for part in _parts_of(url) if part.startswith(f"{PREWARMED}://")]
+    parts = map(str.strip, url.split(","))
+    return [_path_of(part)[0] for part in parts if part.startswith(f"{PREWARMED}://")]
 
 
 def _open_file(url: str) -> FileStore:
     """Open a folder of records; of a prewarmed folder, the records alone are used."""
-    folder, read_only = _path_of(url) if "://" in url else (expand_home(url), False)
+    folder, read_only = _path_of(url)
     if not is_prewarmed(folder):
         return FileStore(folder, read_only=read_only)
     warn_once(

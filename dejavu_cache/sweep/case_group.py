@@ -74,17 +74,17 @@ class CaseGroup:
         self._selectable = {*self._declared, *configs}
 
     @property
-    def due(self) -> int:
-        """Number of measurements that are left, as far as that is clear now."""
-        return sum(len(self._undecided_configs(name, self._declared)) for name in self._names)
+    def _has_undecided(self) -> bool:
+        """Whether configs are left to measure, as far as that is clear now."""
+        return any(self._undecided_configs(name, self._declared) for name in self._names)
 
     @property
-    def is_known(self) -> bool:
+    def _is_known(self) -> bool:
         """Whether a winner is pinned, or recorded and compared, and no config is left."""
         record = self._group.record
         if record.pinned is not None and record.pinned in self._selectable:
             return True
-        if record.winner is None or self.due:
+        if record.winner is None or self._has_undecided:
             return False
         trusted = trusted_configs(record, self._default, uncompared=not self._compares)
         return record.winner.config in trusted
@@ -102,7 +102,7 @@ class CaseGroup:
         """
         with self._store.lease(self.context, self.scenario, wait=wait) as is_leased:
             self._group = GroupRecord(self._store, self.context, self.scenario)
-            if self.is_known:
+            if self._is_known:
                 return {"status": "known"}
             if not is_leased:
                 return {"status": "busy"}
@@ -118,10 +118,9 @@ class CaseGroup:
                 raise NoValidConfigError(
                     self.context.kernel.name, str(self.scenario), self._failures()
                 )
-        due = self.due
-        is_partial = tuner.is_over and (due or best is None)
+        is_partial = tuner.is_over and (best is None or self._has_undecided)
         status = "partial" if is_partial else "tuned" if measured else "known"
-        return {"status": status, "measured": measured, "due": due}
+        return {"status": status, "measured": measured}
 
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         return self._group.undecided_configs(declared, self._default, self._names, case)
@@ -317,10 +316,9 @@ class GroupRecord:
             return measurement.model_copy(update={"cases": cases or None})
         cases[case] = measurement.median
         logs = [math.log(max(time, SHORTEST_TIMING)) for time in cases.values()]
-        median = math.exp(math.fsum(logs) / len(logs))
-        quantiles = _scaled_quantiles(median, [before, measurement])
+        mean = math.exp(math.fsum(logs) / len(logs))
         seconds = measurement.seconds + (0.0 if before is measurement else before.seconds)
-        update = {**quantiles, "cases": cases, "seconds": seconds, "confidence": None}
+        update = {**_alone(mean), "cases": cases, "seconds": seconds, "confidence": None}
         return measurement.model_copy(update=update)
 
     def write_scores(self) -> None:
@@ -329,9 +327,10 @@ class GroupRecord:
         rescaled = []
         for config, measurement in self.record.by_config.items():
             if config in scores and measurement.median is not None:
-                update = _scaled_quantiles(scores.equivalent(config), [measurement])
-                if update["median"] != measurement.median:
-                    rescaled.append(measurement.model_copy(update={**update, "at": now()}))
+                median = scores.equivalent(config)
+                if median != measurement.median:
+                    update = {**_alone(median), "at": now()}
+                    rescaled.append(measurement.model_copy(update=update))
         if rescaled:
             self.put_measurements(rescaled)
 
@@ -372,8 +371,7 @@ class CaseStore(Store):
         median = (measurement.cases or {}).get(self._case)
         if median is None:
             return None
-        update = _scaled_quantiles(median, [measurement])
-        return measurement.model_copy(update={**update, "cases": None})
+        return measurement.model_copy(update={**_alone(median), "cases": None})
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Write measurements and launches as the group's; remember the winner of the case."""
@@ -406,14 +404,6 @@ class CaseStore(Store):
         return 0
 
 
-def _scaled_quantiles(
-    median: float, measurements: Sequence[Measurement]
-) -> Mapping[str, float | None]:
-    """Return a median with quantiles whose spread is the widest of some measurements'."""
-    low = [item.p20 / item.median for item in measurements if item.median and item.p20 is not None]
-    high = [item.p80 / item.median for item in measurements if item.median and item.p80 is not None]
-    return {
-        "median": median,
-        "p20": median * min(low) if low else None,
-        "p80": median * max(high) if high else None,
-    }
+def _alone(median: float) -> Mapping[str, float | None]:
+    """Return a median without quantiles: those of one case are not those of another, or of all."""
+    return {"median": median, "p20": None, "p80": None}

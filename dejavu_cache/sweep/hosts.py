@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from ..errors import DejavuError, SettingsError
+from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
 from ..system.worker_process import OnEvent, Worker, WorkerLostError
 from .journal import abandoned_journals
@@ -20,9 +18,9 @@ from .journal import abandoned_journals
 __all__ = [
     "GRACE",
     "CaseJob",
+    "CaseLoss",
     "CaseOutcome",
     "ConfigCrash",
-    "HostLostError",
     "LocalHost",
     "MissedScenario",
     "RayHost",
@@ -34,11 +32,9 @@ __all__ = [
 ]
 
 
-Task = Literal["measure", "plan", "verify", "identify"]
-"""What a sweep does with its cases: tune them, count what is left to tune, or remeasure winners.
-
-To `identify` a case is to tell its scenario, and whether it has work.
-"""
+Task = Literal["identify", "measure", "verify"]
+"""What a worker does with a case: tell its scenario and whether it has work, tune it, or measure
+its winner again."""
 
 
 class MissedScenario(FrozenModel):
@@ -97,36 +93,41 @@ class CaseOutcome(FrozenModel):
 
     Attributes:
         key: identifies the context and the scenario; empty if the case failed before.
-        cases: number of cases of the scenario that were measured together.
         scenario, kernel, device: what the case launches; empty if the case failed before that was
             clear.
         status: `tuned`; `known`, if nothing was left to measure; `partial`, if time ran out;
             `busy`, if another process tunes the case; `unwanted`, if no program missed it;
             `skipped`, if its arguments do not fit into memory; `failed`; for a plan, `due`; for a
-            verification, `verified`.
+            verification, `verified`, or `lost` if the winner no longer holds.
         measured: number of configs that were measured.
-        due: number of configs that are left to measure.
         seconds: duration of the job.
         message: details for the user.
-        estimate: seconds that measuring the due configs will take, extrapolated from earlier
-            measurements; None if there are none.
-        recorded, again: the winner's median in milliseconds as recorded, and as measured now.
     """
 
     case: str
     status: str
     key: str = ""
-    cases: int = 1
     scenario: str = ""
     kernel: str = ""
     device: str = ""
     measured: int = 0
-    due: int = 0
     seconds: float = 0.0
     message: str = ""
-    estimate: float | None = None
-    recorded: float | None = None
-    again: float | None = None
+
+
+class CaseLoss(FrozenModel):
+    """The end of a worker, or of its device's context, during a job.
+
+    Attributes:
+        config: the config that was being measured, if any.
+        reason: the worker's last error, or how its process ended.
+        is_convicted: whether the job has caused it, since the worker reported that, or hung; else
+            somebody may have killed the process, or its machine is gone.
+    """
+
+    config: Config | None
+    reason: str
+    is_convicted: bool
 
 
 PATIENCE = 600.0
@@ -138,8 +139,6 @@ Compiling one config may take minutes.
 GRACE = 15.0
 """Seconds that a worker has, when it is stopped, to hand its measurements to the store."""
 
-Blame = Literal["config", "machine", "unknown"]
-
 
 def single_gpu(number: int) -> dict[str, str]:
     """Return the environment in which a process sees only one of this process's GPUs."""
@@ -147,24 +146,6 @@ def single_gpu(number: int) -> dict[str, str]:
     visible = list(filter(None, names.split(",")))
     name = visible[number] if number < len(visible) else str(number)
     return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
-
-
-class HostLostError(DejavuError):
-    """A worker died, or its device's context did.
-
-    Attributes:
-        config: the config that was being measured, if any.
-        reason: the worker's last error, or how its process ended.
-        blame: `config` if the worker reported the error itself or hung; `machine` if that is gone;
-            otherwise `unknown`, since somebody may have killed the process.
-    """
-
-    def __init__(self, config: Config | None, reason: str, blame: Blame) -> None:
-        """Set the reason, and the config to blame if there is one."""
-        super().__init__(reason)
-        self.config = config
-        self.reason = reason
-        self.blame = blame
 
 
 class SweepHost(Protocol):
@@ -177,12 +158,8 @@ class SweepHost(Protocol):
             DejavuError: no worker can be started.
         """
 
-    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
-        """Run a job and return its outcome.
-
-        Raises:
-            HostLostError: the worker was lost; the next job gets a new one.
-        """
+    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome | CaseLoss:
+        """Run a job and return its outcome, or how the worker was lost; the next gets a new one."""
 
     def close(self) -> None:
         """Stop the worker; its measurements are kept."""
@@ -209,7 +186,7 @@ class LocalHost:
     ) -> None:
         """Set up the host; its worker starts with the first request."""
         self._store = spec.store
-        self._worker = Worker(
+        self.worker = Worker(
             "dejavu_cache.sweep.worker",
             spec,
             {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})},
@@ -220,17 +197,11 @@ class LocalHost:
     def start(self) -> list[str]:
         """Start the worker if none runs, and return the names of all cases."""
         try:
-            return list(self._worker.start().ready["cases"])
+            return list(self.worker.start()["cases"])
         except WorkerLostError as error:
-            reason = f"no worker can be started: {error}"
-            raise HostLostError(None, reason, "config") from None
+            raise WorkerLostError(f"no worker can be started: {error}") from None
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._worker.start().pid
-
-    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+    def run(self, job: CaseJob, on_event: OnEvent = lambda event: None) -> CaseOutcome | CaseLoss:
         """Run a job in the worker, and pass its events to a listener."""
         config: Config | None = None
 
@@ -241,14 +212,13 @@ class LocalHost:
             on_event(event)
 
         try:
-            return CaseOutcome.model_validate(self._worker.run(job, note))
+            return CaseOutcome.model_validate(self.worker.run(job, note))
         except WorkerLostError as error:
-            blame: Blame = "config" if error.is_convicted else "unknown"
-            raise HostLostError(config, str(error), blame) from None
+            return CaseLoss(config=config, reason=str(error), is_convicted=error.is_convicted)
 
     def close(self) -> None:
         """Stop the worker if one runs."""
-        self._worker.close()
+        self.worker.close()
 
     def unsaved_journals(self) -> list[str]:
         """Return the journals in this user's cache folder that the store has not accepted."""
@@ -275,7 +245,6 @@ def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     import ray
 
     if not ray.is_initialized():
-        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -285,19 +254,8 @@ def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     return [RayHost(spec, {f"num_{kind.lower()}s": 1}) for _ in range(int(resources.get(kind, 0)))]
 
 
-def _check_reachable(address: str) -> None:
-    """Fail within seconds if nothing listens at an address; Ray itself would take minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except OSError as error:
-        raise SettingsError(f"--ray {address}: no cluster answers there: {error}") from None
-
-
 class RayHost:
-    """A worker process beside a Ray actor.
+    """A `LocalHost` in a Ray actor.
 
     If the actor is lost, another one is started on any machine with free resources.
 
@@ -309,7 +267,7 @@ class RayHost:
     def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
         """Set up the host; `start` starts its actor."""
         self._spec = spec
-        self._resources = dict(resources)
+        self._resources = resources
         self._actor: Any = None
         self._closed = False
         self._journals: list[str] = []
@@ -326,33 +284,29 @@ class RayHost:
                 time.sleep(NEW_ACTOR_EVERY)
         return []
 
-    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome | CaseLoss:
         """Run a job; of the events, only the beginning of the case reaches the listener."""
         import ray
 
         on_event({"event": "case", "case": job.case})
         try:
-            answer = json.loads(ray.get(self._running_actor().run.remote(job.model_dump_json())))
+            outcome: CaseOutcome | CaseLoss = ray.get(self._running_actor().run.remote(job))
         except ray.exceptions.RayActorError as error:
             self._actor = None
-            raise HostLostError(
-                None, f"its machine or its actor is gone: {error}"[:500], "machine"
-            ) from None
-        if "lost" in answer:
-            loss = answer["lost"]
-            config = None if loss["config"] is None else Config.model_validate(loss["config"])
-            raise HostLostError(config, loss["reason"], loss["blame"])
-        return CaseOutcome.model_validate(answer)
+            reason = f"its machine or its actor is gone: {error}"[:500]
+            return CaseLoss(config=None, reason=reason, is_convicted=False)
+        return outcome
 
     def close(self) -> None:
-        """Stop the worker and the actor."""
+        """Stop the worker and the actor, and remember what its machine keeps."""
         import ray
 
         self._closed = True
         actor, self._actor = self._actor, None
         if actor is not None:
             with suppress(Exception):  # the actor may be gone already
-                self._journals = ray.get(actor.close.remote(), timeout=20)
+                ray.get(actor.close.remote(), timeout=20)
+                self._journals = ray.get(actor.unsaved_journals.remote(), timeout=20)
             with suppress(Exception):
                 ray.kill(actor)
 
@@ -364,33 +318,7 @@ class RayHost:
         import ray
 
         if self._actor is None:
-            self._actor = ray.remote(**self._resources, max_concurrency=2)(_Actor).remote(
-                self._spec.model_dump_json()
-            )
+            # While a job runs, `close` has a turn too.
+            make = ray.remote(**self._resources, max_concurrency=2)(LocalHost)
+            self._actor = make.remote(self._spec)
         return self._actor
-
-
-class _Actor:
-    """A `LocalHost` on the actor's machine, with messages to and from the sweep as JSON."""
-
-    def __init__(self, spec: str) -> None:
-        self._host = LocalHost(SweepSpec.model_validate_json(spec))
-
-    def start(self) -> list[str]:
-        return self._host.start()
-
-    def run(self, job: str) -> str:
-        try:
-            return self._host.run(
-                CaseJob.model_validate_json(job), lambda event: None
-            ).model_dump_json()
-        except HostLostError as error:
-            config = None if error.config is None else error.config.model_dump()
-            return json.dumps(
-                {"lost": {"config": config, "reason": error.reason, "blame": error.blame}}
-            )
-
-    def close(self) -> list[str]:
-        """Stop the worker, and return the journals that it leaves on this machine."""
-        self._host.close()
-        return [f"{socket.gethostname()}:{path}" for path in self._host.unsaved_journals()]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ..errors import SettingsError
@@ -44,102 +43,58 @@ class Case:
 class Suite:
     """The cases of a sweep.
 
+    Cases of one scenario are measured together; `model.selection` says what wins.
+
     Attributes:
         cases: function that returns all cases. It may take options as keyword arguments of type str
             (`--preset llama3-8b`, `--option tp=4`).
-        for_scenario: function that returns the case for a kernel's name and a scenario that
-            programs missed, or several, or None; used by `--from-misses`. It is only called for
-            kernels that the cases have.
-        everything: options with which `cases` returns what may have a record, where it returns less
-            without them. `--from-misses`, `audit` and `verify` begin with these.
+        for_scenario: function that returns the case, or several, for a kernel's name and a scenario
+            that programs missed (`--from-misses`); None where the suite has none.
         why_empty: the reason, for users, why `cases` may return none.
-
-    Cases of one scenario are measured together: see `case_scores` for what wins.
     """
 
     cases: Callable[..., Iterable[Case]]
     for_scenario: Callable[[str, Scenario], Case | Iterable[Case] | None] | None = None
-    everything: Mapping[str, str] = field(default_factory=dict)
     why_empty: str = "the suite has no cases"
 
     def load_cases(self, options: Mapping[str, str]) -> list[Case]:
         """Return the cases in order.
 
         Raises:
-            SettingsError: the suite raised, lacks an option, returned something else, or two cases
-                share a name.
+            SettingsError: the suite raised, returned something else, or two cases share a name.
         """
-        _refuse_unknown_options(self.cases, options)
-        given = " for " + ", ".join(map("=".join, options.items())) if options else ""
-        try:
-            made = self.cases(**options)
-            if not isinstance(made, Iterable):
-                raise SettingsError(f"the suite gave {str(made)[:80]!r}, which is no list of Cases")
-            cases = list(made)
-        except SettingsError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise SettingsError(
-                f"the suite raised{given}: {type(error).__name__}: {error}"
-            ) from error
-        for case in cases:
-            _check_case(case)
+        cases = _as_cases(lambda: self.cases(**options))
         counts = Counter(case.name for case in cases)
         repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
             raise SettingsError(f"the suite has several cases of the name {repeated[0]!r}")
         return cases
 
-    def load_all_cases(self, options: Mapping[str, str]) -> list[Case]:
-        """Return the cases with `everything`, as far as the options do not say otherwise.
-
-        Raises:
-            SettingsError: as in `load_cases`.
-        """
-        return self.load_cases({**self.everything, **options})
-
     def cases_for(self, kernel: str, scenario: Scenario) -> list[Case]:
         """Return the cases that the suite makes for a scenario.
 
         Raises:
-            SettingsError: the suite returned something else.
-            Exception: any error of the suite.
+            SettingsError: the suite raised, or returned something else.
         """
-        made = self.for_scenario(kernel, scenario) if self.for_scenario else None
-        if made is None:
-            return []
-        cases = [made] if isinstance(made, Case) or not isinstance(made, Iterable) else list(made)
-        for case in cases:
-            _check_case(case)
-        return cases
+        make = self.for_scenario
+        return [] if make is None else _as_cases(lambda: make(kernel, scenario) or [])
 
 
-def _refuse_unknown_options(cases: Callable[..., object], options: Mapping[str, str]) -> None:
+def _as_cases(make: Callable[[], Case | Iterable[Case]]) -> list[Case]:
+    """Return what a suite's function makes as a list.
+
+    Raises:
+        SettingsError: it raised, or made something else.
+    """
     try:
-        parameters = inspect.signature(cases).parameters
-    except (TypeError, ValueError):  # such as a built-in, which does not say what it takes
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in options:
-        if name not in parameters:
-            known = ", ".join(parameters) or "none"
-            raise SettingsError(f"the suite has no option {name!r}; its options: {known}")
-
-
-def _check_case(case: Any) -> None:
-    if not isinstance(case, Case):
-        raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")
-    if not isinstance(case.name, str):
-        raise SettingsError(
-            f"the suite has a case of the name {str(case.name)[:80]}, which is no text"
-        )
-    try:
-        case.name.encode()
-    except UnicodeEncodeError:
-        raise SettingsError(
-            f"the suite has a case of the name {case.name[:80]!a}, which has no UTF-8"
-        ) from None
+        made = make()
+        cases = [made] if isinstance(made, Case) else list(made)
+    except (Exception, SystemExit) as error:
+        raise SettingsError(f"the suite raised {type(error).__name__}: {error}") from error
+    for case in cases:
+        if not isinstance(case, Case):
+            raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")
+    return cases
 
 
 def load_suite(where: str) -> Suite:
@@ -153,8 +108,7 @@ def load_suite(where: str) -> Suite:
         SettingsError: the object cannot be found, or is no suite.
     """
     module_name, _, name = where.partition(":")
-    module = _import_module(module_name)
-    suite = getattr(module, name or DEFAULT_NAME, None)
+    suite = getattr(_import_module(module_name), name or DEFAULT_NAME, None)
     if isinstance(suite, Suite):
         return suite
     if callable(suite):
@@ -165,51 +119,19 @@ def load_suite(where: str) -> Suite:
     )
 
 
-def _import_module(name: str) -> Any:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+def _import_module(where: str) -> ModuleType:
+    """Import a module from the working folder or elsewhere, or a file by its name."""
+    path = Path(where).absolute() if where.endswith(".py") else None
+    sys.path.insert(0, str(path.parent if path else Path.cwd()))  # as for a script
     try:
-        return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        module = importlib.import_module(path.stem if path else where)
+        if path is not None and path.resolve() != Path(module.__file__ or "").resolve():
+            raise ImportError(f"{path.stem} is another module: rename the file")
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingsError(
-            f"{name} cannot be imported: {type(error).__name__}: {error}"
+            f"{where} cannot be imported: {type(error).__name__}: {error}"
         ) from error
-
-
-def _import_file(path: Path) -> Any:
-    name = path.stem
-    if _is_other_module(path):
-        # In its own name, the file would be imported wherever somebody means the other module.
-        name += "_suite"
-        folder = path.parent.resolve()
-        others = [entry for entry in sys.path if Path(entry).resolve() != folder]
-        sys.path[:] = [*others, str(folder)]
-    else:
-        sys.path.insert(0, str(path.parent.absolute()))  # as for a script
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
     return module
-
-
-_NEEDED = sys.stdlib_module_names | {"numpy", "torch", "triton"}
-"""Modules that a sweep may import later."""
-
-
-def _is_other_module(path: Path) -> bool:
-    """Return whether a file's name is that of another module that is loaded or will be needed.
-
-    A module that is merely installed may be hidden: a program that imports the file by its name
-    hides it too, and records name the kernels as that program does.
-    """
-    loaded = sys.modules.get(path.stem)
-    if loaded is None:
-        return path.stem in _NEEDED
-    origin = getattr(loaded, "__file__", None)
-    return origin is None or Path(origin).resolve() != path.resolve()
 
 
 Preset = TypeVar("Preset")

@@ -5,31 +5,39 @@ The parent replaces it when a config takes it down, so that nothing but that con
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
-from ..model.record import Measurement
-from ..model.scenario import Context
+from ..model.record import Measurement, Record
+from ..model.scenario import Config
+from ..model.selection import NOISE
 from ..runtime import rules
 from ..runtime.request import Request
+from ..runtime.tune import announce
 from ..stores import open_store, wait_longer
+from ..system.notices import warn_once
 from ..system.worker_process import ParentConnection, serve
-from ..triton_internals.environment import has_device
+from ..triton_internals.config_names import describe
+from ..triton_internals.environment import (
+    INTERPRETER_INDEX,
+    current_device,
+    current_environment,
+    has_device,
+    is_interpreting,
+)
 from ..tuning.compile_ahead import is_out_of_memory
+from ..tuning.search import Exhaustive
 from ..tuning.tuner import Tuner
 from .case_group import CaseGroup
-from .case_tuner import (
-    CaseTuner,
-    cases_of_misses,
-    current_record,
-    make_request,
-    requested_scenario,
-)
+from .case_tuner import CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
-from .suite import load_suite
+from .suite import Case, Suite, load_suite
 
 __all__ = ["SweepWorker", "main"]
 
@@ -53,17 +61,15 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._misses = None if spec.misses is None else set(spec.misses)
+        self._misses = spec.misses
         suite = load_suite(spec.suite)
-        load_cases = suite.load_cases if spec.misses is None else suite.load_all_cases
-        cases = load_cases(spec.options)
-        made_cases = list(cases_of_misses(suite, cases, spec.misses)) if spec.misses else []
-        self._miss_of_case = {case.name: miss for case, miss in made_cases}
-        self._cases = {case.name: case for case in [*(case for case, _ in made_cases), *cases]}
-        if self._cases and not has_device():
+        cases = suite.load_cases(spec.options)
+        if (cases or spec.misses) and not has_device():
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
+        made = _cases_of_misses(suite, spec.misses or ())
+        self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
 
     @property
@@ -81,17 +87,19 @@ class SweepWorker:
         An error of the case is part of its outcome; an error of the device is raised.
         """
         start = time.perf_counter()
-        unsaved_before = self.journal.unsaved
         outcome = CaseOutcome(case=job.case, status="failed")
-        miss = self._miss_of_case.get(job.case)
-        if miss is not None:
-            outcome = _with_scenario(outcome, miss)
         try:
             subject = self._subject(job)
-            miss = requested_scenario(subject.context, subject.scenario)
-            key = f"{subject.context.digest}/{subject.scenario.digest}"
-            outcome = _with_scenario(outcome, miss).model_copy(update={"key": key})
-            if self._misses is not None and miss not in self._misses:
+            context, scenario = subject.context, subject.scenario
+            missed = MissedScenario(
+                kernel=context.kernel.name,
+                device=context.environment.device.name,
+                scenario=scenario,
+            )
+            update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
+            key = f"{context.digest}/{scenario.digest}"
+            outcome = outcome.model_copy(update={**update, "key": key})
+            if self._misses is not None and missed not in self._misses:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
@@ -102,100 +110,110 @@ class SweepWorker:
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
             changes = {"status": status, "message": f"{type(error).__name__}: {error}"[:2000]}
-        unsaved = self.journal.unsaved
-        if unsaved is not None and unsaved is not unsaved_before:  # not of an earlier case
-            message = f"its measurements are not recorded: {unsaved}"
-            changes |= {"status": "failed", "message": message[:2000]}
         seconds = round(time.perf_counter() - start, 3)
         return outcome.model_copy(update={**changes, "seconds": seconds})
 
     def _subject(self, job: CaseJob) -> Request | CaseGroup:
-        if job.group:
+        if job.group and job.do == "measure":
             return CaseGroup([self._cases[name] for name in job.group], self.journal)
         return make_request(self._cases[job.case])
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
         if isinstance(subject, CaseGroup):
-            if job.do == "measure":
-                changes = subject.measure(CaseTuner(job, self._parent), job.wait)
-            else:
-                changes = self._plan(subject.context, subject.due, is_known=subject.is_known)
-            return {**changes, "cases": len(job.group)}
+            return subject.measure(CaseTuner(job, self._parent), job.wait)
         if job.do == "measure":
             return self._measure(job, subject)
-        if job.do == "verify":
-            return self._verify(job, subject)
         record = current_record(subject, self.journal)
-        if job.do == "plan":
-            due = rules.budgeted_count(subject, len(rules.due_configs(subject, record)))
-            return self._plan(subject.context, due, is_known=not due)
+        if job.do == "verify":
+            return self._verify(job, subject, record)
         best = rules.best_config(subject, record)
+        is_new = best is not None and _time_in_case(record.by_config[best], job.case) is None
         is_due = rules.has_work(subject, record) or not (
             best is None or record.pinned or rules.is_trusted(subject, record, best)
         )
-        return {"status": "due" if is_due else "known"}
-
-    def _plan(self, context: Context, due: int, *, is_known: bool) -> dict[str, Any]:
-        """Return how many configs are left, and how long they take if they take the mean time."""
-        seconds = [
-            measurement.seconds
-            for record in self.journal.records(context)
-            for measurement in record.measurements
-            if not measurement.skipped
-        ]
-        estimate = due * sum(seconds) / len(seconds) if seconds else None
-        return {"status": "known" if is_known else "due", "due": due, "estimate": estimate}
+        return {"status": "due" if is_due or is_new else "known"}
 
     def _measure(self, job: CaseJob, request: Request) -> dict[str, Any]:
         tuner = CaseTuner(job, self._parent)
         resolution, measured = tuner.tune(job.case, request, self.journal)
         record = current_record(request, self.journal)
-        pinned = resolution.how == "pinned"
-        due = 0 if pinned else len(rules.due_configs(request, record))
-        # Another process that held the lease may have finished the record since.
-        if resolution.how == "default" and not due and rules.best_config(request, record) is None:
+        if resolution.how == "pinned":
+            return {"status": "known"}
+        if measured and not record.measurements:
+            return {"message": "its measurements are not recorded: nothing can be written"}
+        due = bool(rules.due_configs(request, record))
+        if not due and rules.best_config(request, record) is None:
             message = "no config has a usable timing: `dejavu-cache show` lists the failures"
-            return {"status": "failed", "measured": measured, "message": message}
-        status = "tuned" if measured else "known"
-        if (
-            not (measured or pinned)
-            and resolution.how != "tuned"
-            and rules.has_work(request, record)
-        ):
-            status = "busy"  # another process holds the lease
-        elif due and job.seconds is not None:
-            status = "partial"
-        return {"status": status, "measured": measured, "due": due}
+            return {"message": message, "measured": measured}
+        if measured:
+            is_partial = due and job.seconds is not None
+            return {"status": "partial" if is_partial else "tuned", "measured": measured}
+        # Without the lease nothing was measured, unless its last holder has finished the record.
+        is_tuned = resolution.how == "tuned" or not rules.has_work(request, record)
+        return {"status": "known" if is_tuned else "busy"}
 
-    def _verify(self, job: CaseJob, request: Request) -> dict[str, Any]:
-        """Measure the winner again without recording the result."""
-        record = current_record(request, self.journal)
+    def _verify(self, job: CaseJob, request: Request, record: Record) -> dict[str, Any]:
+        """Measure the winner and the default again, and delete a record whose winner is lost.
+
+        It is lost if its results differ from the default's, if it no longer runs, or if it takes
+        longer than the default. A time in one of several cases says nothing against a winner.
+        """
         best = rules.best_config(request, record)
-        recorded = None if best is None else _time_in_case(record.by_config[best], job.case)
-        if best is None or recorded is None:
-            return {"status": "due", "due": len(request.declared)}
-        measurements: list[Measurement] = []
-        CaseTuner(job, self._parent).announce(best)
-        launch = request.candidate_launch(default=best)
-        Tuner(launch, measurements.append).remeasure(best)
-        measurement = measurements[-1]
-        if measurement.failure is not None:
-            return {
-                "status": "skipped" if measurement.skipped else "failed",
-                "message": f"{best}: {measurement.failure.kind}: {measurement.failure.reason}",
-            }
-        return {
-            "status": "verified",
-            "recorded": recorded,
-            "again": measurement.median,
-            "message": str(best),
-        }
+        if best is None or record.pinned:
+            return {"status": "known"}
+        crash = next((crash for crash in job.crashes if crash.config == best), None)
+        if crash is not None:
+            return self._forget(request, f"({best}) took down its process: {crash.reason}")
+        default = describe(request.default)
+        measured: dict[Config, Measurement] = {}
+
+        def keep(measurement: Measurement) -> None:
+            measured[measurement.config] = measurement
+
+        @contextmanager
+        def around(config: Config) -> Iterator[None]:
+            announce(self._parent, config)
+            yield
+
+        with closing(request.result_check(request.check, around)) as check:
+            check.prepare()
+            tuner = Tuner(request.candidate_launch(), keep, around=around)
+            tuner.tune(Exhaustive(list(dict.fromkeys([default, best]))))
+            again, standard = measured[best], measured[default]
+            if again.failure is not None:
+                text = f"({best}): {again.failure.kind}: {again.failure.reason}"
+                if again.skipped:
+                    return {"status": "skipped", "message": text}
+                return self._forget(request, text)
+            _, wrong = check.compare(request.declared[best])
+        if wrong is not None and wrong.failure is not None:
+            return self._forget(request, f"({best}): wrong: {wrong.failure.reason}")
+        recorded = record.by_config[best]
+        text = f"({best}) takes {again.median or 0.0:.4g} ms"
+        is_slower = (again.median or 0.0) > (standard.median or math.inf) * (1 + NOISE)
+        if is_slower and recorded.cases is None:
+            return self._forget(request, f"{text}, and the default {standard.median:.4g}")
+        before = _time_in_case(recorded, job.case)
+        note = "" if before is None else f", recorded {before:.4g}"
+        return {"status": "verified", "message": text + note}
+
+    def _forget(self, request: Request, reason: str) -> dict[str, Any]:
+        self.journal.delete(request.context, [request.scenario])
+        return {"status": "lost", "message": reason}
 
 
-def _with_scenario(outcome: CaseOutcome, miss: MissedScenario) -> CaseOutcome:
-    return outcome.model_copy(
-        update={"kernel": miss.kernel, "device": miss.device, "scenario": str(miss.scenario)}
-    )
+def _cases_of_misses(suite: Suite, misses: Sequence[MissedScenario]) -> Iterator[Case]:
+    """Yield the cases that a suite makes for what was missed on this device."""
+    if not misses:
+        return
+    index = INTERPRETER_INDEX if is_interpreting() else current_device()
+    device = current_environment(index).device.name
+    for miss in misses:
+        if miss.device == device:
+            try:
+                yield from suite.cases_for(miss.kernel, miss.scenario)
+            except SettingsError as error:  # the scenario may be one of older code
+                warn_once(f"{miss}", f"no case of {miss.kernel}{miss.scenario}: {error}")
 
 
 def _time_in_case(measurement: Measurement, case: str) -> float | None:

@@ -8,6 +8,8 @@ after the other. The worker sends events, whose key `event` says what they are:
 - `answer`: the outcome of a job;
 - `crash`: a job has left the process unusable, which ends now;
 - any other: how far a job is.
+
+A worker closes its output when all it had to write is written.
 """
 
 from __future__ import annotations
@@ -29,15 +31,7 @@ from pydantic import BaseModel
 from ..errors import DejavuError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
-__all__ = [
-    "JobRunner",
-    "OnEvent",
-    "ParentConnection",
-    "Worker",
-    "WorkerLostError",
-    "WorkerProcess",
-    "serve",
-]
+__all__ = ["JobRunner", "OnEvent", "ParentConnection", "Worker", "WorkerLostError", "serve"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 """Takes the events of a job."""
@@ -48,19 +42,6 @@ END_SECONDS = 15.0
 CRASHED, REFUSED = 70, 2
 """Exit codes of a worker: a job has left it unusable; it cannot do what its subject asks for."""
 
-_START = """
-import sys
-folders = [sys.path.pop(0)] if sys.path[:1] == [""] else []
-import importlib
-module = importlib.import_module(sys.argv.pop(1))
-sys.path[:0] = folders
-module.main()
-"""
-"""Imports a worker's module, and what that needs, before the working folder counts.
-
-A file of the user's there may have the name of a library's module.
-"""
-
 
 class WorkerLostError(DejavuError):
     """A worker process ended, or was killed because it gave no answer.
@@ -70,7 +51,7 @@ class WorkerLostError(DejavuError):
             hung; somebody may have killed a process that just ended.
     """
 
-    def __init__(self, reason: str, *, is_convicted: bool) -> None:
+    def __init__(self, reason: str, *, is_convicted: bool = False) -> None:
         """Set the reason, which is also the message."""
         super().__init__(reason)
         self.is_convicted = is_convicted
@@ -85,7 +66,7 @@ class Worker:
         module: name of the module whose `main` serves the parent.
         subject: what each process is told first.
         environment: all environment variables of the process.
-        grace: seconds that a process has to end by itself when it is stopped.
+        grace: seconds that a process has to write what it has, when it is stopped.
         patience: seconds to wait for an event before a process is considered hung; None waits
             without limit.
     """
@@ -105,11 +86,17 @@ class Worker:
         self._environment = environment
         self._grace = grace
         self._patience = patience
-        self._process: WorkerProcess | None = None
-        self._starting, self._lock = ForkLock(), ForkLock()
+        self._process: _Process | None = None
+        self._ready: Mapping[str, Any] = {}
+        self._starting = ForkLock()
 
-    def start(self) -> WorkerProcess:
-        """Return the process; start it, and wait until it is ready, if none runs.
+    @property
+    def pid(self) -> int | None:
+        """Process id, if a process runs."""
+        return None if self._process is None else self._process.popen.pid
+
+    def start(self) -> Mapping[str, Any]:
+        """Return what the process said when it was ready; start one if none runs.
 
         Raises:
             WorkerLostError: it ended or hung before it was ready.
@@ -117,20 +104,20 @@ class Worker:
             OSError: no process can be started.
         """
         with self._starting:
-            return self._process or self._start()
+            if self._process is None:
+                self._ready = self._start()
+            return self._ready
 
-    def _start(self) -> WorkerProcess:
-        process = WorkerProcess(self._module, self._environment)
-        with self._lock:
-            self._process = process  # so that `close` stops it while it starts
+    def _start(self) -> Mapping[str, Any]:
+        # Assigned first, so that `close` in another thread stops it while it starts.
+        self._process = process = _Process(self._module, self._environment)
         try:
             process.send(self._subject)
-            process.ready = process.receive("ready", self._patience, lambda event: None)
+            return process.receive("ready", self._patience, lambda event: None)
         except BaseException as error:
-            self._detach()
+            self._process = None
             process.stop(self._grace if isinstance(error, DejavuError) else 0.0)
             raise
-        return process
 
     def run(self, job: BaseModel, on_event: OnEvent = lambda event: None) -> Any:
         """Run a job and return its answer; pass its other events to a listener.
@@ -139,63 +126,39 @@ class Worker:
             WorkerLostError: the process was lost.
             SettingsError, StoreError: it refuses the job.
         """
-        process = self.start()
+        self.start()
+        process = self._process
+        if process is None:
+            raise WorkerLostError("it was stopped")
         process.send(job)
         try:
             return process.receive("answer", self._patience, on_event)["answer"]
         except WorkerLostError:
-            self._detach()
+            self._process = None
             raise
 
     def close(self) -> None:
-        """Stop the process if one runs."""
-        process = self._detach()
+        """Stop the process if one runs, once it has written what it has."""
+        process, self._process = self._process, None
         if process is not None:
             process.stop(self._grace)
 
-    def _detach(self) -> WorkerProcess | None:
-        """Forget the process, so that the next job starts a new one, and return it."""
-        with self._lock:
-            process, self._process = self._process, None
-            return process
 
-
-class WorkerProcess:
-    """A child process that reads requests and writes events.
-
-    Attributes:
-        ready: what it said when it was ready.
-    """
+class _Process:
+    """A child process that reads requests and writes events; see `Worker` for the arguments."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
-        """Start the process; see `Worker` for the arguments."""
-        self.ready: Mapping[str, Any] = {}
-        self._process = start_process(module, environment)
+        self.popen = start_process(module, environment)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read_events, daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
+        self._reader = threading.Thread(target=self._read_events, daemon=True)
+        self._reader.start()
 
     def send(self, request: BaseModel) -> None:
-        """Send a request; if the process has ended, `receive` raises the reason.
-
-        Raises:
-            SettingsError: the request names something that has no UTF-8, such as a file.
-        """
-        assert self._process.stdin is not None
-        try:
-            line = request.model_dump_json()
-        except ValueError as error:
-            raise SettingsError(
-                f"a worker process cannot be told a name that has no UTF-8 ({error}): "
-                "rename the file, folder or case"
-            ) from None
+        """Send a request; if the process has ended, `receive` raises the reason."""
+        assert self.popen.stdin is not None
         with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self.popen.stdin.write(request.model_dump_json() + "\n")
+            self.popen.stdin.flush()
 
     def receive(self, wanted: str, patience: float | None, on_event: OnEvent) -> dict[str, Any]:
         """Return the next event of a kind, and pass those before it to a listener.
@@ -214,9 +177,9 @@ class WorkerProcess:
                     f"it gave no answer in {patience:.0f} s", is_convicted=True
                 ) from None
             if event is None:
-                code = self.stop(END_SECONDS)
+                code = self.wait()
                 exit_text = f"signal {-code}" if code < 0 else f"code {code}"
-                raise WorkerLostError(f"its process ended with {exit_text}", is_convicted=False)
+                raise WorkerLostError(f"its process ended with {exit_text}")
             if event["event"] == wanted:
                 return event
             if event["event"] == "crash":
@@ -226,22 +189,34 @@ class WorkerProcess:
                 raise (StoreError if event["store"] else SettingsError)(event["message"])
             on_event(event)
 
-    def stop(self, grace: float) -> int:
-        """Let the process end, kill it if it does not do so in time, and return its exit code."""
-        if not grace:
-            self._process.kill()
-        assert self._process.stdin is not None
-        with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
-            self._process.stdin.close()
+    def stop(self, grace: float) -> None:
+        """Tell the process to end, and kill it if it has not written all in time.
+
+        It may not have ended when this returns: a GPU takes seconds to let go of a process.
+        """
+        self._close_requests()
+        self._reader.join(grace)
+        if self._reader.is_alive():
+            self.popen.kill()
+        threading.Thread(target=self.popen.wait, daemon=True).start()
+
+    def wait(self) -> int:
+        """Wait for the process to end, and return its exit code."""
+        self._close_requests()
         try:
-            return self._process.wait(grace or None)
+            return self.popen.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            self.popen.kill()
+            return self.popen.wait()
+
+    def _close_requests(self) -> None:
+        assert self.popen.stdin is not None
+        with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
+            self.popen.stdin.close()
 
     def _read_events(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+        assert self.popen.stdout is not None
+        with self.popen.stdout as lines:
             for line in lines:
                 with suppress(json.JSONDecodeError):  # a killed process may leave half a line
                     self._events.put(json.loads(line))
@@ -251,7 +226,7 @@ class WorkerProcess:
 def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a worker's module as a process that is connected through pipes."""
     return subprocess.Popen(
-        [sys.executable, "-c", _START, module],
+        [sys.executable, "-c", f"from {module} import main; main()"],
         env=dict(environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -325,6 +300,11 @@ class ParentConnection:
             yield line
             is_busy = False
 
+    def close(self) -> None:
+        """Tell the parent that all is written."""
+        with suppress(OSError):
+            self._events.close()
+
 
 class JobRunner(Protocol):
     """What a worker does: it runs the jobs of a subject."""
@@ -345,7 +325,7 @@ class JobRunner(Protocol):
         """
 
     def close(self) -> None:
-        """End the work, when there are no more jobs."""
+        """Write what is left, when there are no more jobs."""
 
 
 def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
@@ -358,8 +338,10 @@ def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    code = _serve(ParentConnection.take_standard_streams(), runner, subject, job)
+    parent = ParentConnection.take_standard_streams()
+    code = _serve(parent, runner, subject, job)
     sys.stderr.flush()
+    parent.close()
     # A device in a bad state, or a thread that waits for it, would hold up an orderly exit.
     os._exit(code)
 

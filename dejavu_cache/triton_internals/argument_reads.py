@@ -136,9 +136,9 @@ class Answers:
 
     def __init__(self, arg_names: Sequence[str], ask: Ask) -> None:
         """Keep no answer yet."""
-        self._places = {name: place for place, name in enumerate(arg_names)}
+        self._arg_names = arg_names
         self._ask = ask
-        self._read: tuple[str, ...] = ()
+        self._read: dict[str, int] = {}  # what was read, with its place among the parameters
         self._kept: dict[Hashable, Any] = {}
 
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
@@ -152,8 +152,7 @@ class Answers:
             TypeError: an argument that was read cannot be compared.
         """
         form: list[Hashable] = [len(args), *kwargs]
-        for name in self._read:
-            place = self._places.get(name, len(args))
+        for name, place in self._read.items():
             value = args[place] if place < len(args) else kwargs.get(name, _ABSENT)
             form.append(value if value.__class__ is int else _visible(value))
         return tuple(form)
@@ -171,8 +170,10 @@ class Answers:
             return self._kept[device, self.form(args, given)]
         read: set[str] = set()
         answer = self._ask(read, args, kwargs)
-        if more := read - _NOT_ARGUMENTS - {*self._read}:
-            self._read = (*self._read, *sorted(more))
+        if more := read - _NOT_ARGUMENTS - self._read.keys():
+            names = list(self._arg_names)
+            places = {name: names.index(name) if name in names else len(names) for name in more}
+            self._read = {**self._read, **places}  # another thread may be looking at it
             self._kept.clear()
         elif len(self._kept) >= _MOST_ANSWERS:
             self._kept.clear()

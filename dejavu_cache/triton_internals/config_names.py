@@ -105,26 +105,24 @@ def can_be_recorded(
     """
     parameters = [*parameters]
     allowed = TUNING_OPTIONS.union(parameters)
-    refused = {name for config in configs for name in config.all_kwargs() if name not in allowed}
+    refused: set[str] = set()
+    reason = None
+    for config in configs:
+        for name, value in config.all_kwargs().items():
+            if name not in allowed:
+                refused.add(name)
+            elif not is_scalar(_scalar(value)):
+                reason = f"{name} to {reprlib.repr(value)}, which no record can hold"
     if refused:
         reason = unknown_name(sorted(refused), parameters) or (
             f"{', '.join(sorted(refused))}, whose effect is not part of a record's key"
         )
+    if reason is not None:
         warn_once(
             f"options {kernel}",
             f"{kernel}: its configs set {reason}: it is tuned by Triton, and nothing is recorded",
         )
-        return False
-    for config in configs:
-        for name, value in config.all_kwargs().items():
-            if not is_scalar(_scalar(value)):
-                warn_once(
-                    f"options {kernel}",
-                    f"{kernel}: a config sets {name} to {reprlib.repr(value)}, which no record can "
-                    "hold: it is tuned by Triton, and nothing is recorded",
-                )
-                return False
-    return True
+    return reason is None
 
 
 def describe(config: TritonConfig) -> Config:
@@ -132,10 +130,7 @@ def describe(config: TritonConfig) -> Config:
     everything = config.all_kwargs()
     # The first launch of a scenario describes all configs, so descriptions are cached. Their key is
     # the content and not the object, since a hook may change a config.
-    content = (
-        len(config.kwargs),
-        *((name, value.__class__, value) for name, value in everything.items()),
-    )
+    content = (len(config.kwargs), *everything.items(), *map(type, everything.values()))
     try:
         return _described[content]
     except (KeyError, TypeError):

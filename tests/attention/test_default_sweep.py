@@ -72,12 +72,6 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
         suite.load_cases({"only": "hopper"})
 
 
-@pytest.mark.usefixtures("hopper")
-def test_misses_and_checks_of_winners_see_kernels_that_auto_does_not_take() -> None:
-    seen = {case.name.split()[0] for case in suite.load_all_cases({})}
-    assert seen == {"naive", "qblock", "segmented", "static_grid"}
-
-
 def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
     cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
     assert cases[0].arguments()["q"].shape[1:] == (6, 64)

@@ -77,7 +77,6 @@ TABLE = {
     "verify": Row("-- {program}", missing=USAGE),
     "compare": Row("{absent} {absent}", missing=UNUSABLE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
-    "audit": Row("no_such_suite --store {store}", UNUSABLE, USAGE, UNUSABLE, USAGE),
     "pages": Row(f"--output {{out}} {SOURCE}", **READS, full=UNUSABLE),
     "prewarm": Row(
         "no_such_module --device X --out {new} --from {store}", UNUSABLE, None, UNUSABLE

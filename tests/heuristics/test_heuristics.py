@@ -183,7 +183,11 @@ def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhe
     assert fitted.regret.max == pytest.approx(0.03)
 
 
-def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
+def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dejavu_cache.heuristics.fit.LEAVES", 2)
+
     def measurements(n: int) -> tuple[Measurement, ...]:
         failed = Measurement(
             config=config(16), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
@@ -198,7 +202,7 @@ def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
         tuned_record(scenario=Scenario(args={"n": n}), measurements=measurements(n))
         for n in range(1, 61)
     ]
-    fitted = fit(RecordSet(context=context(), records=tuple(records)), leaves=2)
+    fitted = fit(RecordSet(context=context(), records=tuple(records)))
     assert fitted.choose(Scenario(args={"n": 7})) != config(16)
 
 

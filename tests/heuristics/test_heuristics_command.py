@@ -45,12 +45,12 @@ def tree_folder(
     store: FileStore, dejavu: Dejavu, tmp_path_factory: pytest.TempPathFactory
 ) -> FileStore:
     """Return a store with the tree of one GPU; do not write to it."""
-    folder = tmp_path_factory.mktemp("trees")
-    out = dejavu(
-        "heuristics", "fit", "matmul", "--store", store.root, "--into", folder, "--device", "h200"
-    )
+    copy = FileStore(tmp_path_factory.mktemp("trees"))
+    for record_set in store.record_sets():
+        copy.put(record_set.context, record_set.records)
+    out = dejavu("heuristics", "fit", "matmul", "--store", copy.root, "--device", "h200")
     assert out.returncode == 0, out.stderr
-    return FileStore(folder)
+    return copy
 
 
 def test_fit_prints_the_regret_and_what_one_config_would_cost(
@@ -83,12 +83,9 @@ def test_the_json_has_the_same_numbers(store: FileStore, dejavu: Dejavu) -> None
     assert row["configs"] <= 12
 
 
-def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: Dejavu) -> None:
+def test_a_tighter_bound_takes_more_configs(store: FileStore, dejavu: Dejavu) -> None:
     wide = fit_matmul(store, dejavu, "--bound", "1")
     assert wide["configs"] > fit_matmul(store, dejavu)["configs"]
-    small = fit_matmul(store, dejavu, "--configs", "2", "--leaves", "2")
-    assert (small["configs"], small["leaves"]) == (2, 2)
-    assert small["bound"] > 0.05
 
 
 def test_too_few_records_exit_1_and_say_how_many_are_needed(

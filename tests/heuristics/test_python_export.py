@@ -60,14 +60,9 @@ def test_the_exported_python_agrees_on_flags_words_none_and_fractions_too() -> N
     check_agreement(fitted, [record.scenario for record in records], 10_000)
 
 
-def test_a_name_that_is_no_python_is_not_exported() -> None:
-    with pytest.raises(SettingsError, match="no name in Python"):
-        as_python(fit_over_one_input("n): pass #"))
-
-
-@pytest.mark.parametrize("name", ["type", "all", "int", "CONFIGS", "__debug__", "\ufb01"])
+@pytest.mark.parametrize("name", ["n): pass #", "type", "CONFIGS", "__debug__"])
 def test_a_name_that_the_exported_python_cannot_have_is_not_exported(name: str) -> None:
-    with pytest.raises(SettingsError, match="cannot be exported"):
+    with pytest.raises(SettingsError, match="cannot be a parameter"):
         as_python(fit_over_one_input(name))
 
 

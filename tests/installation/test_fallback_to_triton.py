@@ -180,7 +180,7 @@ STEPS = [
     (Declaration, "of"),
     (Declaration, "request"),
     (Declaration, "context"),
-    (Launch, "_resolve"),
+    (Launch, "_find_key"),
     (Launch, "_choose"),
     (launch, "toolchain_on"),
     (autotuner, "current_settings"),

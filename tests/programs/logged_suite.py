@@ -55,9 +55,6 @@ CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
 add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
 add.fn = Logged(add.fn)
 
-few = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, tune_configs=2)(add_one)
-few.fn = Logged(few.fn)
-
 
 DRAWN = {
     100: {16: 10.0, 32: 11.0, 64: 20.0, 128: 12.0},
@@ -147,7 +144,6 @@ BAD = {
     "raises": Case("raises", add, (1,), raises),
     "full": Case("full", add, (1,), full),
     "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
-    "made": Case("made", add, (1,), {"n": 1}),  # type: ignore[arg-type]
     "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
 }
 
@@ -182,15 +178,3 @@ def strange():
 
 def forgetful():
     """Forget to return the cases."""
-
-
-def numbered():
-    return [Case(5, add, (1,), partial(arguments, 1))]  # type: ignore[arg-type]
-
-
-def named_by_bytes():
-    return [Case(os.fsdecode(b"n\xff"), add, (1,), dict)]
-
-
-def budgeted():
-    return [Case("few", few, (1,), partial(arguments, 1))]

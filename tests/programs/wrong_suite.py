@@ -1,4 +1,4 @@
-"""A suite of one kernel in which the fastest config is wrong, for `sweep`, `audit` and `verify`."""
+"""A suite of one kernel in which the fastest config is wrong, and any may become SLOWER."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.sweep.suite import Case, Suite
+from dejavu_cache.sweep.suite import Case
 
 MILLISECONDS = {32: 0.1, 1024: 1.0, 2048: 2.0}
 if "SLOWER" in os.environ:
@@ -34,9 +34,7 @@ def remember(arguments: dict[str, Any], reset_only: bool = False) -> None:
     CALLS.append(arguments["LIMIT"])
 
 
-@cached_autotune(
-    CONFIGS, ["n"], do_bench=bench, pre_hook=remember, check=os.environ.get("CHECK", "1") == "1"
-)
+@cached_autotune(CONFIGS, ["n"], do_bench=bench, pre_hook=remember, check=True)
 @triton.jit
 def total(x_ptr: Any, out_ptr: Any, n: Any, LIMIT: tl.constexpr) -> None:
     """Sum n numbers; a config whose LIMIT is less than n leaves some out."""
@@ -56,6 +54,3 @@ def suite() -> Iterator[Case]:
     """Return the cases."""
     for n in (900, 1000):
         yield Case(f"n={n}", total, (1,), partial(arguments, n))
-
-
-on_demand = Suite(lambda only="": suite() if only else [], everything={"only": "all"})

@@ -18,8 +18,7 @@ from support.records import MOMENT, context, record
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.stores import FileStore, folder
-from dejavu_cache.stores.folder import Folder
+from dejavu_cache.stores import FileStore, file, folder
 
 LOOK_UP = """
 import sys, time, warnings
@@ -109,8 +108,8 @@ def test_a_writer_that_is_stuck_is_waited_for_once(
         waits.append(wait)
         return hold(path, wait)
 
-    monkeypatch.setattr(folder, "hold_lock", watched)
-    monkeypatch.setattr(folder, "_WAIT", 0.3)
+    monkeypatch.setattr(file, "hold_lock", watched)
+    monkeypatch.setattr(file, "_WAIT", 0.3)
     with lock_of(store):
         for m in (64, 128):
             with pytest.raises(StoreError, match="locked by another writer"):
@@ -132,13 +131,13 @@ def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
 def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = store.path(context()), Folder.read
+    path, read = store.path(context()), folder.read_text
 
-    def late(folder: Folder, of: Path) -> str:
+    def late(of: Path, root: Path) -> str:
         path.unlink(missing_ok=True)
-        return read(folder, of)
+        return read(of, root)
 
-    monkeypatch.setattr(Folder, "read", late)
+    monkeypatch.setattr(file, "read_text", late)
     assert list(FileStore(store.root).records(context())) == []
     store.put(context(), [record(64)])
     monkeypatch.undo()

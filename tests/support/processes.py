@@ -20,7 +20,7 @@ from support.fork_server import (
 
 __all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "fork_program", "fork_python", "run_python"]
 
-WITH_KERNELS = {"audit": "", "prewarm": "0", "sweep": "", "verify --winners": ""}
+WITH_KERNELS = {"prewarm": "0", "sweep": ""}
 """Commands that need Triton, with their workers' `TRITON_INTERPRET` if it is always the same."""
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
-import pytest
-
-from dejavu_cache.system import worker_pool
-from dejavu_cache.system.worker_pool import PATIENCE, Attempt, WorkerPool
+from dejavu_cache.system.worker_pool import WorkerPool
 
 
 class Hand:
@@ -27,9 +23,9 @@ def test_a_worker_works_through_its_own_part_then_where_most_are_left() -> None:
     quick, slow = Hand("quick"), Hand("slow")
     order: list[str] = []
 
-    def attempt(worker: Hand, job: str) -> Attempt:
+    def attempt(worker: Hand, job: str) -> bool:
         order.append(job)
-        return "done"
+        return True
 
     pool = WorkerPool([quick, slow], list("abcdef"), attempt)
     pool.run()
@@ -42,43 +38,25 @@ def test_a_worker_works_through_its_own_part_then_where_most_are_left() -> None:
 def test_a_job_that_is_tried_again_is_its_workers_next_one() -> None:
     order: list[str] = []
 
-    def attempt(worker: Hand, job: str) -> Attempt:
+    def attempt(worker: Hand, job: str) -> bool:
         order.append(job)
-        return "again" if order.count(job) < 2 else "done"
+        return order.count(job) == 2
 
     WorkerPool([Hand()], list("ab"), attempt).run()
     assert order == list("aabb")
-
-
-def test_what_is_put_off_is_tried_at_the_end_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, order = 0.0, []
-    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def attempt(worker: Hand, job: str) -> Attempt:
-        nonlocal now
-        order.append(job)
-        now += PATIENCE / 2
-        return "later" if job == "a" else "done"
-
-    pool = WorkerPool([Hand()], list("ab"), attempt)
-    pool.run()
-    assert order == list("abaa")
-    assert not pool.is_done, "it is left to whoever works on it"
 
 
 def test_an_error_ends_a_worker_and_leaves_its_job_to_others() -> None:
     done: list[str] = []
     is_tried = threading.Event()
 
-    def attempt(worker: Hand, job: str) -> Attempt:
+    def attempt(worker: Hand, job: str) -> bool:
         if worker.name == "broken":
             is_tried.set()
             raise ValueError("mine")
         is_tried.wait(240)
         done.append(job)
-        return "done"
+        return True
 
     pool = WorkerPool([Hand("broken"), Hand()], list("abcd"), attempt)
     pool.run()
@@ -89,10 +67,10 @@ def test_an_error_ends_a_worker_and_leaves_its_job_to_others() -> None:
 def test_a_pool_that_is_stopped_hands_out_nothing_more() -> None:
     order: list[str] = []
 
-    def attempt(worker: Hand, job: str) -> Attempt:
+    def attempt(worker: Hand, job: str) -> bool:
         order.append(job)
         pool.stop()
-        return "done"
+        return True
 
     pool = WorkerPool([Hand()], list("abc"), attempt)
     pool.run()

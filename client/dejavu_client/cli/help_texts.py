@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "pages",
         "doctor",
     ),
-    "Tune": ("run", "sweep", "audit", "heuristics"),
+    "Tune": ("run", "sweep", "heuristics"),
     "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "gc", "clear"),
     "Move records": (
         "export",
@@ -57,7 +57,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "doctor --store prewarmed:///opt/dejavu"),
     "run": ("run --mode reuse -- python serve.py --port 8000",),
     "sweep": ("sweep shop.suites:matmul --budget 20m", "sweep shop.suites --from-misses"),
-    "audit": ("audit shop.suites:matmul",),
     "heuristics fit": ("heuristics fit add --bound 3 --dry-run",),
     "heuristics show": ("heuristics show", "heuristics show add --device H200"),
     "heuristics export": ("heuristics export add --as python",),
@@ -78,10 +77,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sync": ("sync",),
     "promote": ("promote --to main --server 'https://tune.corp?namespace=pr-7'",),
     "prewarm": ("prewarm shop.kernels --device 'NVIDIA H200' --out /opt/dejavu",),
-    "verify": (
-        "verify --expect-hits -- python serve.py",
-        "verify --winners 20 shop.suites:matmul",
-    ),
+    "verify": ("verify --expect-hits -- python serve.py",),
     "serve": ("serve --database postgresql://db/dejavu --host 0.0.0.0",),
     "db upgrade": ("db upgrade --database postgresql://db/dejavu",),
     "db check": ("db check",),

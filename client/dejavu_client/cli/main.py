@@ -15,7 +15,6 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
-    audit,
     compare,
     doctor,
     explain,
@@ -64,7 +63,6 @@ for family in (
     quarantine,
     run,
     sweep,
-    audit,
     heuristics,
     prewarm,
     verify,

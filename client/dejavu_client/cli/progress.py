@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["fit_bar", "prewarm_bar", "sweep_bar"]
+__all__ = ["prewarm_bar", "sweep_bar"]
 
 
 @contextmanager
@@ -49,14 +49,6 @@ def sweep_bar(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
                 )
 
         yield on_event
-
-
-@contextmanager
-def fit_bar(title: str) -> Iterator[Callable[[float], None]]:
-    """Show a fit's progress; yield the callback for the share that is done, from 0 to 1."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=1.0)
-        yield lambda share: progress.update(task, completed=share)
 
 
 @contextmanager

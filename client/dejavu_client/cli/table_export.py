@@ -59,5 +59,5 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
     if uncompared:
         note(
             f"{counted(uncompared, 'config')} in the store's tables won without a comparison of "
-            "results: `dejavu-cache audit` compares them"
+            "results: `dejavu-cache sweep` compares them"
         )

@@ -20,7 +20,7 @@ from dejavu_cache.system.notices import whoami
 
 from .circuit_breaker import CircuitBreaker
 from .copy_check import CopyCheck
-from .errors import BusyError, RefusedError, RemoteError
+from .errors import BusyError, RemoteError
 from .protocol_client import ProtocolClient, split_server_url
 from .scenario_listings import ScenarioListings
 from .sender import Sender
@@ -192,29 +192,6 @@ class RemoteStore(Store):
         record_set = RecordSet(context=context, records=_without_pins(records))
         self._calls.ask(lambda: self.client.send(record_set))
         self._forget(context)
-
-    def supersede(self, context: Context, record: Record) -> None:
-        """Quarantine earlier measurements of a record's configs, and send the record's instead.
-
-        The server lets the first measurement stand, so the earlier ones have to go before.
-
-        Raises:
-            RemoteError: the server does not answer, or the token lacks the role `admin`.
-        """
-        self.sender.flush(FLUSH_SECONDS)
-        subject = {"context": context.digest, "scenario": record.scenario.digest}
-        done = 0
-        try:
-            for config in record.by_config:
-                self.client.quarantine({**subject, "config": config.digest})
-                done += 1
-            self.put_now(context, [record])
-        except BaseException as error:
-            # What replaces the quarantined ones must not be lost, not even by Ctrl-C or when the
-            # server did its part and its answer was lost.
-            if done or not isinstance(error, RefusedError):
-                self.put(context, [record])
-            raise
 
     def _pin(self, context: Context, record: Record) -> None:
         """Set a pin and wait for the answer: the admin who pins must see a failure."""

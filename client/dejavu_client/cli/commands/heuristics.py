@@ -13,10 +13,10 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
-from dejavu_cache.stores.folder import Folder
+from dejavu_cache.stores.folder import read_text
 from dejavu_cache.system.notices import counted
 
-from ..chosen_store import open_chosen_store, open_existing_store
+from ..chosen_store import open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
 from ..kernel_names import matching_kernels
 from ..options import (
@@ -50,9 +50,6 @@ def register(app: typer.Typer) -> None:
 def fit(
     kernel: KernelArgument,
     store: StoreOption = "",
-    into: Annotated[
-        str, typer.Option("--into", metavar="URL", help="Where trees go; else beside the records.")
-    ] = "",
     bound: Annotated[
         float,
         typer.Option(
@@ -61,10 +58,6 @@ def fit(
             help="How far from the best the set of configs may be in any scenario, in percent.",
         ),
     ] = 5.0,
-    configs: Annotated[int, typer.Option(min=1, max=256, help="How many configs at most.")] = 12,
-    max_leaves: Annotated[
-        int, typer.Option("--leaves", min=2, max=1024, help="How many leaves at most.")
-    ] = 32,
     device: DeviceOption = "",
     triton: TritonOption = "",
     dry_run: Annotated[
@@ -78,15 +71,14 @@ def fit(
     """
     rows: list[dict[str, Any]] = []
     refusals = []
-    with open_existing_store(store, write=not (dry_run or into)) as source:
-        target = open_chosen_store(into) if into else source
+    with open_existing_store(store, write=not dry_run) as source:
         for record_set in newest_record_sets(source, kernel, device, triton):
             try:
-                tree = _fit(record_set, bound=bound / 100, limit=configs, max_leaves=max_leaves)
+                tree = _fit(record_set, bound / 100)
             except TooFewRecordsError as error:
                 refusals.append(str(error))
                 continue
-            url = None if dry_run else target.put_tree(tree)
+            url = None if dry_run else source.put_tree(tree)
             rows.append({**_summary(tree), "one_config": _best_single(record_set), "file": url})
         if not rows and not refusals:
             refusals.append(f"{source.url} has no measurements of {kernel}")
@@ -101,16 +93,13 @@ def fit(
         raise typer.Exit(1)
 
 
-def _fit(record_set: RecordSet, *, bound: float, limit: int, max_leaves: int) -> Tree:
+def _fit(record_set: RecordSet, bound: float) -> Tree:
     """Fit a tree as `dejavu_cache.heuristics.fit` does, and show how far it is."""
     from dejavu_cache.heuristics.fit import fit as fit_tree
 
-    from ..progress import fit_bar
-
     title = f"{record_set.context.kernel.name} on {record_set.context.environment.device.name}"
-    bar = fit_bar if sys.stderr.isatty() else fit_lines
-    with bar(title) as progress:
-        return fit_tree(record_set, bound=bound, limit=limit, leaves=max_leaves, progress=progress)
+    with fit_lines(title) as progress:
+        return fit_tree(record_set, bound=bound, progress=progress)
 
 
 def show(
@@ -184,7 +173,7 @@ def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[Found
         if not path.is_file():
             raise NoSuchStoreError(f"there is no file {kernel}")
         target = path.resolve()  # a link that the user names is followed
-        tree = Tree.parse(Folder(target.parent).read(target), kernel)
+        tree = Tree.parse(read_text(target, target.parent), kernel)
         return [FoundTree(tree, path.absolute().as_uri())]
     with open_existing_store(store) as source:
         trees = list(source.trees())

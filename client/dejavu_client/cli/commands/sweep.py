@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dejavu_cache.errors import ExitCode, SettingsError
+from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.system.notices import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
+from ..errors import NothingFoundError
 from ..extras import require_triton
 from ..options import (
     JsonOption,
@@ -28,25 +28,15 @@ from ..options import (
     SuiteOption,
     parse_suite_options,
 )
-from ..output import say, show_json
+from ..output import show_json
 from ..progress_lines import report_loss, sweep_lines
-from ..sweep_summary import (
-    drift,
-    report_json,
-    say_drift,
-    say_plan,
-    say_report,
-    say_unfinished,
-)
+from ..sweep_summary import report_json, say_report
 
 if TYPE_CHECKING:
-    from dejavu_cache.sweep.hosts import MissedScenario, SweepHost, SweepSpec, Task
+    from dejavu_cache.sweep.hosts import MissedScenario, SweepHost, SweepSpec
     from dejavu_cache.sweep.runner import SweepReport
 
 __all__ = ["register"]
-
-LARGEST_DRIFT = 0.1
-"""Share by which a winner's time may differ from the recorded one in a verification."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,9 +50,6 @@ def sweep(
     preset: PresetOption = "",
     option: SuiteOption = None,
     budget: Annotated[str, typer.Option(help="How long it may take: 90s, 20m, 2h.")] = "",
-    shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Only the i-th of n parts of the cases.")
-    ] = "",
     gpus: Annotated[
         str, typer.Option(help="all, or their numbers: 0,2. One process per GPU.")
     ] = "",
@@ -77,11 +64,15 @@ def sweep(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how much there is to measure; measure nothing.")
+        bool, typer.Option("--dry-run", help="Say which cases are not tuned; measure nothing.")
     ] = False,
     verify: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Measure N tuned winners again; report drift."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Measure N recorded winners again, and tune anew what no longer holds.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -89,108 +80,87 @@ def sweep(
 
     What is recorded already is not measured again, and a sweep that is stopped loses nothing.
     """
-    _refuse_both("--verify", verify, "--dry-run", dry_run)
-    _refuse_both("--gpus", gpus, "--ray", ray)
-    home = open_chosen_store(store)
-    if home.url.startswith("memory:"):
+    from dejavu_cache.sweep.runner import Sweep
+    from dejavu_cache.sweep.suite import load_suite
+
+    for pair in ((verify, dry_run), (gpus, ray)):
+        if all(pair):
+            raise SettingsError("--verify and --dry-run, or --gpus and --ray: give one of them")
+    with open_chosen_store(store) as home:
+        url = home.url
+    if url.startswith("memory:"):
         raise SettingsError(
             "a sweep into memory:// would be lost at its end: give --store a folder or a server"
         )
-    options = parse_suite_options(option, preset)
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
+    spec = _spec(suite, parse_suite_options(option, preset), url, from_misses)
     seconds = _seconds(budget) if budget else None
-    do: Task = "plan" if dry_run else "verify" if verify else "measure"
+    hosts = _hosts(spec, gpus, ray)
     try:
-        spec = _spec(suite, options, home.url, from_misses)
-        report = _run(partial(_hosts, spec, gpus, ray), do, shard, verify, seconds, as_json)
+        for host in hosts[1:]:  # they need seconds for it, like the first one
+            threading.Thread(target=_start, args=(host,), daemon=True).start()
+        cases = hosts[0].start()
+        with _progress(len(cases), as_json) as on_event:
+            report = Sweep(
+                hosts,
+                cases,
+                do="plan" if dry_run else "verify" if verify else "measure",
+                sample=verify or 0,
+                budget=seconds,
+                on_event=on_event,
+            ).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    # Only a sweep over the whole suite can tell which misses have no case.
-    lacking = 0 if shard or verify or report.left else _without_case(spec.misses or (), report)
-    why_empty = None if report.total or report.stopped else _why_empty(suite)
-    if as_json:
-        show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
-    elif why_empty:
-        say(f"nothing to tune: {why_empty}")
-    else:
-        _say_report(report, do, home.url, lacking)
-    for path in report.kept:
-        sys.stderr.write(
-            f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n"
-        )
-    if report.stopped == "interrupted":
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    drifted = [case for case in report.of("verified") if abs(drift(case)) > LARGEST_DRIFT]
-    # A dry run keeps nothing and leaves all cases as they are, so that only failures count.
-    unfinished = bool(report.of("failed")) if dry_run else not report.complete
-    if report.kept or lacking or drifted or report.left or unfinished:
-        raise typer.Exit(1)
-
-
-def _why_empty(suite: str) -> str:
-    from dejavu_cache.sweep.suite import load_suite
-
-    return load_suite(suite).why_empty
-
-
-def _say_report(report: SweepReport, do: Task, url: str, lacking: int) -> None:
-    if do == "plan":
-        say_plan(report, url)
-    elif do == "verify":
-        say_drift(report)
-    else:
-        say_report(report, url)
-    say_unfinished(report, lacking)
-
-
-def _refuse_both(name: str, value: object, other_name: str, other_value: object) -> None:
-    if value and other_value:
-        raise SettingsError(f"{name} and {other_name}: give one of them")
-
-
-def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
-    from dejavu_cache.sweep.hosts import SweepSpec
-
-    return SweepSpec(
-        suite=suite, options=options, store=url, misses=_misses(url) if from_misses else None
-    )
-
-
-def _run(
-    new_hosts: Callable[[], Sequence[SweepHost]],
-    do: Task,
-    shard: str,
-    sample: int | None,
-    seconds: float | None,
-    quiet: bool,
-) -> SweepReport:
-    from dejavu_cache.sweep.runner import Sweep
-
-    hosts = new_hosts()
-    try:
-        cases = hosts[0].start()
-        if sample and cases:
-            report = Sweep(hosts, cases, do="plan", shard=shard).run()
-            if report.stopped:
-                return report
-            cases, shard = _sample_tuned(report, sample), ""
-            hosts = new_hosts()  # a sweep closes its hosts
-        with _progress(len(cases), quiet) as on_event:
-            return Sweep(hosts, cases, do=do, shard=shard, budget=seconds, on_event=on_event).run()
     finally:
         for host in hosts:
             host.close()
+    if verify and report.total and not (report.outcomes or report.stopped):
+        raise NothingFoundError("nothing of this suite is tuned yet: sweep without --verify first")
+    # Only a sweep over the whole suite can tell which misses have no case.
+    lacking = 0 if verify or report.left else _without_case(spec.misses or (), report)
+    why_empty = None if report.total or report.stopped else load_suite(suite).why_empty
+    if as_json:
+        show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
+    else:
+        say_report(report, url, lacking, why_empty)
+    for path in report.kept:
+        sys.stderr.write(
+            f"{url} has not taken all of it: {path} waits for the next sweep into it\n"
+        )
+    if report.stopped == "interrupted":
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    if lacking or report.lost or not report.complete:
+        raise typer.Exit(1)
+
+
+def _start(host: SweepHost) -> None:
+    with suppress(DejavuError, OSError):  # the sweep starts it again, and says what is wrong
+        host.start()
+
+
+def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
+    from dejavu_cache.sweep.hosts import MissedScenario, SweepSpec
+
+    misses = [
+        MissedScenario(
+            kernel=row["context"]["kernel"]["name"],
+            device=row["context"]["environment"]["device"]["name"],
+            scenario=Scenario.model_validate(row["scenario"]),
+        )
+        for row in (worklist(url) if from_misses else ())
+    ]
+    return SweepSpec(
+        suite=suite, options=options, store=url, misses=tuple(misses) if from_misses else None
+    )
 
 
 def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
-    from dejavu_cache.sweep.hosts import LocalHost, single_gpu
+    from dejavu_cache.sweep.hosts import LocalHost, ray_hosts, single_gpu
 
     if ray:
-        from dejavu_cache.sweep.hosts import ray_hosts
-
         hosts = ray_hosts(spec, ray)
         if not hosts:
             raise SettingsError(f"--ray {ray}: the cluster has neither GPUs nor CPUs")
@@ -198,40 +168,20 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
     require_triton()
     if not gpus:
         return [LocalHost(spec)]
-    return [LocalHost(spec, single_gpu(int(number))) for number in _gpu_numbers(gpus)]
+    return [LocalHost(spec, single_gpu(number)) for number in _gpu_numbers(gpus)]
 
 
-def _gpu_numbers(gpus: str) -> list[str]:
+def _gpu_numbers(gpus: str) -> list[int]:
     import torch
 
     count = torch.cuda.device_count()
-    if gpus == "all":
-        numbers = [str(number) for number in range(count)]
-    else:
-        numbers = [number.strip() for number in gpus.split(",")]
-    wrong = [
-        number
-        for number in numbers
-        if not (re.fullmatch("[0-9]{1,9}", number) and int(number) < count)
-    ]
-    if wrong or not numbers:
+    named = [*map(str, range(count))] if gpus == "all" else gpus.split(",")
+    numbers = [int(number) for number in named if re.fullmatch("[0-9]{1,9}", number)]
+    if not numbers or len(numbers) < len(named) or max(numbers) >= count:
         raise SettingsError(
             f"--gpus {gpus}: this machine has {counted(count, 'GPU')}: give all, or numbers from 0"
         )
     return numbers
-
-
-def _misses(url: str) -> tuple[MissedScenario, ...]:
-    from dejavu_cache.sweep.hosts import MissedScenario
-
-    return tuple(
-        MissedScenario(
-            kernel=row["context"]["kernel"]["name"],
-            device=row["context"]["environment"]["device"]["name"],
-            scenario=Scenario.model_validate(row["scenario"]),
-        )
-        for row in worklist(url)
-    )
 
 
 def _seconds(text: str) -> float:
@@ -251,16 +201,6 @@ def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
         and (miss.kernel, miss.device, str(miss.scenario)) not in scenarios
         for miss in misses
     )
-
-
-def _sample_tuned(plan: SweepReport, size: int) -> list[str]:
-    """Return a random sample of the tuned cases."""
-    tuned = [outcome.case for outcome in plan.of("known")]
-    if not tuned:
-        raise SettingsError(
-            "nothing of this suite is tuned yet: run the sweep without --verify first"
-        )
-    return random.sample(tuned, min(size, len(tuned)))
 
 
 def _progress(cases: int, quiet: bool) -> Any:
