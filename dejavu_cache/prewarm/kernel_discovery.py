@@ -159,27 +159,17 @@ def default_of(
     """
     default = autotuner.declaration.options.get("default")
     if callable(default):
-        import torch
-
-        tensors = {
-            name: _Tensor(dtype) for name, dtype in scenario.dtypes.items() if hasattr(torch, dtype)
-        }
         try:
+            import torch
+
+            tensors = {  # their element types are all that is known
+                name: torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+                for name, dtype in scenario.dtypes.items()
+                if hasattr(torch, dtype)
+            }
             default = default({**tensors, **constants, **scenario.args})
         except Exception:  # it may use more of its arguments than is known here
             return None
     if isinstance(default, Mapping):
         default = config_with(default, declared)
     return default or next(iter(declared), None)
-
-
-class _Tensor:
-    """A stand-in for a tensor of which only the element type is known."""
-
-    def __init__(self, dtype: str) -> None:
-        import torch
-
-        self.dtype = getattr(torch, dtype)
-
-    def element_size(self) -> int:
-        return int(self.dtype.itemsize)

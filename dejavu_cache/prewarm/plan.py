@@ -53,7 +53,7 @@ def builder_environment(device: Device) -> Environment:
         PrewarmError: nothing can be compiled for it here.
     """
     try:
-        backend = backend_hash(target_of(device))
+        backend = backend_hash(target_of(device.arch))
     except Exception as error:
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
@@ -111,7 +111,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         target.put(records.context, records.records)
     for tree in trees:
         target.put_tree(tree)
-    targets = map(target_of, devices)
+    targets = (target_of(device.arch) for device in devices)
     return BuildPlan(
         jobs=tuple(jobs.needed),
         fallbacks=tuple(job for job in jobs.fallbacks if job not in jobs.needed),
@@ -145,7 +145,7 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
         for context in every:
             if context.kernel.source in kernel.sources or not _is_comparable(kernel, context):
                 continue
-            target = target_of(context.environment.device)
+            target = target_of(context.environment.device.arch)
             set_target(target)
             declared = kernel.configs(target.backend)
             installed = Kernel(name=kernel.name, source=kernel.autotuners[0].declaration.source)
@@ -286,7 +286,7 @@ class JobList:
         self._selected, self._trees = selected, trees
         for records in selected:
             # Functions for defaults or pruning may ask Triton for its target.
-            set_target(target_of(records.context.environment.device))
+            set_target(target_of(records.context.environment.device.arch))
             if records.has_no_configs:
                 self._add_launches(records)
             else:
@@ -301,7 +301,7 @@ class JobList:
 
     def _add_scenarios(self, own: KernelRecords) -> None:
         name, environment = own.kernel.name, own.context.environment
-        declared = own.kernel.configs(target_of(environment.device).backend)
+        declared = own.kernel.configs(target_of(environment.device.arch).backend)
         further = [
             launch
             for other in self._selected
@@ -371,9 +371,9 @@ def _default(
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that compile alike."""
-    noted = {"wheel", "config", "code"}
-    return list({launch.model_dump_json(exclude=noted): launch for launch in launches}.values())
+    """Drop launches that compile alike, and what they say of the process that noted them."""
+    alike = {"wheel": wheel(), "config": None, "code": None}
+    return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
 
 
 _TYPES = {

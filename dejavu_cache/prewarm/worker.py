@@ -16,16 +16,15 @@ from filelock import FileLock
 from ..errors import PrewarmError
 from ..stores.manifest import BINARIES
 from ..system.worker_process import ParentConnection, serve
-from ..triton_internals.compilation import recreate_compilation, target_of_arch
+from ..triton_internals.compilation import recreate_compilation, target_of
 from ..triton_internals.hooks import (
+    build_binaries_in,
     build_driver_module,
     build_host_modules_with,
     build_launcher,
     hash_callees_first,
     relocatable_cache,
-    set_cache_manager,
     set_target,
-    store_binaries_in,
 )
 from .compilers import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 from .kernel_discovery import DiscoveredKernels, launch_values
@@ -50,12 +49,11 @@ class CompileWorker:
         self.ready: dict[str, Any] = {}
         self._spec = spec
         hash_callees_first()
-        set_target(target_of_arch("sm_90"))  # modules may ask for a target when they are imported
+        set_target(target_of("sm_90"))  # modules may ask for a target when they are imported
         self._kernels = DiscoveredKernels.of(spec.modules)
         folder = Path(spec.folder)
-        store_binaries_in(str(folder / BINARIES))
         self._cache = relocatable_cache()
-        set_cache_manager(self._cache)
+        build_binaries_in(str(folder / BINARIES), self._cache)
         self._tools = folder / "tools"
         _make_tools(self._tools)
         os.environ["CC"] = str(self._tools / "cc")
@@ -76,7 +74,7 @@ class CompileWorker:
     def _compile(self, job: CompileJob) -> CompileResult:
         import triton
 
-        target = target_of_arch(job.arch)
+        target = target_of(job.arch)
         set_target(target)
         self._cache.touched = {}
         kernel = self._kernels.by_name[job.kernel]

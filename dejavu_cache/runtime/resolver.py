@@ -122,7 +122,7 @@ class Resolver:
             return settled, 0
         tuned, benchmarked = tune(usable, self._records, wait, self._parent)
         if tuned is None:
-            # The process that was tuning may have died or hung while this one waited.
+            # The process that was tuning may have died while this one waited.
             tuned = self._fall_back(self._usable_request(usable, found), found)
         return tuned, benchmarked
 

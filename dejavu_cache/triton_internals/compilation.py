@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..model.record import RecordedLaunch
-from ..model.scenario import Device
 from .config_names import LAUNCH_OPTIONS, describe
 from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
 from .identity import is_jit, python_function
@@ -62,7 +61,6 @@ __all__ = [
     "release_outdated",
     "source_class",
     "target_of",
-    "target_of_arch",
     "wheel",
 ]
 
@@ -93,16 +91,7 @@ def wheel() -> str:
     return f"triton {triton.__version__} {abi} {platform.machine()} {digest}"
 
 
-def target_of(device: Device) -> GPUTarget:
-    """Return the `GPUTarget` that Triton compiles for on a device.
-
-    Raises:
-        ValueError: Triton does not compile for it.
-    """
-    return target_of_arch(device.arch)
-
-
-def target_of_arch(arch: str) -> GPUTarget:
+def target_of(arch: str) -> GPUTarget:
     """Return the `GPUTarget` of an architecture, such as `sm_90` or `gfx942`.
 
     Raises:

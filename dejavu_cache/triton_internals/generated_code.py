@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "code_of_binary",
-    "code_of_compilation",
     "code_of_text",
     "find_other_code",
     "generates_equal_code",
@@ -93,19 +91,6 @@ def code_of_binary(kernel: CompiledKernel) -> str | None:
     return code_of_text(text) if isinstance(text, str) else None
 
 
-def code_of_compilation(compilation: Compilation) -> str | None:
-    """Return the code that Triton would generate; None if it generates none. Nothing is compiled.
-
-    Args:
-        compilation: what `recreate_compilation` returns.
-    """
-    try:
-        return code_of_text(_generate(compilation))
-    except Exception as error:  # the kernel's author may have written anything
-        logger.debug("%s cannot be generated: %r", compilation.source.name, error)
-        return None
-
-
 def tuned_launches(
     autotuner: Autotuner, config: TritonConfig, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[RecordedLaunch, ...]:
@@ -153,14 +138,16 @@ def generates_equal_code(
         if asked in refused:
             answer = False
             continue
-        with suppress(ValueError):  # the kernel has other parameters by now
+        try:
             compilation = recreate_compilation(function, launch, config.all_kwargs(), target)
-            code = code_of_compilation(compilation)
-            if code == launch.code:
-                return True
-            if code is not None:
-                refused.add(asked)
-                answer = False
+            code = code_of_text(_generate(compilation))
+        except Exception as error:  # the kernel's author may have written anything
+            logger.debug("%s cannot be generated: %r", function.__name__, error)
+            continue
+        if code == launch.code:
+            return True
+        refused.add(asked)
+        answer = False
     return answer
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "DevicelessDriver",
     "UnloadedModule",
     "add_compilation_listener",
+    "build_binaries_in",
     "build_driver_module",
     "build_host_modules_with",
     "build_launcher",
@@ -54,7 +55,6 @@ __all__ = [
     "set_cache_manager",
     "set_interpreter_memory",
     "set_target",
-    "store_binaries_in",
 ]
 
 
@@ -186,13 +186,19 @@ def set_interpreter_memory(memory: Any) -> None:
     interpreter._interpreter = memory
 
 
-def store_binaries_in(folder: str) -> None:
-    """Have Triton keep binaries alone, without its intermediate representations, in a folder."""
+def build_binaries_in(folder: str, manager: Any) -> None:
+    """Have Triton keep binaries alone, without its intermediate representations, in a folder.
+
+    Args:
+        folder: the folder.
+        manager: the class of the cache managers that write it.
+    """
     from triton import knobs
 
     knobs.compilation.store_binary_only = True
     knobs.compilation.always_compile = False
     knobs.cache.dir = folder
+    knobs.cache.manager_class = manager
 
 
 def build_host_modules_with(libcuda_folder: str) -> None:

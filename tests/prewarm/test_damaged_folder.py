@@ -12,6 +12,8 @@ import pytest
 from support.prewarming import prewarm
 from support.processes import dejavu
 
+from dejavu_cache.errors import PrewarmError
+from dejavu_cache.prewarm.build import _new_folder
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, find_differences, read_manifest
 
@@ -122,6 +124,14 @@ def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(
         assert link.is_symlink()
         assert len(read_manifest(out).devices) == len(devices)
     assert {path.name for path in link.parent.iterdir()} == {"out", "link"}
+
+
+def test_two_builds_at_once_do_not_meet(tmp_path: Path) -> None:
+    with _new_folder(tmp_path / "out") as work:
+        with pytest.raises(PrewarmError, match="another process is making"):
+            _new_folder(tmp_path / "out").__enter__()
+        assert work.is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_a_killed_build_moved_away_is_put_back(out: Path, records: FileStore) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -91,49 +90,6 @@ def test_a_verification_that_is_ended_ends_its_program(
     verifying.send_signal(number)
     assert verifying.wait(240) == 128 + number
     await_end(program)
-
-
-def test_a_verification_that_is_ended_ends_the_children_of_a_shell(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    script = f"sleep 3600 & echo $! > {begun}; wait; :"
-    verifying = subprocess.Popen(
-        [sys.executable, "-m", "dejavu_client", "verify", "--", "sh", "-c", script],
-        stdin=subprocess.DEVNULL,
-    )
-    child = int(wait_for_text(begun))
-    verifying.send_signal(signal.SIGTERM)
-    assert verifying.wait(240) == 128 + signal.SIGTERM
-    await_end(child)
-
-
-def test_a_signal_that_comes_while_the_program_starts_ends_it(tmp_path: Path) -> None:
-    """Before `Popen` has returned there is no object to end the program by."""
-    begun = tmp_path / "begun"
-    script = f"sleep 3600 & echo $! > {begun}; wait; :"
-    code = f"""
-        import os, signal, subprocess, sys, time
-        from pathlib import Path
-
-        class Interrupted(subprocess.Popen):
-            def __init__(self, *args, **options):
-                super().__init__(*args, **options)
-                while not (Path({str(begun)!r}).exists() and Path({str(begun)!r}).read_text()):
-                    time.sleep(0.02)
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        subprocess.Popen = Interrupted
-        from dejavu_client.__main__ import main
-        sys.argv[1:] = ["verify", "--", "sh", "-c", {script!r}]
-        main()
-    """
-    verifying = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdin=subprocess.DEVNULL,
-        timeout=240,
-        check=False,
-    )
-    assert verifying.returncode == 128 + signal.SIGTERM
-    await_end(int(begun.read_text()))
 
 
 def await_end(process: int) -> None:

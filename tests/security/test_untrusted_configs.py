@@ -20,7 +20,7 @@ from dejavu_cache.triton_internals.compilation import (
     decode_type,
     decode_value,
     recreate_compilation,
-    target_of_arch,
+    target_of,
     wheel,
 )
 
@@ -97,7 +97,7 @@ def recreate(recorded: RecordedLaunch) -> Any:
     from triton.runtime.jit import JITFunction
 
     function = JITFunction(getattr(add_one, "fn", add_one))
-    return recreate_compilation(function, recorded, {"BLOCK": 16}, target_of_arch("sm_90"))
+    return recreate_compilation(function, recorded, {"BLOCK": 16}, target_of("sm_90"))
 
 
 @pytest.mark.parametrize(

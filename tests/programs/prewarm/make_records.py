@@ -52,7 +52,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> RecordedLaunch:
     """Return the launch that would be recorded for these arguments on that GPU."""
     own = {} if config is None else config.all_kwargs()
-    noted = launch_of(*bind_launch(fn, target_of(device), args, {**options, **own}), config)
+    noted = launch_of(*bind_launch(fn, target_of(device.arch), args, {**options, **own}), config)
     assert noted is not None
     return noted
 

@@ -7,10 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -72,76 +69,38 @@ def verify(
 
 
 def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int:
-    """Run a program to its end, and return its exit code.
-
-    The program leads a process group, so that its children can be ended with it. On a terminal it
-    stays in the group of this process, which alone may read from the terminal.
+    """Run a program to its end, and return its exit code; what ends this process ends it too.
 
     Args:
         command: the program and its arguments.
         report: the folder in which it reports.
         stdout: where it prints; None for this process's own.
     """
-    environment = {**os.environ, f"{PREFIX}REPORT": report}
-    leads_group = not os.isatty(0)
-    with _exit_at_signals() as heed_signals:
-        try:
-            program = subprocess.Popen(
-                command, env=environment, stdout=stdout, start_new_session=leads_group
-            )
-        except OSError as error:
-            raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
-        try:
-            heed_signals()
-            return program.wait()
-        except BaseException:  # this process is to end, and leaves nothing behind
-            _end(program, os.killpg if leads_group else os.kill)
-            raise
-
-
-def _end(program: subprocess.Popen[bytes], send: Callable[[int, int], None]) -> None:
-    """End a program, or its whole group; kill what has not ended after `PATIENCE` seconds."""
-    deadline = time.monotonic() + PATIENCE
-    # macOS forbids to signal a group of which only processes are left that have ended.
-    with suppress(ProcessLookupError, PermissionError):
-        send(program.pid, signal.SIGTERM)
-        while time.monotonic() < deadline:
-            program.poll()  # until it is asked for, a process that has ended is still there
-            send(program.pid, 0)
-            time.sleep(0.05)
-        send(program.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _exit_at_signals() -> Iterator[Callable[[], None]]:
-    """Let signals that end this process run what is to be done before, unless they are ignored.
-
-    They are held back until the yielded function is called: one that comes while a program is
-    started would otherwise end this process before there is anything to end the program by.
-    """
-    early: list[int] = []
-    is_held_back = True
 
     def end(number: int, frame: object) -> None:
-        if not is_held_back:
-            raise SystemExit(128 + number)
-        early.append(number)
+        raise SystemExit(128 + number)
 
-    def heed() -> None:
-        nonlocal is_held_back
-        is_held_back = False
-        if early:
-            raise SystemExit(128 + early[0])
-
-    ending = [
+    ending = [  # those that are ignored, as under nohup, stay ignored
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) == signal.SIG_DFL
     ]
+    environment = {**os.environ, f"{PREFIX}REPORT": report}
+    try:
+        program = subprocess.Popen(command, env=environment, stdout=stdout)
+    except OSError as error:
+        raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
     try:
         for number in ending:
             signal.signal(number, end)
-        yield heed
+        return program.wait()
+    except BaseException:
+        program.terminate()
+        try:
+            program.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            program.kill()
+        raise
     finally:
         for number in ending:
             signal.signal(number, signal.SIG_DFL)
