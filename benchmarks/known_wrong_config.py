@@ -34,7 +34,7 @@ import triton
 
 from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.stores import MemoryStore
-from dejavu_cache.tuning.expected_results import compare_tensors
+from dejavu_cache.tuning.expected_results import describe_difference, scale_of
 
 TUNES = 10
 LAUNCHES = 10
@@ -228,7 +228,8 @@ class ChunkScanTrial:
             for inputs in self.draws:
                 for _ in range(LAUNCHES):
                     out = self.kernel.launch(decorated, inputs)
-                    difference = compare_tensors(out, inputs.expected)
+                    scale = scale_of(inputs.expected)
+                    difference = describe_difference([(out, inputs.expected)], scale)
                     evidence += [difference] if difference else []
         except triton.runtime.errors.OutOfResources as error:
             return {"wrong": 0, "error": str(error)}

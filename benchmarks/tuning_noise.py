@@ -28,7 +28,6 @@ from dejavu_cache.model.scenario import Config, Scenario
 from dejavu_cache.model.selection import winner
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedCall, do_nothing
-from dejavu_cache.tuning.search import Exhaustive
 from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
 
 CONFIGS = 40
@@ -131,6 +130,7 @@ class _SimulatedTimer(DeviceTimer):
 
     def __init__(self) -> None:
         super().__init__("events-cold")
+        self.latest = 0.0
         self.__dict__["_device"] = self  # In place of the driver's interface.
 
     def synchronize(self) -> None:
@@ -140,23 +140,30 @@ class _SimulatedTimer(DeviceTimer):
         pass
 
     def _events(self, launch: TimedCall, repetitions: int) -> Sample:
-        return Sample([launch(do_nothing, do_nothing) for _ in range(repetitions)], True)
+        times: list[float] = []
+        for _ in range(repetitions):
+            launch(do_nothing, lambda: times.append(self.latest))
+        return Sample(times, True)
 
 
 class _SimulatedAutotuner:
-    """What the tuner uses of Triton's autotuner."""
+    """What the tuner uses of Triton's autotuner, and of its jit function."""
 
     def __init__(self, launch: Callable[[int], float]) -> None:
         self.nargs: dict[str, Any] = {}
-        self.reset_to_zero: list[str] = []
         self.restore_value: list[str] = []
-        self.user_defined_pre_hook = self.user_defined_post_hook = False
+        self.fn = self
         self._launch = launch
         self.do_bench: Any = _SimulatedTimer()
 
-    def _bench(self, *, config: Any) -> Any:
-        index = config.kwargs["index"]
-        return self.do_bench(lambda: self._launch(index), quantiles=(0.5, 0.2, 0.8))
+    def run(self, *, index: int, **_: Any) -> None:
+        self.do_bench.latest = self._launch(index)
+
+    def pre_hook(self, arguments: Any) -> None:
+        """Do nothing."""
+
+    def post_hook(self, arguments: Any, exception: Any) -> None:
+        """Do nothing."""
 
 
 class SimulatedTune(NamedTuple):
@@ -194,8 +201,8 @@ def tune(model: str, seed: int) -> SimulatedTune:
     recorded: dict[Config, Measurement] = {}
     Tuner(
         CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {}),
-        lambda measurement: recorded.__setitem__(measurement.config, measurement),
-    ).tune(Exhaustive(configs))
+        lambda measurements: recorded.update((one.config, one) for one in measurements),
+    ).tune(configs)
     record = Record(scenario=Scenario(args={"n": 1}), measurements=tuple(recorded.values()))
     best = winner(record, set(declared), configs[0])
     assert best is not None

@@ -82,8 +82,6 @@ class Settings(BaseModel):
     """Whether a config's results are compared with the default config's before it may win."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     """Largest distance of a nearest scenario, in powers of two summed over the key arguments."""
-    progress: bool = True
-    """Whether a tune of over two seconds shows a bar on a terminal, or lines in the log."""
     log: Literal["", "debug", "info", "warning", "error"] = ""
     """Level from which on the library logs to standard error; empty: as the program's `logging`."""
     shipped: bool = True

@@ -11,7 +11,7 @@ class TestMyStore(StoreContract):
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -48,6 +48,23 @@ def _measurement(block: int, median: float = 1.0, hours: int = 0) -> Measurement
         at=_MOMENT + timedelta(hours=hours),
         by="a@b",
     )
+
+
+def _recorded(store: Store, m: int) -> Record:
+    found = store.get(_context(), _record(m).scenario, fresh=True)
+    assert found is not None
+    return found.record
+
+
+def _may_lease(store: Store, m: int, wait: float) -> bool:
+    """Ask for a lease in another thread, because a holder's own thread may get it again."""
+
+    def ask() -> bool:
+        with store.lease(_context(), _record(m).scenario, wait=wait) as granted:
+            return granted
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
 def _record(m: int, *measurements: Measurement, **fields: Any) -> Record:
@@ -99,27 +116,21 @@ class StoreContract:
         store.put(_context(), [_record(1)])
         store.close()
         other = self.reopen(store)
-        found = other.get(_context(), _record(1).scenario)
-        assert found is not None
-        assert found.record == _record(1)
+        assert _recorded(other, 1) == _record(1)
         assert list(other.contexts()) == [_context()]
 
     def test_put_merges(self, store: Store) -> None:
         """Keep earlier measurements."""
         store.put(_context(), [_record(1, _measurement(16))])
         store.put(_context(), [_record(1, _measurement(32)), _record(2)])
-        found = store.get(_context(), _record(1).scenario, fresh=True)
-        assert found is not None
-        assert found.record == _record(1, _measurement(16), _measurement(32))
+        assert _recorded(store, 1) == _record(1, _measurement(16), _measurement(32))
         assert len(list(store.records(_context()))) == 2
 
     def test_what_was_put_now_is_there_when_it_returns(self, store: Store) -> None:
         """Find records by another opening as soon as `put_now` returns."""
         store.put_now(_context(), [_record(1), _record(2)])
         assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
-        found = store.get(_context(), _record(1).scenario)
-        assert found is not None
-        assert found.record == _record(1)
+        assert _recorded(store, 1) == _record(1)
 
     def test_launches_are_put_together(self, store: Store) -> None:
         """Merge the recorded launches of several writers."""
@@ -132,9 +143,7 @@ class StoreContract:
         for launch in (launches[0], *launches):
             store.put(_context(), [Record(scenario=_record(1).scenario, launches=(launch,))])
         store.put(_context(), [_record(1)])
-        found = store.get(_context(), _record(1).scenario, fresh=True)
-        assert found is not None
-        assert found.record == _record(1, launches=tuple(launches))
+        assert _recorded(store, 1) == _record(1, launches=tuple(launches))
 
     def test_the_same_put_twice_is_once(self, store: Store) -> None:
         """Accept the same records again, as from a client that got no answer."""
@@ -146,9 +155,7 @@ class StoreContract:
     def test_records_of_one_scenario_are_merged_in_one_put(self, store: Store) -> None:
         """Lose nothing of two records of one scenario that one `put` gets."""
         store.put(_context(), [_record(1, _measurement(16)), _record(1, _measurement(32))])
-        found = store.get(_context(), _record(1).scenario, fresh=True)
-        assert found is not None
-        assert found.record == _record(1, _measurement(16), _measurement(32))
+        assert _recorded(store, 1) == _record(1, _measurement(16), _measurement(32))
 
     def test_of_two_timings_one_stands(self, store: Store) -> None:
         """Keep the newest timing of a config; on an append-only store, the first."""
@@ -160,23 +167,17 @@ class StoreContract:
         store.close()
         store.put(_context(), [second])
         store.close()
-        found = self.reopen(store).get(_context(), first.scenario, fresh=True)
-        assert found is not None
-        assert found.record == (first if self.first_claim_stands else merge_records(first, second))
+        stands = first if self.first_claim_stands else merge_records(first, second)
+        assert _recorded(self.reopen(store), 1) == stands
 
     def test_pins_are_kept_and_taken_back(self, store: Store) -> None:
         """Replace a pin by a later one, also by one without a config."""
         pinned = _record(1, pin=Pin(config=_measurement(16).config, at=_MOMENT, by="a@b"))
         store.put(_context(), [pinned])
-        found = store.get(_context(), pinned.scenario, fresh=True)
-        assert found is not None
-        assert found.record.pinned == _measurement(16).config
-        store.put(
-            _context(), [Record(scenario=pinned.scenario, pin=Pin(at=_MOMENT + timedelta(hours=1)))]
-        )
-        found = store.get(_context(), pinned.scenario, fresh=True)
-        assert found is not None
-        assert found.record.pinned is None
+        assert _recorded(store, 1).pinned == _measurement(16).config
+        unpinned = Record(scenario=pinned.scenario, pin=Pin(at=_MOMENT + timedelta(hours=1)))
+        store.put(_context(), [unpinned])
+        assert _recorded(store, 1).pinned is None
 
     def test_records_and_contexts_come_in_order(self, store: Store) -> None:
         """Sort records and contexts by their text."""
@@ -219,28 +220,16 @@ class StoreContract:
     def test_a_lease_shuts_others_out(self, store: Store) -> None:
         """Give a scenario's lease to one process until it is released; others are free."""
         other = self.reopen(store)
-        leased, free = _record(1).scenario, _record(2).scenario
-        with store.lease(_context(), leased, wait=1) as granted:
+        with store.lease(_context(), _record(1).scenario, wait=1) as granted:
             assert granted
-            with _LeaseOfOtherThread(other, leased) as granted_twice:
-                assert granted_twice != self.exclusive_leases
-            with other.lease(_context(), free, wait=1) as granted_elsewhere:
-                assert granted_elsewhere
-        with _LeaseOfOtherThread(other, leased, wait=5) as granted_after_release:
-            assert granted_after_release
+            assert _may_lease(other, 1, wait=0.2) != self.exclusive_leases
+            assert _may_lease(other, 2, wait=1)
+        assert _may_lease(other, 1, wait=5)
 
     def test_threads_lose_nothing(self, store: Store) -> None:
         """Merge the records of eight threads that write one context."""
-        threads = [
-            threading.Thread(
-                target=lambda m=m: [store.put(_context(), [_record(m * 10 + i)]) for i in range(5)]
-            )
-            for m in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda m: store.put(_context(), [_record(m)]), range(40)))
         store.close()
         assert len(list(self.reopen(store).records(_context()))) == 40
 
@@ -253,27 +242,3 @@ class StoreContract:
         store.miss(_context(), _record(1).scenario)
         store.close()
         assert store.get(_context(), _record(1).scenario) is None
-
-
-class _LeaseOfOtherThread:
-    """Lease requested by another thread, because a holder's own thread may get it again."""
-
-    def __init__(self, store: Store, scenario: Scenario, wait: float = 0.2) -> None:
-        """Set the scenario, and the seconds to wait for its lease."""
-        self._store, self._scenario, self._wait = store, scenario, wait
-
-    def __enter__(self) -> bool:
-        """Return whether another thread got the lease."""
-        answers: list[bool] = []
-
-        def ask() -> None:
-            with self._store.lease(_context(), self._scenario, wait=self._wait) as granted:
-                answers.append(granted)
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-        return answers[0]
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: the other thread has released its lease."""

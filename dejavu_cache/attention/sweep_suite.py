@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Model:
-    """Shape of a model's attention layers; numbers of heads are those before tensor parallelism.
+    """Shape of a model's attention layers on one GPU.
 
     Attributes:
         window: earlier keys that a query sees; -1 for all.
@@ -80,8 +80,8 @@ PRESETS = {
     "gpt-oss-window": Model(64, 8, 64, window=127, sinks="float32"),
 }
 
-Shape = tuple[Model, int, torch.dtype, int]
-"""The model, tokens in a page, dtype of the queries, and GPUs that share the heads."""
+Shape = tuple[Model, int, torch.dtype]
+"""The model, tokens in a page, and dtype of the queries."""
 
 RAGGED = (1.0, 0.4, 0.5, 1.0, 0.2)
 """Lengths of a batch's sequences, as shares of the longest; the pattern repeats."""
@@ -143,9 +143,7 @@ def lengths() -> Iterator[Lengths]:
                 )
 
 
-def batch_of(
-    composition: Lengths, model: Model, page: int, dtype: torch.dtype, tensor_parallel: int = 1
-) -> Batch:
+def batch_of(composition: Lengths, model: Model, page: int, dtype: torch.dtype) -> Batch:
     """Make a batch of random tensors on the current device, with its pages in random order.
 
     Args:
@@ -153,13 +151,8 @@ def batch_of(
         model: the model's shape.
         page: tokens in a block of the cache.
         dtype: of queries and caches.
-        tensor_parallel: number of GPUs that share the model's heads.
-
-    Raises:
-        ValueError: the heads cannot be divided among the GPUs.
     """
-    new_tokens = composition.new
-    query_heads, kv_heads = _heads(model, tensor_parallel)
+    new_tokens, heads = composition.new, model.query_heads
     device = current_device()
     totals = [new + past for new, past in zip(new_tokens, composition.past, strict=True)]
     pages = [math.ceil(total / page) for total in totals]
@@ -168,36 +161,23 @@ def batch_of(
     table = torch.zeros(len(pages), columns, dtype=torch.int32, device=device)
     for row, blocks in enumerate(order.split(pages)):
         table[row, : len(blocks)] = blocks
-    caches = torch.randn(2, sum(pages), page, kv_heads, model.head_size, device=device, dtype=dtype)
+    sizes = (2, sum(pages), page, model.kv_heads, model.head_size)
+    caches = torch.randn(sizes, device=device, dtype=dtype)
     if model.cache:
         caches = caches.to(getattr(torch, model.cache))
     begins = torch.tensor([0, *new_tokens]).cumsum(0)
     scale = torch.ones((), dtype=torch.float32, device=device) if model.has_scales else None
 
     def per_head(name: str) -> torch.Tensor | None:
-        return torch.rand(query_heads, device=device).to(getattr(torch, name)) if name else None
+        return torch.rand(heads, device=device).to(getattr(torch, name)) if name else None
 
     return make_batch(
-        torch.randn(sum(new_tokens), query_heads, model.head_size, device=device, dtype=dtype),
+        torch.randn(sum(new_tokens), heads, model.head_size, device=device, dtype=dtype),
         caches[0], caches[1], begins.to(device, torch.int32),
         torch.tensor(totals, dtype=torch.int32, device=device),
         table, max(new_tokens), composition.longest, None, (model.window, -1), model.softcap,
         per_head(model.alibi), per_head(model.sinks), scale, scale, None,
     )  # fmt: skip
-
-
-def _heads(model: Model, tensor_parallel: int) -> tuple[int, int]:
-    """Return the query heads and KV heads of one of the GPUs that share a model.
-
-    Raises:
-        ValueError: the heads cannot be divided among the GPUs.
-    """
-    tp, kv_heads = tensor_parallel, model.kv_heads
-    if tp < 1 or model.query_heads % tp or (kv_heads % tp and tp % kv_heads):
-        raise ValueError(
-            f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out"
-        )
-    return model.query_heads // tensor_parallel, max(model.kv_heads // tensor_parallel, 1)
 
 
 def current_device() -> str:
@@ -213,20 +193,19 @@ def outline(composition: Lengths, shape: Shape, device: str) -> Batch:
         shape: what the batch's tensors are made for.
         device: of the tensors; `meta` for none at all.
     """
-    model, page, dtype, tensor_parallel = shape
-    query_heads, kv_heads = _heads(model, tensor_parallel)
+    model, page, dtype = shape
     sequences = len(composition.new)
     with torch.device(device):
-        token = torch.empty(1, query_heads, model.head_size, dtype=dtype)
+        token = torch.empty(1, model.query_heads, model.head_size, dtype=dtype)
         q = token.expand(sum(composition.new), -1, -1)
         cache = torch.empty(
-            1, page, kv_heads, model.head_size,
+            1, page, model.kv_heads, model.head_size,
             dtype=getattr(torch, model.cache) if model.cache else dtype,
         )  # fmt: skip
         table = torch.empty(sequences, 1, dtype=torch.int32)
         scale = torch.empty((), dtype=torch.float32) if model.has_scales else None
         slopes, sinks = (
-            torch.empty(query_heads, dtype=getattr(torch, name)) if name else None
+            torch.empty(model.query_heads, dtype=getattr(torch, name)) if name else None
             for name in (model.alibi, model.sinks)
         )
         return Batch(
@@ -257,18 +236,17 @@ def cases(
     page: str = "16",
     dtype: str = "bfloat16",
     cache: str = "",
-    tp: str = "1",
     only: str = "",
     batches: str = "",
 ) -> Iterator[Case]:
     """Yield one case per batch and implementation that `auto` launches for it.
 
     Args:
-        preset: a model of `PRESETS`, or one's query heads, KV heads and head size: `40/8/128`.
+        preset: a model of `PRESETS`, or the query heads, KV heads and head size that one GPU has,
+            such as `40/8/128`.
         page: tokens in a block of the cache.
         dtype: of the queries.
         cache: dtype of the caches; empty for that of the queries. One of its own has scales.
-        tp: number of GPUs that share the model's heads.
         only: implementations to tune for all batches, separated by +; empty for those that `auto`
             launches on this GPU, for its batches.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
@@ -285,7 +263,7 @@ def cases(
         raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(float8)}")
     if cache not in ("", dtype):
         model = replace(model, cache=cache, has_scales=True)
-    shape = (model, int(page), getattr(torch, dtype), int(tp))
+    shape = (model, int(page), getattr(torch, dtype))
     selected = [composition for composition in lengths() if composition.name.split()[0] in kinds]
     chosen = [api.choose(outline(one, shape, current_device())) for one in selected]
     for implementation in implementations:
@@ -343,7 +321,7 @@ def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
         cache="" if cache == dtypes["q"] else cache,
         has_scales="k_scale" in dtypes,
     )  # fmt: skip
-    shape = (model, page, getattr(torch, dtypes["q"]), 1)
+    shape = (model, page, getattr(torch, dtypes["q"]))
     for composition in _compositions(str(scenario), *(int(args[name] or 0) for name in KEYS[:3])):
         if scenario_arguments(implementation, composition, shape, args) == args:
             return case_of(implementation, composition, shape)

@@ -272,7 +272,7 @@ class Problem(FrozenModel):
     )
     """Buckets by key argument; arguments with `Exact` are left out."""
     method: Text
-    """The benchmark method: `events-cold`, `events-cold-kernel`, `cudagraph-warm`, `wall`, …"""
+    """The benchmark method: `events-cold`, `cudagraph-warm`, `wall`, …"""
 
 
 class Context(ValueModel):

@@ -19,7 +19,7 @@ from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
-from ..tuning.benchmark_methods import KERNEL_ALONE, wall_clock
+from ..tuning.benchmark_methods import wall_clock
 from ..tuning.device_timer import DeviceTimer
 from .choices import Choices, ConfigCache
 from .declaration import Declaration
@@ -232,7 +232,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Benchmark function: the caller's, or else a timer of the device or interpreter."""
         if self._do_bench is not None or self._interpreted:
             return self._do_bench or wall_clock
-        return DeviceTimer(self.declaration.problem.method.removesuffix(KERNEL_ALONE))
+        return DeviceTimer(self.declaration.problem.method)
 
     @cached_property
     def mode(self) -> Mode:

@@ -19,7 +19,7 @@ from ..triton_internals.environment import current_environment, unreadable_setti
 from ..triton_internals.identity import PROCESS, KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.versions import Autotuner
-from ..tuning.benchmark_methods import benchmark_name, name_for, wall_clock
+from ..tuning.benchmark_methods import benchmark_name, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
@@ -97,7 +97,6 @@ class Declaration:
             _say_unstored(name, not_stored)
         names = [key for key in autotuner.keys if key in autotuner.arg_names]
         wide = {name: bucket for name, bucket in buckets.items() if not isinstance(bucket, Exact)}
-        space = configs if isinstance(configs, ConfigSpace) else None
         # Triton does not ask pruning about a single config.
         prunes = len(configs) > 1 and _has_pruning(autotuner)
         is_per_launch = options.get("prune_per") != "scenario"
@@ -123,11 +122,9 @@ class Declaration:
             has_buckets=bool(wide),
             exact=frozenset(buckets.keys() - wide.keys()),
             budget=TuningBudget(
-                strategy=space.search if space else "exhaustive",
+                searches=isinstance(configs, ConfigSpace) and bool(options.get("tune_configs")),
                 seconds=options.get("tune_seconds") or settings.tune_seconds,
-                configs=options.get("tune_configs")
-                or (space.budget if space else None)
-                or settings.tune_configs,
+                configs=options.get("tune_configs") or settings.tune_configs,
             ),
             check=(options.get("check", CheckOptions()) or None) if settings.check else None,
         )
@@ -211,8 +208,7 @@ def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str |
     """Return the benchmark method's name, and why it means nothing to another process, or None."""
     bench = autotuner.__dict__.get("do_bench") or autotuner._do_bench  # a program may assign one
     if bench is None or bench is wall_clock or isinstance(bench, DeviceTimer):
-        method = "wall" if autotuner._interpreted else options.get("method", "events-cold")
-        return name_for(autotuner, method), None
+        return "wall" if autotuner._interpreted else options.get("method", "events-cold"), None
     try:
         return f"custom:{benchmark_name(bench)}", None
     except (TypeError, OSError) as error:

@@ -12,7 +12,6 @@ from ..model.scenario import Config, Context, Scenario
 from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
-from ..tuning.search import Strategy
 from ..tuning.tuner import CandidateLaunch
 
 __all__ = ["Request", "TuningBudget"]
@@ -23,14 +22,14 @@ class TuningBudget:
     """Which configs of a scenario are measured, and how many of them.
 
     Attributes:
-        strategy: which configs are measured: all, or those that Optuna's sampler proposes.
+        searches: whether Optuna's sampler chooses which configs are measured, if not all are.
         seconds: how long one tune may take; the next tune continues where it stopped. None: no
             limit.
         configs: the number of measured configs at which a scenario counts as tuned. None: all.
         race: whether configs close to the best are measured again, in turns.
     """
 
-    strategy: Strategy = "exhaustive"
+    searches: bool = False
     seconds: float | None = None
     configs: int | None = None
     race: bool = True

@@ -128,7 +128,7 @@ class Resolver:
         patience = min(wait, RACE_WAIT) if only_races else wait
         tuned, benchmarked = tune(usable, self._records, patience, self._parent)
         if tuned is None:
-            # The process that was tuning may have died or hung while this one waited.
+            # The process that was tuning may have died while this one waited.
             tuned = self._fall_back(self._usable_request(usable, found), found)
         return tuned, benchmarked
 

@@ -36,7 +36,6 @@ from ..model.selection import is_credible, winner
 from ..stores import Found
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
-from ..tuning.compile_ahead import is_repeatable
 from ..tuning.measurement_marks import Suspect
 from .request import Request
 
@@ -289,7 +288,7 @@ def untried_failures(
         request: the scenario.
         record: its record.
         findings: what this process knows of it.
-        suspects: configs that processes were measuring when they died or hung.
+        suspects: configs that processes were measuring when they died.
     """
     measured, default = record.by_config, describe(request.default)
     tried = {*findings.trials, *(suspect.config for suspect in suspects)}
@@ -323,8 +322,7 @@ def may_launch_default(request: Request, record: Record) -> bool:
     default = record.by_config.get(describe(request.default))
     if default is None or default.failure is None or default.skipped:
         return True
-    is_lasting = default.by == whoami() and not is_repeatable(default.failure)
-    return default.failure.kind != "crash" and not is_lasting
+    return default.by != whoami() and default.failure.kind != "crash"
 
 
 def winner_config(request: Request, record: Record, best: Config) -> Config:

@@ -22,7 +22,6 @@ from ..model.record import (
 )
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config
-from ..settings import current_settings
 from ..stores import Found
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once, whoami
@@ -38,8 +37,8 @@ from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
 from ..tuning.result_check import recording_crash, refuse_uncompared
-from ..tuning.search import Exhaustive, OptunaSearch, Search
-from ..tuning.tuner import MeasurementWriter, Tuner, progress
+from ..tuning.search import OptunaSearch
+from ..tuning.tuner import Tuner, progress_lines
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
@@ -54,6 +53,13 @@ _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
 
 A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
+"""
+
+
+SHARE_WRITTEN_LATER = 50
+"""Reciprocal of the share of a record's measurements that may wait to be written together.
+
+The time to write a record grows with its measurements. One of up to 50 is written at each.
 """
 
 
@@ -91,10 +97,9 @@ def tune(
         UncomparedResultsError: a sweep's machine could not launch the default config.
     """
     context, scenario = request.context, request.scenario
-    # A process that hangs keeps its lease for ever. A nested tune must not wait for a lease: this
-    # thread, or one that waits for this tune, may hold it.
-    is_hung = any(suspect.is_hung for suspect in find_suspects(context, scenario))
-    patience = 0.0 if is_hung or _tuning.is_own() else wait
+    # A nested tune must not wait for a lease: this thread, or one that waits for this tune, may
+    # hold it.
+    patience = 0.0 if _tuning.is_own() else wait
     lease = records.tiers.lease(context, scenario, wait=patience)
     # The lease first: while this thread waits for another process, other kernels may be tuned.
     with lease as is_leased, _tuning:
@@ -114,7 +119,7 @@ def tune(
         avoided = suspects if parent is None else ()
         untried = rules.untried_failures(request, record, findings, avoided)
         has_work = due or untried or rules.recorded_choice(request, found)
-        if has_work and not (is_leased or any(suspect.is_hung for suspect in suspects)):
+        if has_work and not is_leased:
             return rules.trusted_choice(request, found), 0
         return Tune(request, record, records, parent).run(due, avoided)
 
@@ -166,13 +171,12 @@ class Tune:
         with closing(self._mark), closing(self._check):
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
-                    earlier = rules.earlier_timings(self._record)
-                    self._measure(_make_search(request, self._record, due), len(due), earlier)
+                    self._measure_due(due)
                     findings.is_raced = True
-                if rules.best_config(request, self._record) is None:
-                    self._measure_in_order(
-                        rules.untried_failures(request, self._record, findings, suspects)
-                    )
+                if rules.best_config(request, self._record) is None and (
+                    untried := rules.untried_failures(request, self._record, findings, suspects)
+                ):
+                    self._measure(untried)
                 winner, results = self._find_winner()
             except UncomparedResultsError as error:
                 if self._parent is not None:  # a sweep serves no launch, and says what it lacks
@@ -188,56 +192,82 @@ class Tune:
         resolution = request.resolution(how, request.declared[winner], self._records.url)
         return replace(resolution, not_compared=reasons_not_compared(results)), self._measured
 
-    def _measure_in_order(self, configs: Sequence[Config]) -> None:
-        if configs:
-            self._measure(Exhaustive(configs), len(configs))
+    def _measure_due(self, due: Sequence[Config]) -> None:
+        """Measure the due configs as far as the budget goes, and race those that are fast."""
+        request, record = self._request, self._record
+        earlier = rules.earlier_timings(record)
+        limit = rules.budgeted_count(request, len(due))
+        search = None
+        if request.budget.searches and limit < len(due):
+            unmeasured = {*rules.unmeasured_configs(request, record)}
+            measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+            default = describe(request.default)
+            first = [default] if due[0] == default else []
+            search = OptunaSearch(request.declared, measured, first, limit)
+        self._measure(due[:limit], search, earlier)
 
-    def _measure(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
-        """Measure what a search proposes, within the budget's time.
+    def _measure(
+        self,
+        configs: Sequence[Config],
+        search: OptunaSearch | None = None,
+        earlier: Sequence[Measurement] = (),
+    ) -> None:
+        """Measure configs within the budget's time.
 
         Args:
-            search: proposes configs.
-            total: the number of configs that it proposes at most.
+            configs: the configs to measure.
+            search: proposes as many other configs in place of these.
             earlier: measurements of a tune that ended before its race.
         """
         request, launch = self._request, self._request.candidate_launch()
         suspects = find_suspects(request.context, request.scenario)
         marked = {suspect.config: suspect for suspect in suspects}
         seconds = request.budget.seconds
-        with (
-            MeasurementWriter(self._write) as writer,
-            progress(request.name, total, wanted=current_settings().progress) as advance,
-            pause_recording(request.autotuner, self._records.tiers),
-            self._check.restoring_arguments(),
-        ):
+        advance = progress_lines(request.name, len(configs))
+        pending: dict[Config, Measurement] = {}
 
-            def keep(measurement: Measurement) -> None:
-                writer(measurement)
+        def flush() -> None:
+            if pending:
+                self._write(list(pending.values()))
+                pending.clear()
+
+        def keep(measurements: Sequence[Measurement]) -> None:
+            for measurement in measurements:
+                pending[measurement.config] = measurement
                 suspect = marked.pop(measurement.config, None)
                 if suspect is not None and measurement.median is not None:
                     suspect.forget()
-                advance()
+            if len(pending) * SHARE_WRITTEN_LATER > len(self._record.measurements):
+                flush()
+            advance()
 
-            @contextmanager
-            def around(config: Config) -> Iterator[None]:
-                with recording_crash(launch.default, writer):
-                    self._check.prepare()
-                self._check.refuse_tune()
-                if self._parent is not None:
-                    writer.drain()
-                    announce(self._parent, config)
-                with self._mark.around(config):
-                    yield
+        @contextmanager
+        def around(config: Config) -> Iterator[None]:
+            with recording_crash(launch.default, lambda crash: self._write([crash])):
+                self._check.prepare()
+            self._check.refuse_tune()
+            if self._parent is not None:
+                flush()
+                announce(self._parent, config)
+            with self._mark.around(config):
+                yield
 
-            tuner = Tuner(
-                launch,
-                keep,
-                race=request.budget.race and not is_called_once(request.context.problem.method),
-                until=math.inf if seconds is None else time.monotonic() + seconds,
-                around=around,
-                earlier=earlier,
-            )
-            self._measured += tuner.tune(search)
+        tuner = Tuner(
+            launch,
+            keep,
+            race=request.budget.race and not is_called_once(request.context.problem.method),
+            until=math.inf if seconds is None else time.monotonic() + seconds,
+            around=around,
+            earlier=earlier,
+        )
+        with (
+            pause_recording(request.autotuner, self._records.tiers),
+            self._check.restoring_arguments(),
+        ):
+            try:
+                self._measured += tuner.tune(configs, search)
+            finally:
+                flush()
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         request = self._request
@@ -266,7 +296,7 @@ class Tune:
             if self._measured and by != whoami() and best not in confirmed:
                 # Another machine's timing must not win a tune here without being measured here.
                 confirmed.add(best)
-                self._measure_in_order([best])
+                self._measure([best])
                 continue
             with recording_crash(best, lambda crash: self._write([crash])):
                 results, wrong = self._check.compare(self._request.declared[best])
@@ -344,22 +374,10 @@ class Tune:
         return request.resolution("default", request.default)
 
 
-def _make_search(request: Request, record: Record, due: Sequence[Config]) -> Search:
-    """Return the search through the due configs, as far as the budget goes."""
-    limit = rules.budgeted_count(request, len(due))
-    if request.budget.strategy != "optuna":
-        return Exhaustive(due[:limit])
-    unmeasured = {*rules.unmeasured_configs(request, record)}
-    measured = [entry for entry in record.measurements if entry.config not in unmeasured]
-    default = describe(request.default)
-    first = [default] if due[:1] == [default] else []
-    return OptunaSearch(request.declared, measured, first, limit)
-
-
 def without_suspects(request: Request, record: Record | None) -> Request:
-    """Return a request without the configs that may end or block this process.
+    """Return a request without the configs that may end this process.
 
-    Processes were measuring them when they died or hung. A config that a person pinned is none, and
+    Processes were measuring them when they died. A config that a person pinned is none, and
     nothing is said of those whose failure is recorded.
     """
     measured = record.by_config if record else {}

@@ -3,41 +3,35 @@
 The cases are taken one by one, since the arguments of one may fill the device. A config that is far
 behind after some cases, as `selection.BEHIND` says, is left out of the next. If the leader turns
 out to be slower than it seemed, configs that were left out are measured after all.
-
-A tune of one case reads and writes plain timings; in the record they are that case's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import NoValidConfigError, SettingsError
 from ..model.merge import merge_records
-from ..model.record import Measurement, Record, Results, Winner, join_results
+from ..model.record import Measurement, Record, RecordedLaunch, Results, Winner, join_results
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.request import Request
-from ..runtime.rules import may_launch_default, trusted_configs
-from ..stores import Found, Store
+from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
+from ..stores import Store
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
+from ..triton_internals.generated_code import tuned_launches
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import (
-    SWITCHED_OFF_BY_AUTHOR,
-    recording_crash,
-    refuse_uncompared,
-)
+from ..tuning.result_check import recording_crash, refuse_uncompared
 from .case_tuner import CaseTuner, make_request
 from .journal import Journal
 from .suite import Case
 
-__all__ = ["CaseGroup", "CaseStore", "GroupRecord"]
+__all__ = ["CaseGroup", "GroupRecord"]
 
 
 class CaseGroup:
@@ -60,8 +54,7 @@ class CaseGroup:
         self._store = store
         self._first: Request | None = make_request(cases[0])
         self._describe(self._first)
-        self._attempted: set[tuple[str, Config]] = set()
-        self._tuned: set[str] = set()
+        self._tried: set[tuple[str, Config]] = set()
         self._group = GroupRecord(store, self.context, self.scenario)
 
     def _describe(self, request: Request) -> None:
@@ -93,7 +86,7 @@ class CaseGroup:
         """Measure the cases, record the winner, and return the outcome.
 
         Args:
-            tuner: tunes one case.
+            tuner: measures the configs of one case.
             wait: seconds to wait for another process that tunes the scenario.
 
         Raises:
@@ -106,13 +99,11 @@ class CaseGroup:
                 return {"status": "known"}
             if not is_leased:
                 return {"status": "busy"}
+            if tuner.crashes:
+                crashes = (self._group.with_case("", crash) for crash in tuner.crashes)
+                self._group.put_measurements(crashes)
             measured = self._search(tuner)
-            while (best := self._best()) is not None:
-                results, wrong = self._compare_in_cases(best, tuner)
-                if wrong is None:
-                    self._group.write_winner(best, results)
-                    break
-                self._group.put_measurements([wrong])
+            while (best := self._best()) is not None and not self._confirm(best, tuner):
                 measured += self._search(tuner)
             if best is None and not tuner.is_over:
                 raise NoValidConfigError(
@@ -125,38 +116,40 @@ class CaseGroup:
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         return self._group.undecided_configs(declared, self._default, self._names, case)
 
-    def _has_work(self, case: str) -> bool:
-        """Return whether a case has configs to time, or was never tuned to the end."""
+    def _left(self, case: str) -> list[Config]:
+        """Return the configs that a case has to time and that were not tried in it."""
         undecided = self._undecided_configs(case, self._declared)
-        if any((case, config) not in self._attempted for config in undecided):
-            return True
-        return self._group.record.winner is None and case not in self._tuned
+        return [config for config in undecided if (case, config) not in self._tried]
 
     def _search(self, tuner: CaseTuner) -> int:
-        """Tune case after case until no config may still win; return how many were measured."""
-        measured = 0
-        while not tuner.is_over and any(map(self._has_work, self._names)):
+        """Time case after case until no config may still win; return how many were measured."""
+        measured, is_over = 0, False
+        while not is_over and any(map(self._left, self._names)):
             for case in self._cases:
-                if self._has_work(case.name) and not (tuner.is_over and measured):
-                    measured += self._tune(case, tuner)
+                is_over = tuner.is_over and bool(measured)
+                if self._left(case.name) and not is_over:
+                    measured += self._time(case, tuner)
         self._group.write_scores()
         return measured
 
-    def _tune(self, case: Case, tuner: CaseTuner) -> int:
-        request = self._request(case)
-        undecided = self._undecided_configs(case.name, list(request.declared))
-        self._tuned.add(case.name)
-        self._attempted.update((case.name, config) for config in undecided)
-        if case is not self._cases[0]:  # A search of its own chose the configs in the first case.
-            budget = replace(request.budget, strategy="exhaustive", configs=None)
-            request = replace(request, budget=budget)
-        settled = self._group.settled_configs(case.name)
-        rest = [c for c in request.declared if c not in undecided and c not in settled]
-        store = CaseStore(self._group, case.name)
-        try:
-            return tuner.tune(case.name, request.without(rest), store)[1]
-        except NoValidConfigError:  # Configs that were left out before may run here.
-            return 0
+    def _time(self, case: Case, tuner: CaseTuner) -> int:
+        """Time the configs of one case that may still win."""
+        request, name, record = self._request(case), case.name, self._group.record
+        undecided = self._undecided_configs(name, list(request.declared))
+        undecided.sort(key=lambda config: config != self._default)
+        if case is self._cases[0]:
+            undecided = undecided[: budgeted_count(request, len(undecided))]
+        self._tried.update((name, config) for config in self._left(name))
+        earlier = [
+            record.by_config[config].model_copy(update={**_alone(times[name]), "cases": None})
+            for config, times in record.times_by_case.items()
+            if name in times
+        ]
+
+        def keep(measurements: Sequence[Measurement]) -> None:
+            self._group.put_measurements(self._group.with_case(name, one) for one in measurements)
+
+        return tuner.time(name, request, undecided, keep, earlier)
 
     def _request(self, case: Case) -> Request:
         """Make a case's arguments; those of the first case are there already at first.
@@ -175,49 +168,46 @@ class CaseGroup:
     def _best(self) -> Config | None:
         return winner(self._group.record, self._selectable, self._default, trusted=whoami())
 
-    def _compare_in_cases(
-        self, best: Config, tuner: CaseTuner
-    ) -> tuple[Results, Measurement | None]:
-        """Compare a config's results in the first and last case; return its failure if wrong there.
+    def _confirm(self, best: Config, tuner: CaseTuner) -> bool:
+        """Record a config as the winner if its results are right; else record its failure.
 
-        The winner of a case has been compared there already.
+        They are compared in the first and the last case that has timed it.
+
+        Returns:
+            Whether it has won.
         """
-        if not self._compares:
-            return SWITCHED_OFF_BY_AUTHOR, None
+        times = self._group.record.by_config[best].cases or {}
+        timed = [case for case in self._cases if case.name in times] or self._cases
         joined: Results = {}
-        for case in (self._cases[0], self._cases[-1]):
-            winner = self._group.winners.get(case.name)
-            if winner is not None and winner.config == best and winner.results:
-                joined = join_results(joined, winner.results)
-                continue
+        launches: Sequence[RecordedLaunch] | None = None
+        for case in (timed[0], *timed[1:][-1:]):
             request = self._request(case)
-            if best not in request.declared:
-                continue
-            results, wrong = self._compare(case.name, request, best, tuner)
+            results, wrong = self._compare(request, best, tuner)
             if wrong is not None:
-                return results, wrong
+                self._group.put_measurements([self._group.with_case(case.name, wrong)])
+                return False
             joined = join_results(joined, results)
-        return joined, None
+            launches = launches or tuned_launches(
+                request.autotuner, request.declared[best], request.args, request.kwargs
+            )
+        self._group.write_winner(best, joined, launches)
+        return True
 
     def _compare(
-        self, case: str, request: Request, best: Config, tuner: CaseTuner
+        self, request: Request, best: Config, tuner: CaseTuner
     ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
         mark = MeasurementMark(self.context, self.scenario)
-        check = request.result_check(options, mark.around)
-        try:
+        with closing(mark), closing(request.result_check(options, mark.around)) as check:
             if options is not None:
                 tuner.announce(self._default)
                 check.prepare()
                 tuner.announce(best)
             with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
                 results, wrong = check.compare(request.declared[best])
-            if wrong is None:
-                refuse_uncompared(results)
-            return results, None if wrong is None else self._group.with_case(case, wrong)
-        finally:
-            check.close()
-            mark.close()
+        if wrong is None:
+            refuse_uncompared(results)
+        return results, wrong
 
     def _failures(self) -> dict[str, str]:
         return {
@@ -243,8 +233,6 @@ class GroupRecord:
 
     Attributes:
         record: the record as far as it is measured.
-        winners: the winner of each case that was tuned, with what comparing its results there has
-            shown.
     """
 
     def __init__(self, store: Store, context: Context, scenario: Scenario) -> None:
@@ -253,7 +241,6 @@ class GroupRecord:
         self.context = context
         stored = store.get(context, scenario, fresh=True)
         self.record = stored.record if stored else Record(scenario=scenario)
-        self.winners: dict[str, Winner] = {}
 
     @property
     def scores(self) -> CaseScores[Config]:
@@ -334,74 +321,16 @@ class GroupRecord:
         if rescaled:
             self.put_measurements(rescaled)
 
-    def write_winner(self, config: Config, results: Results) -> None:
+    def write_winner(
+        self, config: Config, results: Results, launches: Sequence[RecordedLaunch] | None
+    ) -> None:
         """Write the config that was selected over all cases, and the verdicts on its results."""
         recorded = self.record.winner
         at = moment_after(recorded.at if recorded else None)
         winner = Winner(config=config, at=at, results=dict(results) or None)
-        self.put(Record(scenario=self.record.scenario, winner=winner))
-
-
-class CaseStore(Store):
-    """One case's part of a group's record, as a store of plain timings.
-
-    It has no winner, so that a tune races the close configs. The lease is the group's.
-    """
-
-    def __init__(self, group: GroupRecord, case: str) -> None:
-        """Set up the view of a group's record that one case has."""
-        self.url = group.store.url
-        self._group = group
-        self._case = case
-
-    def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        """Return the record as the case alone would have it."""
-        record = self._group.record
-        measurements = tuple(
-            measurement
-            for measurement in map(self._of_case, record.measurements)
-            if measurement is not None
-        )
-        update = {"measurements": measurements, "winner": None, "pin": None}
-        return Found(record.model_copy(update=update), self.url)
-
-    def _of_case(self, measurement: Measurement) -> Measurement | None:
-        if measurement.failure is not None:
-            return measurement.model_copy(update={"cases": None})
-        median = (measurement.cases or {}).get(self._case)
-        if median is None:
-            return None
-        return measurement.model_copy(update={**_alone(median), "cases": None})
-
-    def put(self, context: Context, records: Iterable[Record]) -> None:
-        """Write measurements and launches as the group's; remember the winner of the case."""
-        for record in records:
-            measurements = tuple(
-                self._group.with_case(self._case, measurement)
-                for measurement in record.measurements
-            )
-            if record.winner is not None:
-                self._group.winners[self._case] = record.winner
-            self._group.put(
-                record.model_copy(update={"measurements": measurements, "winner": None})
-            )
-
-    @contextmanager
-    def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
-        """Yield True, since the group holds the lease."""
-        yield True
-
-    def records(self, context: Context) -> Iterator[Record]:
-        """Return nothing: no other scenario is part of the case."""
-        return iter(())
-
-    def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        """Return nothing: no other context is part of the case."""
-        return iter(())
-
-    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Delete nothing: a tune only adds."""
-        return 0
+        launched = None if launches is None else tuple(launches)
+        scenario = self.record.scenario
+        self.put(Record(scenario=scenario, winner=winner, launches=launched))
 
 
 def _alone(median: float) -> Mapping[str, float | None]:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from ..errors import SettingsError
-from ..model.record import Failure, Record
+from ..model.record import Failure, Measurement, Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..runtime.autotuner import CachedAutotuner
+from ..runtime.launch_recorder import pause_recording
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
-from ..runtime.rules import due_configs
 from ..runtime.tune import announce
 from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
+from ..triton_internals.compilation import keys_in_memory, release_later
+from ..triton_internals.identity import find_jit_function
+from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
+from ..tuning.measurement_marks import MeasurementMark
+from ..tuning.tuner import Tuner
 from .hosts import CaseJob
 from .suite import Case
 
@@ -59,18 +66,20 @@ def current_record(request: Request, store: Store) -> Record:
 
 
 class CaseTuner:
-    """Tunes requests as a job asks for it.
+    """Measures requests as a job asks for it.
 
     Args:
         job: the job, with its limit of time and the configs that took down its workers.
         parent: receives the events `case` (a case's measurements begin) and `config` (a config is
             about to be measured).
+        store: where records are written.
     """
 
-    def __init__(self, job: CaseJob, parent: ParentConnection) -> None:
+    def __init__(self, job: CaseJob, parent: ParentConnection, store: Store) -> None:
         """Begin the job's time."""
         self._job = job
         self._parent = parent
+        self._store = store
         self._deadline = time.monotonic() + (math.inf if job.seconds is None else job.seconds)
 
     @property
@@ -78,8 +87,16 @@ class CaseTuner:
         """Return whether the job's time is used up."""
         return time.monotonic() > self._deadline
 
-    def tune(self, case: str, request: Request, store: Store) -> tuple[Resolution, int]:
-        """Tune a case's request into a store.
+    @property
+    def crashes(self) -> list[Measurement]:
+        """The configs that took down workers, as measurements to record."""
+        return [
+            failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
+            for crash in self._job.crashes
+        ]
+
+    def tune(self, request: Request) -> tuple[Resolution, int]:
+        """Tune a request.
 
         Returns:
             The resolution, and the number of configs that were measured.
@@ -87,33 +104,58 @@ class CaseTuner:
         Raises:
             NoValidConfigError: every config failed.
         """
-        record = self._record_crashes(request, store)
-        # A config that has a timing and still took a process down did so in the final race of the
-        # best configs, and would do so again.
-        timed = {entry.config for entry in record.measurements if entry.median is not None}
-        race = timed.isdisjoint(crash.config for crash in self._job.crashes)
-        seconds = request.budget.seconds
+        if self.crashes:
+            crashed = Record(scenario=request.scenario, measurements=tuple(self.crashes))
+            self._store.put(request.context, [crashed])
         if self._job.seconds is not None:
             seconds = max(self._deadline - time.monotonic(), 0.001)
-        request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
-        self._parent.send("case", case=case, due=len(due_configs(request, record)))
-        resolver = Resolver(TieredStore([store]), Mode.TUNE, parent=self._parent)
+            request = replace(request, budget=replace(request.budget, seconds=seconds))
+        self._parent.send("case", case=self._job.case)
+        resolver = Resolver(TieredStore([self._store]), Mode.TUNE, parent=self._parent)
         return resolver.resolve(request, wait=self._job.wait)
+
+    def time(
+        self,
+        case: str,
+        request: Request,
+        configs: Sequence[Config],
+        keep: Callable[[Sequence[Measurement]], None],
+        earlier: Sequence[Measurement] = (),
+    ) -> int:
+        """Measure some of a request's configs, and return how many were measured.
+
+        Args:
+            case: name of the request's case.
+            request: the request.
+            configs: the configs to measure.
+            keep: is called with each measurement, and again with those that a race has refined.
+            earlier: measurements that take part in the race.
+        """
+        self._parent.send("case", case=case)
+        mark = MeasurementMark(request.context, request.scenario)
+        function = find_jit_function(request.autotuner)
+        in_memory = keys_in_memory(function)
+
+        @contextmanager
+        def around(config: Config) -> Iterator[None]:
+            self.announce(config)
+            with mark.around(config):
+                yield
+
+        with closing(mark), pause_recording(request.autotuner, TieredStore([self._store])):
+            tuner = Tuner(
+                request.candidate_launch(),
+                keep,
+                race=not is_called_once(request.context.problem.method),
+                until=self._deadline,
+                around=around,
+                earlier=earlier,
+            )
+            measured = tuner.tune(configs)
+        if function is not None:
+            release_later(function, in_memory, None)
+        return measured
 
     def announce(self, config: Config) -> None:
         """Tell the parent which config is about to touch the device."""
         announce(self._parent, config)
-
-    def _record_crashes(self, request: Request, store: Store) -> Record:
-        """Record the configs that took down workers, and return the scenario's record."""
-        record = current_record(request, store)
-        due = set(due_configs(request, record))
-        failures = tuple(
-            failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
-            for crash in self._job.crashes
-            if crash.config in due
-        )
-        if not failures:
-            return record
-        store.put(request.context, [Record(scenario=request.scenario, measurements=failures)])
-        return current_record(request, store)

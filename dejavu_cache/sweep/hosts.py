@@ -189,7 +189,7 @@ class LocalHost:
         self.worker = Worker(
             "dejavu_cache.sweep.worker",
             spec,
-            {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})},
+            {**os.environ, **(environment or {})},
             grace=GRACE,
             patience=patience,
         )

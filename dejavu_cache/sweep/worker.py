@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
@@ -18,7 +18,6 @@ from ..model.scenario import Config
 from ..model.selection import NOISE
 from ..runtime import rules
 from ..runtime.request import Request
-from ..runtime.tune import announce
 from ..stores import open_store, wait_longer
 from ..system.notices import warn_once
 from ..system.worker_process import ParentConnection, serve
@@ -31,8 +30,6 @@ from ..triton_internals.environment import (
     is_interpreting,
 )
 from ..tuning.compile_ahead import is_out_of_memory
-from ..tuning.search import Exhaustive
-from ..tuning.tuner import Tuner
 from .case_group import CaseGroup
 from .case_tuner import CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
@@ -120,7 +117,7 @@ class SweepWorker:
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
         if isinstance(subject, CaseGroup):
-            return subject.measure(CaseTuner(job, self._parent), job.wait)
+            return subject.measure(CaseTuner(job, self._parent, self.journal), job.wait)
         if job.do == "measure":
             return self._measure(job, subject)
         record = current_record(subject, self.journal)
@@ -134,8 +131,7 @@ class SweepWorker:
         return {"status": "due" if is_due or is_new else "known"}
 
     def _measure(self, job: CaseJob, request: Request) -> dict[str, Any]:
-        tuner = CaseTuner(job, self._parent)
-        resolution, measured = tuner.tune(job.case, request, self.journal)
+        resolution, measured = CaseTuner(job, self._parent, self.journal).tune(request)
         record = current_record(request, self.journal)
         if resolution.how == "pinned":
             return {"status": "known"}
@@ -167,18 +163,16 @@ class SweepWorker:
         default = describe(request.default)
         measured: dict[Config, Measurement] = {}
 
-        def keep(measurement: Measurement) -> None:
-            measured[measurement.config] = measurement
+        def keep(measurements: Sequence[Measurement]) -> None:
+            measured.update((measurement.config, measurement) for measurement in measurements)
 
-        @contextmanager
-        def around(config: Config) -> Iterator[None]:
-            announce(self._parent, config)
-            yield
-
-        with closing(request.result_check(request.check, around)) as check:
+        tuner = CaseTuner(job, self._parent, self.journal)
+        tuner.announce(default)
+        with closing(request.result_check(request.check)) as check:
             check.prepare()
-            tuner = Tuner(request.candidate_launch(), keep, around=around)
-            tuner.tune(Exhaustive(list(dict.fromkeys([default, best]))))
+            tuner.time(job.case, request, list(dict.fromkeys([default, best])), keep)
+            if not {default, best} <= measured.keys():
+                return {"status": "partial"}
             again, standard = measured[best], measured[default]
             if again.failure is not None:
                 text = f"({best}): {again.failure.kind}: {again.failure.reason}"

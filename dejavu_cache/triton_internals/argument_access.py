@@ -53,13 +53,11 @@ class Accesses(NamedTuple):
         read: the arguments that it may read; parts of tuples have names such as `outs[0]`.
         written: those that it may write.
         elsewhere: whether it may write memory to which no argument points.
-        is_observed: whether a launch has done all that, and not only may do it.
     """
 
     read: frozenset[str]
     written: frozenset[str]
     elsewhere: bool = False
-    is_observed: bool = False
 
 
 def accesses_of_kernel(kernel: CompiledKernel) -> Accesses | None:
@@ -228,7 +226,7 @@ def watch_interpreter(spans: Mapping[str, tuple[int, int]]) -> Iterator[list[Acc
         set_interpreter_memory(watch._memory)
     read, _ = _arguments_at(watch.addresses[READ], spans)
     written, elsewhere = _arguments_at(watch.addresses[WRITTEN], spans)
-    seen.append(Accesses(read, written, elsewhere, is_observed=True))
+    seen.append(Accesses(read, written, elsewhere))
 
 
 def _arguments_at(

@@ -5,24 +5,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import math
 import time
-import types
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from ..model.record import Failure
 from ..triton_internals.identity import module_name, syntax_of, value_text
-from .device_timer import restores_arguments
 
 __all__ = [
-    "KERNEL_ALONE",
     "METHODS",
     "Method",
     "benchmark_name",
     "is_called_once",
-    "name_for",
     "quantiles_of",
     "wall_clock",
 ]
@@ -31,74 +27,35 @@ __all__ = [
 def benchmark_name(do_bench: Any) -> str:
     """Return a name that tells benchmark functions apart, the same in every process.
 
-    A function of a module goes by its name. Anything else, of which there may be several of one
-    name (a partial, a lambda, a closure, a bound method, an object), goes by its code and the
-    values that it was bound to when it was first seen: it may count its calls.
+    A function of a module goes by its name. Any other one, of which there may be several of one
+    name (a lambda, a closure, a partial), goes by its code and the plain values that it is bound
+    to. A method or an object goes by its code alone: what it holds may change with its calls.
 
     Raises:
-        TypeError: it is bound to a value that has no encoding.
+        TypeError: it is not written in Python.
         OSError: its source text is not available.
     """
-    function = do_bench if hasattr(do_bench, "__qualname__") else type(do_bench)
+    bound: list[Any] = []
+    function = do_bench
+    while isinstance(function, functools.partial):
+        bound += [*function.args, *itertools.chain(*sorted(function.keywords.items()))]
+        function = function.func
+    if inspect.isfunction(function):
+        bound += [cell.cell_contents for cell in function.__closure__ or ()]
+        bound += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    else:
+        function = getattr(function, "__func__", type(function).__call__)
+    if not inspect.isfunction(function):
+        raise TypeError(f"a {type(do_bench).__qualname__} has no code of Python's")
     name = f"{module_name(function)}.{function.__qualname__}"
-    if inspect.isfunction(do_bench) and do_bench.__qualname__.isidentifier():
+    if function is do_bench and function.__qualname__.isidentifier():
         return name
-    owner = getattr(do_bench, "__self__", do_bench)
-    try:
-        seen = _seen.setdefault(owner, {})
-    except TypeError:  # it has no hash, or nothing can refer to it weakly
-        seen = {}
-    if name not in seen:
-        digest = hashlib.sha256("\0".join(_tokens(do_bench, ())).encode()).hexdigest()
-        seen[name] = f"{name} {digest[:16]}"
-    return seen[name]
-
-
-_seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-
-
-def _tokens(value: Any, outer: tuple[int, ...]) -> Iterator[str]:
-    """Write a value by its own code and what it is bound to, but not the globals that it reads."""
-    text = value_text(value)
-    if text is not None:
-        yield text
-        return
-    if id(value) in outer:
-        yield f"outer {outer.index(id(value))}"
-        return
-    yield f"{type(value).__qualname__} {{"
-    if inspect.isfunction(value):
-        yield syntax_of(value)
-    elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
-        yield f"{getattr(value, '__module__', '')}.{value.__name__}"
-    elif type(value).__module__ != "builtins" and callable(value) and not _binds(value):
-        yield from _tokens(type(value).__call__, (*outer, id(value)))
-    for part in _bound_values(value):
-        yield from _tokens(part, (*outer, id(value)))
-    yield "}"
-
-
-def _binds(value: Any) -> bool:
-    return isinstance(value, (functools.partial, types.MethodType))
-
-
-def _bound_values(value: Any) -> list[Any]:
-    if inspect.isfunction(value):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [*cells, value.__defaults__, value.__kwdefaults__]
-    if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
-        return []
-    if isinstance(value, functools.partial):
-        return [value.func, list(value.args), value.keywords]
-    if isinstance(value, types.MethodType):
-        return [value.__func__, value.__self__]
-    if type(value) in (tuple, list):
-        return list(value)
-    if type(value) is dict:
-        return [part for item in value.items() for part in item]
-    if type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
-        return [f"{module_name(type(value))}.{type(value).__qualname__}", dict(vars(value))]
-    raise TypeError(f"it is bound to a {type(value).__qualname__}")
+    texts = [
+        (None if isinstance(value, list) else value_text(value)) or type(value).__qualname__
+        for value in bound  # of what may change, such as a list, only the type
+    ]
+    digest = hashlib.sha256("\0".join([syntax_of(function), *texts]).encode()).hexdigest()
+    return f"{name} {digest[:16]}"
 
 
 Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"]
@@ -106,19 +63,6 @@ Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm
 
 METHODS: tuple[str, ...] = get_args(Method)
 """All methods by which a launch can be timed on a device."""
-
-
-KERNEL_ALONE = "-kernel"
-"""Suffix of a method whose events leave out Triton's saving and restoring of arguments."""
-
-
-def name_for(autotuner: Any, method: str) -> str:
-    """Return a method's name in the keys of an autotuner's records.
-
-    Where Triton restores arguments around a launch, its own timings contain that and ours do not.
-    """
-    leaves_out = method.startswith("events-") and restores_arguments(autotuner)
-    return f"{method}{KERNEL_ALONE}" if leaves_out else method
 
 
 def is_called_once(method: str) -> bool:

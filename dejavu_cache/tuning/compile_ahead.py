@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, NamedTuple
 
 from ..model.record import Failure, Measurement
@@ -28,9 +27,7 @@ from ..triton_internals.compilation import (
     load_binary,
 )
 from ..triton_internals.environment import await_digest
-from ..triton_internals.hooks import (
-    retry_parsing,
-)
+from ..triton_internals.hooks import retry_parsing
 from ..triton_internals.identity import find_jit_function
 
 __all__ = [
@@ -45,13 +42,9 @@ __all__ = [
     "failure_of",
     "forget_frames",
     "is_out_of_memory",
-    "is_repeatable",
     "threads_for",
 ]
 
-
-REPEATABLE = ("compile_error", "ptxas_error")
-"""Kinds that count only when they occur twice; a lack of resources is computed, so it recurs."""
 
 BEFORE_LAUNCH = ("compile_error", "out_of_resources", "ptxas_error")
 """Kinds of failures that are raised before the kernel runs."""
@@ -76,13 +69,18 @@ def failure_of(error: BaseException) -> Failure | None:
     """Return the failure to record for a benchmark's error, or None if it is not the config's."""
     if is_from_signal_handler(error):
         return None
+    from ..triton_internals.versions import CompilationError, OutOfResources, PTXASError
+
+    reason = _short(error)
     if is_out_of_memory(error) or _is_transient(error):
-        return Failure(kind="skipped", reason=_short(error))
-    for kind, types in _failures().items():
-        if isinstance(error, types):
-            return Failure(kind=kind, reason=_short(error))
-    if isinstance(error, RuntimeError) and "PassManager::run failed" in str(error):
-        return Failure(kind="compile_error", reason=_short(error))
+        return Failure(kind="skipped", reason=reason)
+    if isinstance(error, OutOfResources):
+        return Failure(kind="out_of_resources", reason=reason)
+    if isinstance(error, PTXASError):
+        return Failure(kind="ptxas_error", reason=reason)
+    has_failed = isinstance(error, RuntimeError) and "PassManager::run failed" in str(error)
+    if has_failed or isinstance(error, CompilationError):
+        return Failure(kind="compile_error", reason=reason)
     return None
 
 
@@ -142,11 +140,6 @@ def forget_frames(error: BaseException) -> None:
         cause.__traceback__ = None
 
 
-def is_repeatable(failure: Failure | None) -> bool:
-    """Return whether a failure is to be recorded only if a second attempt fails too."""
-    return failure is not None and failure.kind in REPEATABLE
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the device had no memory left, which may be different the next time."""
     return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
@@ -154,16 +147,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _is_transient(error: BaseException) -> bool:
     """Return whether the host had no memory or disk left, or somebody killed the compiler."""
-    if any(_is_full(cause) for cause in _causes(error)):
-        return True
+    for cause in _causes(error):
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) in FULL_DISK:
+            return True
     killed = _EXIT_CODE.search(str(error))
     return killed is not None and int(killed[1]) not in OWN_SIGNALS
-
-
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, OSError) and error.errno in FULL_DISK
-    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -174,17 +162,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(cause))
         yield cause
         cause = cause.__cause__ or cause.__context__
-
-
-@cache
-def _failures() -> dict[str, tuple[type[BaseException], ...]]:
-    from ..triton_internals.versions import CompilationError, OutOfResources, PTXASError
-
-    return {
-        "out_of_resources": (OutOfResources,),
-        "ptxas_error": (PTXASError,),
-        "compile_error": (CompilationError,),
-    }
 
 
 def _short(error: BaseException) -> str:
@@ -299,21 +276,16 @@ def compile_ahead(
 
 
 def _tile_of_a_warp(config: Any) -> float:
-    """Return the logarithm of the product of a config's numbers per warp.
-
-    The time to compile grows with it. Numbers that are no sizes move a config in the order alone.
-    """
-    values = [value for value in config.kwargs.values() if type(value) is int and value > 0]
+    """Return the product of a config's sizes per warp, with which the time to compile grows."""
+    sizes = [value for value in config.kwargs.values() if type(value) is int and value > 0]
     warps = config.num_warps if type(config.num_warps) is int else 0
-    return math.fsum(map(math.log2, values)) - math.log2(max(warps, 1))
+    return float(math.log2(math.prod(sizes)) - math.log2(max(warps, 1)))
 
 
 def _submit(
     autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Candidate:
     """Bind the arguments as a launch would, its hook included, and compile in the pool."""
-    if kwargs.keys() & config.kwargs.keys():  # an error, which the benchmark raises
-        return Candidate(config)
     current = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook({**autotuner.nargs, **current})
@@ -326,8 +298,7 @@ def _submit(
 
 def threads_for(configs: int) -> int:
     """Return the number of threads to compile a number of configs with."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(cpus, MOST_THREADS, configs), 1)
+    return max(min(len(os.sched_getaffinity(0)), MOST_THREADS, configs), 1)
 
 
 _begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begun", default=None)

@@ -1,16 +1,10 @@
-"""Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache.
-
-Triton saves, zeroes and restores arguments around each launch that it benchmarks, and around no
-other. Their time would hide the difference of two short configs, and a tensor that was just saved
-is in the L2 cache, where a program's launch does not find it. So only the part of a benchmarked
-call is timed that an ordinary launch has too.
-"""
+"""Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -25,8 +19,6 @@ __all__ = [
     "Sample",
     "TimedCall",
     "do_nothing",
-    "keep_restoring_out",
-    "restores_arguments",
     "time_all",
 ]
 
@@ -49,59 +41,6 @@ def time_all(call: Callable[[], Any]) -> TimedCall:
         return result
 
     return run
-
-
-def restores_arguments(autotuner: Any) -> bool:
-    """Return whether Triton saves, zeroes or restores arguments around a benchmarked launch.
-
-    A hook of the kernel's author takes the place of Triton's.
-    """
-    has_own_hooks = autotuner.user_defined_pre_hook and autotuner.user_defined_post_hook
-    zeroes = autotuner.reset_to_zero and not autotuner.user_defined_pre_hook
-    return bool(zeroes) or bool(autotuner.restore_value and not has_own_hooks)
-
-
-@contextmanager
-def keep_restoring_out(
-    autotuner: Any, call: Callable[[], Any], arguments: Mapping[str, Any]
-) -> Iterator[TimedCall]:
-    """Yield a benchmarked call that leaves Triton's saving and restoring of arguments untimed.
-
-    An author's hooks are timed, as Triton does. So is a config's hook, which every launch runs.
-
-    Args:
-        autotuner: a `triton.runtime.Autotuner`; its hooks are replaced while the context is open.
-        call: runs its hooks around a launch.
-        arguments: the launch's arguments by name, the config's included.
-    """
-    if not restores_arguments(autotuner):
-        yield time_all(call)
-        return
-    pre_hook, post_hook = autotuner.pre_hook, autotuner.post_hook
-    prepares = not autotuner.user_defined_pre_hook
-    ends: list[Callable[[], object]] = []
-
-    def end_and_restore(values: Any, exception: BaseException | None) -> Any:
-        ends.pop()()
-        return post_hook(values, exception=exception)
-
-    def run(begin: Callable[[], object], end: Callable[[], object]) -> Any:
-        if prepares:
-            pre_hook(arguments)
-        begin()
-        ends[:] = [end]
-        call()
-        if ends:
-            ends.pop()()
-
-    if prepares:
-        autotuner.pre_hook = lambda values, reset_only=False: None
-    if not autotuner.user_defined_post_hook:
-        autotuner.post_hook = end_and_restore
-    try:
-        yield run
-    finally:
-        autotuner.pre_hook, autotuner.post_hook = pre_hook, post_hook
 
 
 class GraphCapture:
@@ -134,10 +73,21 @@ class GraphCapture:
         with torch.cuda.stream(self._stream):
             call()
             torch.cuda.synchronize()
-            graph = self._capture(call, times)
+            graph = torch.cuda.CUDAGraph()
+            pool = None if self._latest is None else self._latest.pool()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                for _ in range(times):
+                    call()
+                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                graph.reset()
+                self.release()  # PyTorch may still take the memory for the failed capture's
+                raise
         torch.cuda.current_stream().wait_stream(self._stream)
-        if self._latest is not None:
-            self._latest.reset()
+        self.release()
         self._latest = graph
         return graph
 
@@ -146,32 +96,6 @@ class GraphCapture:
         if self._latest is not None:
             self._latest.reset()
             self._latest = None
-
-    def _capture(self, call: Callable[[], object], times: int) -> Any:
-        import torch
-
-        graph = torch.cuda.CUDAGraph()
-        pool = None if self._latest is None else self._latest.pool()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            for _ in range(times):
-                call()
-        except BaseException:
-            with suppress(RuntimeError):
-                self._end(graph)
-            graph.reset()
-            raise
-        self._end(graph)
-        return graph
-
-    def _end(self, graph: Any) -> None:
-        """End a capture; after a failure, leave the memory that PyTorch may still take for its."""
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            graph.reset()
-            self.release()
-            raise
 
 
 class _Load(NamedTuple):
@@ -280,7 +204,7 @@ class DeviceTimer:
         """Set up a timer for a method."""
         self.by_graph = method.startswith("cudagraph")
         self.cold = method.endswith("-cold")
-        self._captures: dict[int, Any] = {}
+        self._captures: GraphCapture | None = None
 
     def __call__(
         self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
@@ -329,9 +253,9 @@ class DeviceTimer:
     def release(self) -> None:
         """Free the memory that clears the L2 cache, and that of graphs."""
         self.__dict__.pop("_cache", None)
-        for capture in self._captures.values():
-            capture.release()
-        self._captures.clear()
+        if self._captures is not None:
+            self._captures.release()
+            self._captures = None
 
     def _events(self, launch: TimedCall, repetitions: int) -> Sample:
         sample = Sample([], False)
@@ -379,10 +303,9 @@ class DeviceTimer:
 
     def _graph(self, launch: TimedCall, launches: int) -> Any:
         """Return a graph of launches, which serves until the next one is made."""
-        device = self._driver.get_current_device()
-        if device not in self._captures:
-            self._captures[device] = GraphCapture()
-        return self._captures[device].capture(partial(launch, do_nothing, do_nothing), launches)
+        if self._captures is None:
+            self._captures = GraphCapture()
+        return self._captures.capture(partial(launch, do_nothing, do_nothing), launches)
 
     @cached_property
     def _driver(self) -> Any:

@@ -1,9 +1,9 @@
 """What a launch writes: its tensors before and after, and how far two results of one differ.
 
 An output that holds its result before a launch proves nothing: a config that does not write it
-would look right. So each output can also be filled with contents that no launch computes: a NaN in
-floating-point outputs, and in others the original content with some bits flipped. What a launch
-does not write keeps those.
+would look right. So outputs that may hold anything are filled before a launch: with a NaN if they
+hold floating-point numbers, else with the original content of which some bits are flipped. What a
+launch does not write keeps that.
 
 Copies lie on the device, or on the host where that is full. Large tensors are looked at in pieces,
 which need little memory beside them.
@@ -12,7 +12,7 @@ which need little memory beside them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LACKS_MEMORY",
     "TOLERANCES",
-    "Filler",
     "Output",
-    "compare_tensors",
     "copyable_tensors",
     "describe_difference",
-    "find_filler",
     "scale_of",
     "spans_of_arguments",
 ]
@@ -81,8 +78,8 @@ _NANS = {
 }
 """A NaN by dtype, as an integer: where the type allows it, one that no computation yields."""
 
-_FLIPS = (0x5A, 0x33, 0x6C)
-"""Bits to flip in an integer or boolean, of which one leads to no element's result."""
+_FLIPS = {1: 0x5A, 2: 0x5A5A, 4: 0x5A5A5A5A, 8: 0x5A5A5A5A5A5A5A5A}
+"""Bits to flip in an element of another dtype, by its size in bytes."""
 
 
 def copyable_tensors(
@@ -90,26 +87,38 @@ def copyable_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors that can be copied, and why others cannot be, both by name.
 
-    Parts of tuples have names such as `outs[0]`.
+    Parts of tuples have names such as `outs[0]`. Tensors without elements, and those of which some
+    share memory, are left out.
 
     Args:
         arguments: the launch's arguments by name.
         ignore: arguments to leave alone.
     """
+    import torch
+
     tensors: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
     for name, tensor in _named_tensors(arguments):
         if name.partition("[")[0] in ignore:
             continue
         try:
-            if _holds_elements(tensor):
-                _refuse_uncopyable(tensor)
-                tensors[name] = tensor
+            if tensor.layout is not torch.strided or not tensor.numel():
+                continue
+            strides = zip(tensor.stride(), tensor.shape, strict=True)
+            if any(stride <= 0 and size != 1 for stride, size in strides):
+                continue
+            # One element shows it of lazy views, and of classes that refuse torch's functions.
+            element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
+            bool((_bits(element) == _bits(element.clone())).all())
+            if element.is_floating_point():
+                element.to(torch.float32)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
             reason = (str(error).splitlines() or [""])[0][:300]
             reasons[name] = f"{NOT_COPYABLE}: {type(error).__name__}: {reason}"
+        else:
+            tensors[name] = tensor
     return tensors, reasons
 
 
@@ -139,54 +148,23 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
-def _holds_elements(tensor: Tensor) -> bool:
-    """Return whether a tensor has elements of which none share memory.
-
-    Raises:
-        Exception: what a tensor raises that does not say.
-    """
-    import torch
-
-    strides = zip(tensor.stride(), tensor.shape, strict=True)
-    return (
-        tensor.layout is torch.strided
-        and tensor.numel() > 0
-        and all(stride > 0 or size == 1 for stride, size in strides)
-    )
-
-
-def _refuse_uncopyable(tensor: Tensor) -> None:
-    """Check by one element that a tensor's content can be copied and compared.
-
-    Raises:
-        Exception: it cannot, as that of classes that refuse torch's functions, and lazy views.
-    """
-    import torch
-
-    element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
-    bool((_bits(element) == _bits(element.clone())).all())
-    if element.is_floating_point():
-        element.to(torch.float32)
-
-
 class Output:
     """A tensor that a launch may write: what it holds before, and what is expected after it.
 
     Attributes:
         tensor: the tensor.
         original: a copy of what the program passed.
-        start: what it holds before a launch; the original, unless zeros were replaced.
-        filler: what it may also hold before a launch; None if only what the program passed.
+        may_be_filled: whether it may hold anything before a launch; once results are expected,
+            whether the default's launch found it filled.
         is_visible: whether some element shows that the default writes it.
-        needs_filling: whether only a launch on the filled output shows that.
+        holds_results: whether only a launch on the filled tensor shows that.
     """
 
     def __init__(self, tensor: Tensor, original: Tensor) -> None:
         """Expect no change yet."""
         self.tensor = tensor
-        self.original = self.start = self._expected = original
-        self.filler: Filler | None = None
-        self.is_visible = self.needs_filling = False
+        self.original = self._expected = original
+        self.may_be_filled = self.is_visible = self.holds_results = False
         self._scale: float | None = None
 
     @classmethod
@@ -197,146 +175,70 @@ class Output:
 
     def restore(self) -> None:
         """Give the tensor its original content again, unseen by autograd."""
-        self._write(self.original)
+        with _open_for_writes(self.tensor) as opened:
+            for part, before in _pieces(opened, self.original):
+                part.copy_(before)
 
-    def begin(self) -> None:
-        """Give the tensor what it holds before a launch."""
-        self._write(self.start)
-
-    def fill(self, filler: Filler) -> None:
+    def fill(self) -> None:
         """Give the tensor content that no launch computes."""
-        filler.write(self.tensor, self.start)
+        with _open_for_writes(self.tensor) as opened:
+            for part, before in _pieces(opened, self.original):
+                _bits(part).copy_(_filling(before))
 
-    def find_filler(self, *, with_integers: bool) -> Filler | None:
-        """Return what to fill the tensor with, whose result it holds now; see `find_filler`."""
-        return find_filler(self.tensor, self.start, with_integers=with_integers)
+    def expect_present(self, was_filled: bool) -> bool:
+        """Expect the present content after each launch; return whether there is memory for it.
 
-    def expect_present(self) -> bool:
-        """Expect the present content after each launch; return whether there is memory for it."""
-        self.is_visible = not all(
-            bool((_bits(part) == _bits(before)).all())
-            for part, before in _pieces_on_device(self.tensor, self.start)
-        )
-        expected = _copy_of(self.tensor) if self.is_visible else self.start
+        Args:
+            was_filled: whether the launch found the tensor filled.
+        """
+        self.may_be_filled = was_filled
+        is_changed = False
+        for part, before in _pieces_on_device(self.tensor, self.original):
+            written = _bits(part) != (_filling(before) if was_filled else _bits(before))
+            self.is_visible = self.is_visible or bool(written.any())
+            is_changed = is_changed or bool((written & (_bits(part) != _bits(before))).any())
+        self.holds_results = self.is_visible and not is_changed
+        expected = _copy_of(self.tensor) if self.is_visible else self.original
         if expected is None:
             return False
         self._expected = expected
         return True
 
-    def start_elsewhere(self) -> bool:
-        """Have the tensor hold small numbers of both signs before a launch, if memory reaches."""
-        import torch
-
-        start = _copy_of(self.tensor)
-        if start is None:
-            return False
-        for (part,) in _pieces(start):
-            numbers = torch.arange(part.numel(), device=part.device) % 8
-            part.copy_(((numbers - 3.5) / 4).reshape(part.shape))
-        self.start = start
-        return True
-
-    def adopt(self, filler: Filler) -> None:
-        """Expect what a launch of the default has made of the filled tensor, unless untouched.
-
-        Without memory for that, the output is not filled.
-        """
-        parts = _pieces_on_device(self.tensor, self.start)
-        if all(bool(filler.holds(part, before).all()) for part, before in parts):
-            return
-        if self._expected is not self.start:
-            for present, expected in _pieces(self.tensor, self._expected):
-                expected.copy_(present)
-        elif (copied := _copy_of(self.tensor)) is not None:
-            self._expected = copied
-        else:
-            return
-        self.needs_filling = not self.is_visible
-        self.filler, self.is_visible = filler, True
-
-    def describe_difference(self, tolerance: float | None, filler: Filler | None) -> str:
+    def describe_difference(self, tolerance: float | None, was_filled: bool) -> str:
         """Describe how the present content differs from the expected one; empty if they agree.
 
         Args:
             tolerance: the largest relative difference; None for that of the dtype.
-            filler: what it held before the launch; None for what the program passed.
+            was_filled: whether the launch found the tensor filled.
         """
         if self._scale is None:
-            self._scale = scale_of(lambda: (expected for _, expected in self._parts(None)))
-        return describe_difference(self._parts(filler), self._scale, tolerance)
+            self._scale = scale_of(self._expected)
+        return describe_difference(self._parts(was_filled), self._scale, tolerance)
 
-    def _parts(self, filler: Filler | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, was_filled: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield parts of the present and of the expected content.
 
         What the default does not write is expected to be as before: another config may write what
         is there already, such as zeros in a padding.
         """
-        for actual, expected, before in _pieces_on_device(self.tensor, self._expected, self.start):
-            left = None if filler is None else filler.holds(actual, before)
-            if self.filler is not None:
-                unwritten = self.filler.holds(expected, before)
-                expected = _choose(unwritten, before, expected)
-                left = None if left is None else left & unwritten
-            yield (actual if left is None else _choose(left, before, actual)), expected
-
-    def _write(self, content: Tensor) -> None:
-        with _open_for_writes(self.tensor) as tensor:
-            for part, source in _pieces(tensor, content):
-                part.copy_(source)
+        for actual, expected, before in _pieces_on_device(
+            self.tensor, self._expected, self.original
+        ):
+            if not self.may_be_filled:
+                yield actual, expected
+                continue
+            filled = _filling(before)
+            unwritten = _bits(expected) == filled
+            left = unwritten & (_bits(actual) == filled) & was_filled
+            yield _choose(left, before, actual), _choose(unwritten, before, expected)
 
 
-class Filler:
-    """Content of one output that no launch computes.
+def _filling(original: Tensor) -> Tensor:
+    """Return the bits, as integers, of what a part is filled with."""
+    import torch
 
-    Args:
-        nan: the bits of a NaN, or None.
-        flip: the bits to flip in the original content, where there is no NaN.
-
-    Attributes:
-        is_nan: whether there is a NaN.
-    """
-
-    def __init__(self, nan: int | None, flip: int) -> None:
-        """Keep what is described at the class."""
-        self.is_nan = nan is not None
-        self._nan = nan
-        self._flip = flip
-
-    def __str__(self) -> str:
-        """Return a text for people."""
-        return "NaN" if self.is_nan else "something else"
-
-    def write(self, tensor: Tensor, original: Tensor) -> None:
-        """Fill a tensor."""
-        with _open_for_writes(tensor) as opened:
-            for part, before in _pieces(opened, original):
-                if self._nan is None:
-                    _bits(part).copy_(_bits(before) ^ self._flip)
-                else:
-                    _bits(part).fill_(self._nan)
-
-    def holds(self, part: Tensor, original: Tensor) -> Tensor:
-        """Return which elements of a part have not been written since."""
-        return _bits(part) == (_bits(original) ^ self._flip if self._nan is None else self._nan)
-
-
-def find_filler(tensor: Tensor, original: Tensor, *, with_integers: bool) -> Filler | None:
-    """Return what to fill an output with whose result a tensor holds, or None.
-
-    Args:
-        tensor: an output, as a launch has left it.
-        original: its content before.
-        with_integers: whether others than floating-point outputs may be filled, too.
-    """
-    nan = _NANS.get(dtype_name(tensor.dtype))
-    if nan is not None:
-        return Filler(nan, 0)
-    for flip in _FLIPS if with_integers else ():
-        filler = Filler(None, flip)
-        parts = _pieces_on_device(tensor, original)
-        if not any(bool(filler.holds(part, before).any()) for part, before in parts):
-            return filler
-    return None
+    bits, nan = _bits(original), _NANS.get(dtype_name(original.dtype))
+    return bits ^ _FLIPS[original.element_size()] if nan is None else torch.full_like(bits, nan)
 
 
 def _choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -416,26 +318,12 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().view(integers[tensor.element_size()])
 
 
-def compare_tensors(actual: Tensor, expected: Tensor, tolerance: float | None = None) -> str:
-    """Describe how far a tensor is from the expected one; return an empty string if they agree.
-
-    Integers and booleans must be equal. NaN and infinities must stand in the same places.
-
-    Args:
-        actual: a tensor of the shape and dtype of `expected`.
-        expected: a tensor.
-        tolerance: the largest relative difference; None for that of the dtype.
-    """
-    if not expected.numel():
-        return ""
-    scale = scale_of(lambda: (part for (part,) in _pieces(expected)))
-    return describe_difference(_pieces(actual, expected), scale, tolerance)
-
-
 def describe_difference(
     parts: Iterable[tuple[Tensor, Tensor]], scale: float, tolerance: float | None = None
 ) -> str:
-    """Describe how far a tensor is from the expected one, as `compare_tensors` does.
+    """Describe how far a tensor is from the expected one; return an empty string if they agree.
+
+    Integers and booleans must be equal. NaN and infinities must stand in the same places.
 
     Args:
         parts: the same parts of both, one after the other; one at least.
@@ -498,19 +386,16 @@ def _magnitude(tensor: Tensor) -> Tensor:
     return torch.where(torch.isfinite(wide), wide.abs(), 0.0)
 
 
-def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
+def scale_of(tensor: Tensor) -> float:
     """Return the size of a tensor's typical elements, by which those near 0 are judged.
 
     It is the root mean square, but at most a few medians: one element of -1e9 must not hide
     that all others are wrong. It belongs to the tensor and not to the element, because an element
     near 0 may be a sum of large terms. Of other than floating-point tensors it is 0.
-
-    Args:
-        parts: iterates over the tensor's parts; called several times.
     """
-    if not next(parts()).is_floating_point():
+    if not tensor.is_floating_point():
         return 0.0
-    sample = _sample(parts)
+    sample = _sample(tensor)
     ordered = sample[sample > 0].sort().values
     if not ordered.numel():
         return 0.0
@@ -522,20 +407,20 @@ def scale_of(parts: Callable[[], Iterator[Tensor]]) -> float:
     return min(root_mean_square, MEDIANS * _median(ordered))
 
 
-def _sample(parts: Callable[[], Iterator[Tensor]]) -> Tensor:
+def _sample(tensor: Tensor) -> Tensor:
     """Return finite magnitudes, evenly spaced, or those of one part if the spaced ones are 0."""
     import torch
 
     # By an odd step: an even one would meet few columns of rows whose length is a power of two.
-    step = -(-sum(part.numel() for part in parts()) // SAMPLE) | 1
+    step = -(-tensor.numel() // SAMPLE) | 1
     start, spaced = 0, []
-    for part in parts():
+    for (part,) in _pieces(tensor):
         spaced.append(_finite_magnitudes(part.flatten()[start::step]))
         start = (start - part.numel()) % step
     sample = torch.cat(spaced)
     if bool((sample > 0).any()):
         return sample
-    whole = map(_finite_magnitudes, (part.flatten() for part in parts()))
+    whole = (_finite_magnitudes(part.flatten()) for (part,) in _pieces(tensor))
     return next((part for part in whole if bool((part > 0).any())), sample)
 
 

@@ -15,6 +15,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from ..model.record import Confidence, Measurement
@@ -109,8 +110,7 @@ class Race:
         screened: the measurements of the screening, in its order.
         default: the config that the winner must not be slower than.
         turn: measures one config.
-        prepare: is called with configs before they take turns.
-        is_over: whether the time for tuning has run out; the first round is run in any case.
+        until: when to stop, in seconds of `time.monotonic`; the first round is run in any case.
     """
 
     def __init__(
@@ -118,17 +118,14 @@ class Race:
         screened: Mapping[Config, Measurement],
         default: Config,
         turn: Turn,
-        *,
-        prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
-        is_over: Callable[[], bool] = lambda: False,
+        until: float = math.inf,
     ) -> None:
         """Measure nothing yet; the arguments are described at the class."""
         self._screened = screened
         self._times = {config: look.median for config, look in screened.items() if look.median}
         self._default = default
         self._turn = turn
-        self._prepare = prepare
-        self._is_over = is_over
+        self._until = until
         self._random = random.Random(len(screened))
         self._turns: dict[Config, list[Measurement]] = {}
         self._rounds: list[list[Look]] = []
@@ -141,7 +138,7 @@ class Race:
         is_steady, judged_after = True, LEAST_ROUNDS
         while len(self._racing) > 1 and len(self._rounds) < MOST_ROUNDS:
             self._run_round()
-            if len(self._racing) < 2 or self._is_over():
+            if len(self._racing) < 2 or monotonic() > self._until:
                 break
             if is_steady and (spread := self._unevenness()) > STEADY:
                 is_steady, judged_after = False, len(self._rounds) + PATIENCE
@@ -163,8 +160,6 @@ class Race:
         """Have configs race from now on."""
         entered = {*configs}
         self._racing = [config for config in self._screened if config in entered]
-        if len(self._racing) > 1:
-            self._prepare(self._racing)
 
     def _run_round(self) -> None:
         """Measure each config once, in random order; those that fail leave."""

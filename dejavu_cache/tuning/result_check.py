@@ -4,25 +4,21 @@ A config can be fast because it is wrong: a tile that does not divide the proble
 programs. Timing cannot tell, so the results of the prospective winner are compared with the
 default's on the launch that is tuned.
 
-The default config is launched twice for that: on what the program passed, and with contents in its
-outputs that no launch computes.
-
 *Which arguments may be outputs?* Those that the author declared, or else those that the default's
 code writes, or all where the code does not tell.
 
-*Which of them are filled?* Those that the default's code writes and never reads, whatever their
-dtype. Where the code does not tell, those that the first launch changed, unless they are integers:
-an integer may be an index, an address, or a lock for which a kernel waits. Then the launch tells
-whether results depend on what was filled. An author who declares outputs says that none does.
+*Which of them are filled before a launch, with what no launch computes?* Those that the code writes
+and never reads; where it does not tell, those that the author declared. An integer that is read may
+be an index, an address, or a lock for which a kernel waits.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import NothingComparedError, UncomparedResultsError
 from ..model.record import (
@@ -56,7 +52,6 @@ from .compile_ahead import (
 )
 from .expected_results import (
     LACKS_MEMORY,
-    Filler,
     Output,
     copyable_tensors,
     spans_of_arguments,
@@ -133,24 +128,6 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
-class Launches(Protocol):
-    """What `ResultCheck` launches: a kernel, with one set of arguments."""
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments by name."""
-
-    @property
-    def default(self) -> Any:
-        """The config whose results count as right."""
-
-    def launch(self, config: Any) -> AbstractContextManager[None]:
-        """Launch a config; its results stand while the context is open."""
-
-    def accesses(self, config: Any) -> Accesses | None:
-        """Return what a config's code does, if that is known: at the latest after its launch."""
-
-
 class CheckedLaunches:
     """Launches of a kernel whose results are compared, and what the configs' code does.
 
@@ -194,43 +171,19 @@ class CheckedLaunches:
     @contextmanager
     def launch(self, config: Any) -> Iterator[None]:
         """Launch a config under its mark; an error of the device shows when results are read."""
-        with self._mark(describe(config)), self._launch_unmarked(config):
-            yield
+        seen: list[Accesses] = []
+        with self._mark(describe(config)), ExitStack() as watch:
 
-    @contextmanager
-    def _launch_unmarked(self, config: Any) -> Iterator[None]:
-        """Launch a config as Triton's benchmark does, hooks included.
+            def begin() -> None:
+                nonlocal seen
+                if is_interpreting() and id(config) not in self._accesses:
+                    spans = spans_of_arguments(self.arguments)
+                    seen = watch.enter_context(watch_interpreter(spans))
 
-        A post hook may complete the results, so it runs first; one that restores arguments would
-        erase them, so it runs when the context ends.
-        """
-        autotuner = self._launch.autotuner
-        current = {**self._launch.kwargs, **config.all_kwargs()}
-        arguments = {**autotuner.nargs, **current}
-        if config.pre_hook is not None:
-            config.pre_hook(arguments)
-        autotuner.pre_hook(arguments)
-        try:
-            self._run(config, current)
-        except Exception as error:
-            autotuner.post_hook(arguments, exception=error)
-            raise
-        if not autotuner.restore_value:
-            autotuner.post_hook(arguments, exception=None)
-        try:
-            yield
-        finally:
-            if autotuner.restore_value:
-                autotuner.post_hook(arguments, exception=None)
-
-    def _run(self, config: Any, current: Mapping[str, Any]) -> None:
-        run, args = self._launch.autotuner.fn.run, self._launch.args
-        if not is_interpreting() or id(config) in self._accesses:
-            run(*args, **current)
-            return
-        with watch_interpreter(spans_of_arguments(self.arguments)) as seen:
-            run(*args, **current)
-        (self._accesses[id(config)],) = seen
+            with self._launch.launched(config, begin, watch.close):
+                if seen:
+                    (self._accesses[id(config)],) = seen
+                yield
 
 
 class ResultCheck:
@@ -248,7 +201,7 @@ class ResultCheck:
 
     def __init__(
         self,
-        launches: Launches,
+        launches: CheckedLaunches,
         options: CheckOptions | None,
         *,
         is_wanted: bool = True,
@@ -308,26 +261,24 @@ class ResultCheck:
         if self._compares:
             refuse_uncompared(self.verdicts_on_default())
 
-    def check(self, config: Any) -> Results:
+    def compare(self, config: Any) -> tuple[Results, Measurement | None]:
         """Compare the results of a `triton.Config` with the default's, output by output.
+
+        Returns:
+            What that shows, and the config's failure if its results are wrong.
 
         Raises:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
         if not self._compares:
-            return self._unchecked
+            return self._unchecked, None
         if config is self._launches.default:
-            return self.verdicts_on_default()
+            return self.verdicts_on_default(), None
+        start = time.perf_counter()
         results = self.verdicts(config)
         for reason in reasons_not_compared(results):
             logger.info("%s: not compared: %s", self._title, reason)
-        return results
-
-    def compare(self, config: Any) -> tuple[Results, Measurement | None]:
-        """Return what comparing a `triton.Config` shows, and its failure if results are wrong."""
-        start = time.perf_counter()
-        results = self.check(config)
         verdict = sum_up(results)
         if verdict.outcome != "wrong":
             return results, None
@@ -360,27 +311,24 @@ class ResultCheck:
         }
 
     def verdicts(self, config: Any) -> dict[str, OutputVerdict]:
-        """Launch a config on what the program passed, and on filled outputs; judge each output.
-
-        It is launched twice, since a race need not show in the first launch.
-        """
+        """Launch a config and judge each output; twice, since a race need not show at first."""
         evidence: dict[str, str] = {}
         reasons: dict[str, str] = {}
         try:
-            if self._options.repeatable:
-                evidence = self._launch_and_compare(config, {})
-            fillers = self._fillers(config)
-            for name, difference in self._launch_and_compare(config, fillers).items():
-                held = f"; it held {fillers[name]} before" if name in fillers else ""
-                evidence.setdefault(name, difference + held)
+            for _ in range(2 if self._options.repeatable else 1):
+                filled = self._fillable(self._launches.accesses(config))
+                for name, difference in self._launch_and_compare(config, filled).items():
+                    held = "; it held something else before" if name in filled else ""
+                    evidence.setdefault(name, difference + held)
             reasons = {
                 name: _HELD_BEFORE  # a config that writes nothing would leave it right
                 for name, output in self._visible.items()
-                if output.needs_filling and name not in fillers and name not in evidence
+                if output.holds_results and name not in filled and name not in evidence
             }
             if evidence and self._options.reference is None:
                 default = self._launches.default
-                for name, other in self._launch_and_compare(default, fillers).items():
+                filled = self._fillable(self._accesses)
+                for name, other in self._launch_and_compare(default, filled).items():
                     reasons[name] = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
         except Exception as error:
             if not is_out_of_memory(error):
@@ -392,48 +340,22 @@ class ResultCheck:
         verdicts |= {name: _verdict("wrong", text) for name, text in evidence.items()}
         return verdicts | {name: _verdict("not_compared", text) for name, text in reasons.items()}
 
-    def _fillers(self, config: Any) -> dict[str, Filler]:
-        """Return what a config may find in the outputs.
-
-        A config may read what the default does not, as sums over a split dimension do, whose
-        callers pass zeros. Where its code does not tell, it is not given invented integers.
-        """
-        accesses = self._launches.accesses(config)
-        return {
-            name: output.filler
-            for name, output in self._visible.items()
-            if output.filler is not None
-            and (
-                name not in accesses.read
-                if accesses is not None
-                else output.filler.is_nan or self._options.outputs is not None
-            )
-        }
-
-    def _launch_and_compare(self, config: Any, fillers: Mapping[str, Filler]) -> dict[str, str]:
+    def _launch_and_compare(self, config: Any, filled: Collection[str]) -> dict[str, str]:
         """Launch a config once; return how each output differs that does."""
-        self._begin(fillers)
+        self._restore(filled)
         with self._launches.launch(config):
-            return self._differences(fillers)
-
-    def _differences(self, fillers: Mapping[str, Filler]) -> dict[str, str]:
-        found = {
-            name: output.describe_difference(self._options.tolerance_of(name), fillers.get(name))
-            for name, output in self._visible.items()
-        }
+            found = {
+                name: output.describe_difference(self._options.tolerance_of(name), name in filled)
+                for name, output in self._visible.items()
+            }
         return {name: difference for name, difference in found.items() if difference}
 
-    def _begin(self, fillers: Mapping[str, Filler]) -> None:
-        """Give the outputs what they hold before a launch."""
-        for name, output in self._outputs.items():
-            if name not in fillers:
-                output.begin()
-        for name, filler in fillers.items():  # last: another output may share its memory
-            self._outputs[name].fill(filler)
-
-    def _restore(self) -> None:
+    def _restore(self, filled: Collection[str] = ()) -> None:
+        """Give the outputs what they hold before a launch, some of them filled."""
         for output in self._outputs.values():
             output.restore()
+        for name in filled:  # last: another output may share its memory
+            self._outputs[name].fill()
 
     @property
     def _visible(self) -> dict[str, Output]:
@@ -443,11 +365,6 @@ class ResultCheck:
     def _accesses(self) -> Accesses | None:
         """What the default's code does, as far as that is known by now."""
         return self._launches.accesses(self._launches.default)
-
-    @property
-    def _is_told(self) -> bool:
-        """Whether the author or the code tells which arguments are outputs."""
-        return self._options.outputs is not None or self._accesses is not None
 
     @contextmanager
     def _run_expected(self) -> Iterator[None]:
@@ -460,11 +377,19 @@ class ResultCheck:
                 yield
 
     def _find_outputs(self) -> None:
-        """Launch the default config as often as it takes to find what it writes."""
+        """Launch the default config, and keep what it writes."""
         arguments = self._launches.arguments
         tensors, self._uncompared = copyable_tensors(arguments, self._options.ignore)
+        is_told = self._options.outputs is not None or self._accesses is not None
         try:
-            self._expect_results(tensors)
+            for name in self._candidates(tensors):
+                # Where neither code nor author tells, most of these are inputs, and may be large.
+                output = Output.copy(tensors[name], may_use_host=is_told)
+                if output is None:
+                    self._uncompared[name] = LACKS_MEMORY
+                else:
+                    self._outputs[name] = output
+            self._expect_results()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -476,32 +401,33 @@ class ResultCheck:
             self._restore()
         self._explain_uncompared()
 
-    def _expect_results(self, tensors: Mapping[str, Tensor]) -> None:
-        for name in self._candidates(tensors):
-            # Where neither code nor author tells, most candidates are inputs, and may be large.
-            output = Output.copy(tensors[name], may_use_host=self._is_told)
-            if output is None:
-                self._uncompared[name] = LACKS_MEMORY
-            else:
-                self._outputs[name] = output
-        with self._run_expected():
-            copied = {name: output.tensor for name, output in self._outputs.items()}
-            # Under the interpreter, the launch has shown which of them are written.
-            self._outputs = {name: self._outputs[name] for name in self._candidates(copied)}
-            fillers = self._expect_present()
-        if started := self._start_elsewhere():
-            self._begin({})
+    def _expect_results(self) -> None:
+        """Expect what a launch of the default leaves in the outputs.
+
+        By the interpreter, a first launch shows what the code does, and a second one is expected.
+        """
+        spans = spans_of_arguments(self._launches.arguments)
+        for name, output in self._outputs.items():
+            start, end = spans[name]
+            output.may_be_filled = not any(
+                start < other_end and other_start < end
+                for other, (other_start, other_end) in spans.items()
+                if other != name
+            )
+        is_known = False
+        while not is_known:
+            accesses = self._accesses
+            filled = self._fillable(accesses)
+            self._restore(filled)
             with self._run_expected():
-                fillers = self._expect_present()
-            if (accesses := self._accesses) is not None and accesses.is_observed:
-                for name in started & self._outputs.keys():
-                    self._outputs[name].is_visible = True  # it was written, and is right as it was
-        if fillers:
-            try:
-                self._expect_filled(fillers)
-            except Exception as error:  # what was computed is still compared
-                if not is_out_of_memory(error):
-                    raise
+                is_known = self._accesses == accesses
+                if is_known:
+                    for name, output in list(self._outputs.items()):
+                        if not output.expect_present(name in filled):
+                            self._uncompared[name] = LACKS_MEMORY
+                            self._outputs.pop(name).restore()
+            copied = {name: output.tensor for name, output in self._outputs.items()}
+            self._outputs = {name: self._outputs[name] for name in self._candidates(copied)}
 
     def _candidates(self, tensors: Mapping[str, Tensor]) -> list[str]:
         """Return the tensors that may be outputs, the smallest first."""
@@ -514,84 +440,37 @@ class ResultCheck:
         ]
         return sorted(names, key=lambda name: tensors[name].numel())
 
-    def _expect_present(self) -> dict[str, Filler]:
-        """Expect what the default's launch has left, and return what outputs may be filled with."""
-        for name, output in list(self._outputs.items()):
-            if not output.expect_present():
-                self._uncompared[name] = LACKS_MEMORY
-                del self._outputs[name]
-        accesses, is_told, fillers = self._accesses, self._is_told, {}
-        spans = spans_of_arguments(self._launches.arguments)
-        for name, output in self._outputs.items():
-            if accesses is not None:
-                may_fill = name not in accesses.read and not _shares_memory(name, spans)
-            else:
-                may_fill = output.is_visible or is_told
-            filler = output.find_filler(with_integers=is_told) if may_fill else None
-            if filler is not None:
-                fillers[name] = filler
-        return fillers
+    def _fillable(self, accesses: Accesses | None) -> list[str]:
+        """Return the outputs that may hold anything before a launch of code with these accesses.
 
-    def _start_elsewhere(self) -> set[str]:
-        """Have outputs start from other content if they are updated in place and have not changed.
-
-        They may hold zeros to which zeros are added. Integers are left as they are: a kernel that
-        reads them may take them for an address.
+        A config may read what the default does not, as sums over a split dimension do, whose
+        callers pass zeros.
         """
-        accesses = self._accesses
-        return {
+        return [
             name
             for name, output in self._outputs.items()
-            if accesses is not None
-            and name in accesses.read
-            and output.tensor.is_floating_point()
-            and not output.is_visible
-            and output.start_elsewhere()
-        }
-
-    def _expect_filled(self, fillers: Mapping[str, Filler]) -> None:
-        """Launch from filled outputs, and expect what becomes of those whose results are as before.
-
-        Where neither code nor author says that no results depend on what the filled ones held, none
-        is filled later if one of the others differs.
-        """
-        self._begin(fillers)
-        with self._run_expected():
-            unlike = {
-                name
-                for name, output in self._outputs.items()
-                if output.describe_difference(self._options.tolerance_of(name), fillers.get(name))
-            }
-            for name in fillers.keys() - unlike if self._is_told or not unlike else ():
-                self._outputs[name].adopt(fillers[name])
+            if output.may_be_filled
+            and (
+                self._options.outputs is not None if accesses is None else name not in accesses.read
+            )
+        ]
 
     def _explain_uncompared(self) -> None:
-        """Say why outputs are not compared, once the default's launches have shown all."""
+        """Say why outputs are not compared, once the default's launch has shown all."""
         accesses, visible = self._accesses, self._visible
         if accesses is not None:
-            unwritten = self._uncompared.keys() - accesses.written
-            for name in unwritten:
+            for name in self._uncompared.keys() - accesses.written:
                 del self._uncompared[name]
         lacks_memory = LACKS_MEMORY in self._uncompared.values()
         is_known = accesses is not None and bool(self._uncompared)
         if not (visible or lacks_memory or is_known):
             is_elsewhere = accesses is not None and accesses.elsewhere
             self._uncompared[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
-        if self._is_told:
+        if accesses is not None or self._options.outputs is not None:
             unseen = self._outputs.keys() - visible.keys()
             self._uncompared |= dict.fromkeys(unseen, _HELD_BEFORE)
         else:  # what no launch shows to be an output may be an input, and needs no copy
             self._outputs = visible
-
-
-def _shares_memory(name: str, spans: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether a tensor may share memory with another argument, copied or not."""
-    start, end = spans[name]
-    return any(
-        start < other_end and other_start < end
-        for other, (other_start, other_end) in spans.items()
-        if other != name
-    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from dejavu_cache.attention.sweep_suite import (
 )
 from dejavu_cache.errors import SettingsError
 
-LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16, 1)
+LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16)
 
 
 def implementations(**options: str) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_suite import Lengths, Model, batch_of, case_of, suite
+from dejavu_cache.attention.sweep_suite import Lengths, Model, case_of, suite
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 
@@ -62,9 +62,7 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
     dtype: torch.dtype,
 ) -> None:
     lengths = Lengths("met", [new for new, _ in sequences], [past for _, past in sequences])
-    kernel, scenario = kernel_and_scenario(
-        case_of(implementation, lengths, (model, page, dtype, 1))
-    )
+    kernel, scenario = kernel_and_scenario(case_of(implementation, lengths, (model, page, dtype)))
     assert kernel == KERNELS[implementation]
     made = suite.cases_for(kernel, scenario)
     if not made:
@@ -83,7 +81,7 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
 def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
     lengths = Lengths("met", [1, 1], [100, 100])
     kernel, scenario = kernel_and_scenario(
-        case_of("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1))
+        case_of("qblock", lengths, (Model(4, 1, 16), 16, torch.float16))
     )
     assert len(suite.cases_for(kernel, scenario)) == 1
     other = {
@@ -94,9 +92,3 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str
 
 def test_a_kernel_of_somebody_else_has_no_case() -> None:
     assert suite.cases_for("theirs.module.kernel", Scenario(args={"n": 1})) == []
-
-
-@pytest.mark.parametrize("tp", [0, 3, 7, 64])
-def test_heads_that_no_engine_shares_out_so_are_refused(tp: int) -> None:
-    with pytest.raises(ValueError, match=f"tp={tp}: 28/4 heads cannot be shared out"):
-        batch_of(Lengths("one", [1], [5]), Model(28, 4, 16), 16, torch.float16, tp)

@@ -1,21 +1,17 @@
-"""What a process measured when it died or hung is known to the next one, and not run there."""
+"""What a process measured when it died is known to the next one, and not run there."""
 
 from __future__ import annotations
 
 import os
-import re
-import signal
 import time
 from pathlib import Path
 
 import pytest
 from support.fork_server import Child, Nursery
-from support.processes import PROGRAMS, dejavu, run_python
-from support.records import context, record
+from support.processes import PROGRAMS, dejavu
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore
-from dejavu_cache.tuning.measurement_marks import find_suspects
 
 PROGRAM = PROGRAMS / "fatal_config.py"
 
@@ -133,128 +129,6 @@ def test_a_suspicion_ends_after_a_day(age: int, processes: Processes) -> None:
     os.utime(mark, (time.time() - age,) * 2)
     assert processes.run()[:2] == (0, "64\n")
     assert list(processes.marks.iterdir()) == [], "old marks are removed"
-
-
-def test_a_process_that_hangs_does_not_stop_the_next_one(processes: Processes) -> None:
-    """Let a process hang with the scenario's lease, for longer than a compilation takes."""
-    hanging = processes.start(32, "hang")
-    try:
-        _wait_until_measuring(processes, 32)
-        (mark,) = processes.marks.iterdir()
-        os.utime(mark, (time.time() - 700,) * 2)
-        code, out, error = processes.run(32, "hang")
-        assert (code, out) == (0, "64\n")
-        assert 32 not in processes.launched_blocks
-        assert "has been measuring it for 7" in error
-        assert processes.outcomes == {16: "timed", 64: "timed"}
-    finally:
-        hanging.kill()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_process_that_was_asked_to_end_casts_no_suspicion(
-    processes: Processes, number: signal.Signals
-) -> None:
-    if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip("processes of this suite ignore the signal, as under nohup")
-    asked = processes.start(32, "hang")
-    _wait_until_measuring(processes, 32)
-    asked.send_signal(number)
-    assert asked.complete().returncode == -number, "the signal ends the process as ever"
-    code, out, error = processes.run()
-    assert (code, out, "is not run" in error) == (0, "64\n", False)
-    assert processes.outcomes == {16: "timed", 32: "timed", 64: "timed"}
-
-
-ENDS_WHILE_A_THREAD_MEASURES = """
-    import threading, time
-    from support.records import config, context, record
-    from dejavu_cache.tuning.measurement_marks import MeasurementMark
-
-    mark, begun = MeasurementMark(context(), record().scenario), threading.Event()
-
-    def measure():
-        with mark.around(config()):
-            begun.set()
-            time.sleep(3600)
-
-    threading.Thread(target=measure, daemon=True).start()
-    begun.wait()
-"""
-
-
-def test_a_program_that_ends_while_a_thread_tunes_casts_no_suspicion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run_python(ENDS_WHILE_A_THREAD_MEASURES, XDG_CACHE_HOME=str(tmp_path))
-    assert list((tmp_path / "dejavu-cache" / "measuring").iterdir())
-    assert find_suspects(context(), record().scenario) == []
-
-
-REPLACES_ITSELF = """
-    import os, sys
-    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
-"""
-FINDS_SUSPECTS = """
-from support.records import context, record
-from dejavu_cache.tuning.measurement_marks import find_suspects
-print(find_suspects(context(), record().scenario))
-"""
-
-
-def replace_measuring_program(new_program: str, cache: Path) -> str:
-    """Return what a program prints that takes the place of one whose thread measures."""
-    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
-    return run_python(code, new_program, XDG_CACHE_HOME=str(cache)).stdout
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
-def test_a_program_that_replaces_itself_while_a_thread_tunes_casts_no_suspicion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert replace_measuring_program(FINDS_SUSPECTS, tmp_path) == "[]\n"
-    assert find_suspects(context(), record().scenario) == [], "nor once the new program has ended"
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
-def test_a_replaced_program_casts_no_suspicion_in_another_process_while_the_new_one_runs(
-    tmp_path: Path,
-) -> None:
-    finds = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FINDS_SUSPECTS!r}])"
-    assert replace_measuring_program(finds, tmp_path) == "[]\n"
-
-
-def test_the_end_of_a_forked_child_clears_no_config_of_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    forks = """
-    import multiprocessing, os
-    child = multiprocessing.get_context("fork").Process(target=print)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    os._exit(9)
-"""
-    code = ENDS_WHILE_A_THREAD_MEASURES + forks
-    run_python(code, check=False, XDG_CACHE_HOME=str(tmp_path))
-    assert len(find_suspects(context(), record().scenario)) == 1
-
-
-def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(
-    processes: Processes,
-) -> None:
-    hanging = processes.start(32, "hang")
-    _wait_until_measuring(processes, 32)
-    (mark,) = processes.marks.iterdir()
-    content = re.sub(rb'"since":[0-9.]+', b'"since":%f' % (time.time() - 120), mark.read_bytes())
-    hanging.send_signal(signal.SIGTERM)
-    assert hanging.complete().returncode == -signal.SIGTERM
-    mark.write_bytes(content + mark.read_bytes().partition(b"\n")[2])
-    code, out, error = processes.run(32, "hang")
-    assert (code, out, error.count("is not run for a day")) == (0, "64\n", 1)
 
 
 def test_a_process_that_measures_is_no_reason_to_suspect_its_config(processes: Processes) -> None:

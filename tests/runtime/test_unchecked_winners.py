@@ -18,6 +18,7 @@ from dejavu_cache.model.record import (
     BEHIND_POINTERS,
     NO_MEMORY,
     NOT_REPEATABLE,
+    Measurement,
     OutputVerdict,
     Record,
     Results,
@@ -96,16 +97,16 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     Its second argument is what else is said of outputs.
     """
-    compare = ResultCheck.check
+    compare = ResultCheck.compare
 
     def set_reason(reason: str, others: Results | None = None) -> None:
-        def check(self: ResultCheck, config: Any) -> Results:
+        def lack(self: ResultCheck, config: Any) -> tuple[Results, Measurement | None]:
             if not reason or config is self._launches.default:
                 return compare(self, config)
             lacking = OutputVerdict(outcome="not_compared", reason=reason)
-            return {"out_ptr": lacking, **(others or {})}
+            return {"out_ptr": lacking, **(others or {})}, None
 
-        monkeypatch.setattr(ResultCheck, "check", check)
+        monkeypatch.setattr(ResultCheck, "compare", lack)
 
     return set_reason
 

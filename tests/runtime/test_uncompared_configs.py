@@ -145,7 +145,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.check", interrupt)
+        patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.compare", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch(decorate(tmp_path, [DEFAULT, WRONG]), 100)
     return tmp_path

@@ -55,7 +55,6 @@ class Machine:
         return environment(
             DEJAVU_CACHE_URL=self.url,
             DEJAVU_CACHE_SHIPPED="0",
-            DEJAVU_CACHE_PROGRESS="0",
             DEJAVU_CACHE_REFRESH="0.2",
             DEJAVU_CACHE_WAIT="5",
             TRITON_INTERPRET="1",

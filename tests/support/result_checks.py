@@ -10,11 +10,13 @@ import torch
 
 from dejavu_cache.model.record import OutputVerdict, sum_up
 from dejavu_cache.triton_internals.argument_access import Accesses
+from dejavu_cache.tuning.expected_results import describe_difference, scale_of
 from dejavu_cache.tuning.result_check import CheckOptions, ResultCheck
 
 __all__ = [
     "Write",
     "checker",
+    "compare_tensors",
     "double",
     "half_of_it",
     "launch_arguments",
@@ -80,9 +82,16 @@ def checker(
         **options: declarations.
     """
     known = accesses if callable(accesses) else lambda write: accesses
-    made = Checker(FunctionCalls(arguments, default, known), CheckOptions(**options))
+    calls: Any = FunctionCalls(arguments, default, known)
+    made = Checker(calls, CheckOptions(**options))
     made.prepare()
     return made
+
+
+def compare_tensors(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """Describe how far a tensor is from the expected one; return an empty string if they agree."""
+    parts = [(actual, expected)] if expected.numel() else []
+    return describe_difference(parts, scale_of(expected)) if parts else ""
 
 
 def double(arguments: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def measure(folder: Path, *crashes: ConfigCrash, cases: int = 3) -> dict[str, ob
     journal = Journal(open_store(str(folder)), folder / "journal")
     with journal:
         job = CaseJob(do="measure", case=DRAWS[0].name, crashes=crashes)
-        tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()))
+        tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()), journal)
         return CaseGroup(DRAWS[:cases], journal).measure(tuner, 0.0)
 
 
@@ -141,7 +141,7 @@ def test_a_winner_that_was_not_compared_in_a_case_is_compared_without_a_measurem
     lacking = OutputVerdict(outcome="not_compared", reason=NO_MEMORY)
     partly = {"count": OutputVerdict(outcome="equal"), "out_ptr": lacking}
     with monkeypatch.context() as patch:
-        patch.setattr(ResultCheck, "check", lambda *_: partly)
+        patch.setattr(ResultCheck, "compare", lambda *_: (partly, None))
         assert measure(tmp_path)["status"] == "tuned"
     winner = only_record(tmp_path).winner
     assert winner is not None

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from support.processes import run_python
-from support.records import measurement
-
-from dejavu_cache.model.record import Measurement
-from dejavu_cache.system import background_threads
-from dejavu_cache.tuning.tuner import MeasurementWriter
 
 
 @pytest.mark.parametrize(
@@ -77,20 +70,3 @@ def test_ctrl_c_during_the_flush_ends_the_program_in_order() -> None:
     """
     done = run_python(code, check=False)
     assert (done.returncode, done.stdout) == (4, "interrupted\n")
-
-
-def test_measurements_are_passed_on_where_no_thread_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As after the end of the main thread, from Python 3.12 on."""
-
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert background_threads.start_thread(lambda: None, "x") is None
-    written: list[Measurement] = []
-    with MeasurementWriter(written.extend) as writer:
-        writer(measurement(1))
-        writer.drain()
-        assert written == [measurement(1)]

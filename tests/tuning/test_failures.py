@@ -111,29 +111,21 @@ def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Except
     assert again.best_config.kwargs == {"BLOCK": 64}
 
 
-def test_a_failure_that_does_not_repeat_is_not_recorded() -> None:
-    kernel, _ = start_process(fail_times(64, 1, PTXASError("`ptxas` failed with error code 1")))
-    launch(kernel, 100)
-    assert recorded_outcomes()[64] == "timed"
-    assert kernel.best_config.kwargs == {"BLOCK": 64}
-
-
-def test_a_failure_that_repeats_is_recorded_and_never_met_again() -> None:
-    error = PTXASError("`ptxas` failed with error code 255")
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (PTXASError("`ptxas` failed with error code 255"), "ptxas_error"),
+        (OutOfResources(300000, 200000, "shared"), "out_of_resources"),
+    ],
+)
+def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: str) -> None:
     kernel, faulty = start_process(fail_times(64, 9, error))
     launch(kernel, 100)
-    assert faulty.launched.count(64) == 2
-    assert recorded_outcomes()[64] == "ptxas_error"
-    _, faulty = start_process(no_fault)
-    launch(start_process(no_fault)[0], 100)
-    assert not faulty.launched
-
-
-def test_a_lack_of_resources_needs_no_second_attempt() -> None:
-    kernel, faulty = start_process(fail_times(64, 9, OutOfResources(300000, 200000, "shared")))
-    launch(kernel, 100)
     assert faulty.launched.count(64) == 1
-    assert recorded_outcomes()[64] == "out_of_resources"
+    assert recorded_outcomes()[64] == outcome
+    again, faulty = start_process(no_fault)
+    launch(again, 100)
+    assert faulty.launched == [32]
 
 
 @pytest.mark.parametrize(

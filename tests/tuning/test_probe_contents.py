@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.result_checks import compare_tensors
 
-from dejavu_cache.tuning.expected_results import find_filler
+from dejavu_cache.tuning.expected_results import Output
 
 FLOATS = [
     torch.float64,
@@ -21,30 +22,32 @@ INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
-def test_what_is_written_is_told_from_the_filler(dtype: torch.dtype) -> None:
-    original = torch.arange(20.0).reshape(5, 4).to(dtype).t()
-    result = torch.arange(20, 0, -1.0).reshape(5, 4).to(dtype).t()
-    tensor = result.clone()
-    filler = find_filler(tensor, original, with_integers=True)
-    assert filler is not None
-    filler.write(tensor, original)
-    assert bool(filler.holds(tensor, original).all())
-    assert filler.is_nan == dtype.is_floating_point
-    if filler.is_nan:
-        assert bool(tensor.float().isnan().all())
-    tensor[1].copy_(result[1])
-    assert torch.equal(
-        filler.holds(tensor, original).all(1), torch.tensor([True, False, True, True])
-    )
+def test_every_element_of_the_filling_is_far_from_what_was_there(dtype: torch.dtype) -> None:
+    """Also from a result that was there already, and that the launch does not write again."""
+    values = torch.cat([torch.zeros(1), torch.logspace(-2, 2, 200), -torch.logspace(-2, 2, 200)])
+    tensor = values.reshape(401).to(dtype)
+    original = tensor.clone()
+    output = Output.copy(tensor, may_use_host=True)
+    assert output is not None
+    output.fill()
+    assert compare_tensors(tensor, original).startswith("differs in 401 of 401 elements")
+    output.restore()
+    assert compare_tensors(tensor, original) == ""
 
 
-def test_integers_are_filled_only_where_that_is_safe() -> None:
-    numbers = torch.arange(8)
-    assert find_filler(numbers, numbers.clone(), with_integers=False) is None
-
-
-def test_a_filler_is_no_result() -> None:
-    original = torch.zeros(256, dtype=torch.uint8)
-    assert find_filler(torch.arange(256).to(torch.uint8), original, with_integers=True) is None
-    result = torch.full((256,), 0x5A, dtype=torch.uint8)
-    assert find_filler(result, original, with_integers=True) is not None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+def test_what_the_default_writes_must_be_written(dtype: torch.dtype) -> None:
+    tensor = torch.arange(20).reshape(5, 4).to(dtype).t()
+    right = tensor.clone()
+    output = Output.copy(tensor, may_use_host=True)
+    assert output is not None
+    output.fill()
+    tensor[1:].copy_(right[1:])
+    assert output.expect_present(True)
+    assert output.is_visible
+    assert output.holds_results
+    assert output.describe_difference(None, True) == ""
+    for written, difference in ((4, ""), (2, "differs in 5 of 20 elements")):
+        output.fill()
+        tensor[4 - written :].copy_(right[4 - written :])
+        assert output.describe_difference(None, True).startswith(difference)

@@ -74,7 +74,7 @@ def test_time_that_is_over_after_one_round_is_enough_for_a_verdict() -> None:
         screening_of(0.95, 1.0),
         LEFT,
         lambda config, _: measure_of(config, times[config]),
-        is_over=lambda: True,
+        until=0.0,
     )
     results = {result.config: result for result in race.run()}
     assert {config: result.median for config, result in results.items()} == times

@@ -9,6 +9,7 @@ import torch
 from support.result_checks import (
     Write,
     checker,
+    compare_tensors,
     double,
     half_of_it,
     launch_arguments,
@@ -17,7 +18,6 @@ from support.result_checks import (
 )
 
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
-from dejavu_cache.tuning.expected_results import compare_tensors
 
 
 def input_overwritten(arguments: dict[str, Any]) -> None:

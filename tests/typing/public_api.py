@@ -42,8 +42,6 @@ space: ConfigSpace = config_space(
     num_warps=[4, 8],
     where=lambda BLOCK, num_warps: BLOCK // num_warps >= 16,
     hip={"waves_per_eu": [0, 2]},
-    search="optuna",
-    budget=20,
 )
 configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
 
