@@ -8,7 +8,6 @@ The functions at the end recognise Triton's objects: jit functions, wrapped cons
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import hashlib
@@ -16,7 +15,6 @@ import inspect
 import os
 import re
 import sys
-import textwrap
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -43,7 +41,6 @@ __all__ = [
     "module_name",
     "python_function",
     "qualified_name",
-    "syntax_of",
     "value_text",
 ]
 
@@ -231,24 +228,6 @@ def value_text(value: Any) -> str | None:
         return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
     except Exception:  # the launch reports what is wrong with it
         return None
-
-
-def syntax_of(function: Any) -> str:
-    """Return a Python function's text without comments, formatting, docstring and decorators.
-
-    Raises:
-        OSError: the text is not available.
-    """
-    text = textwrap.dedent(inspect.getsource(function))
-    try:
-        (tree,) = ast.parse(text).body
-    except (SyntaxError, ValueError):  # a lambda inside of an expression
-        return text
-    if isinstance(tree, ast.FunctionDef):
-        tree.decorator_list = []
-        if ast.get_docstring(tree) is not None:
-            tree.body = tree.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
 
 
 def _digest(*texts: str) -> str:
