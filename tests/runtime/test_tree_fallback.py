@@ -20,8 +20,7 @@ from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.decision_tree import Leaf, Tree
 from dejavu_cache.model.record import Measurement, OutputVerdict, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
-from dejavu_cache.stores.urls import shipped_stores
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, shipped_stores
 from dejavu_cache.triton_internals.config_names import describe
 
 SIZES = [2**exponent for exponent in range(1, 12)]
