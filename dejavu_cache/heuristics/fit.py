@@ -28,7 +28,7 @@ from ..model.decision_tree import (
     Node,
     Regret,
     Tree,
-    compile_tree,
+    ranking,
 )
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scalar, Scenario, canonical_json
@@ -66,14 +66,12 @@ class SlowdownTable:
             or was not measured.
         tried: [scenarios, configs], whether a config was measured, even if it failed; the others
             were pruned or not declared.
-        best: [scenarios], the best median in milliseconds.
     """
 
     scenarios: tuple[Scenario, ...]
     configs: tuple[Config, ...]
     slowdown: Matrix
     tried: NDArray[np.bool_]
-    best: Matrix
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> SlowdownTable:
@@ -109,13 +107,8 @@ class SlowdownTable:
                 if column is not None and measurement.median is not None:
                     median[row, column] = max(measurement.median, _INSTANT)
         best = median.min(axis=1) if usable else np.empty(0)
-        return cls(
-            tuple(record.scenario for record in usable),
-            tuple(configs),
-            median / best[:, None],
-            tried,
-            best,
-        )
+        scenarios = tuple(record.scenario for record in usable)
+        return cls(scenarios, tuple(configs), median / best[:, None], tried)
 
     def __len__(self) -> int:
         """Return the number of scenarios."""
@@ -125,9 +118,7 @@ class SlowdownTable:
         """Return the table of some of the scenarios."""
         indices = list(chosen)
         scenarios = tuple(self.scenarios[row] for row in indices)
-        return SlowdownTable(
-            scenarios, self.configs, self.slowdown[indices], self.tried[indices], self.best[indices]
-        )
+        return SlowdownTable(scenarios, self.configs, self.slowdown[indices], self.tried[indices])
 
 
 def _timed_count(record: Record) -> int:
@@ -554,9 +545,9 @@ def _cross_validate(
     regrets: list[float] = []
     for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
         model = _fit_tree(costs.rows(training), bound)
-        rank = compile_tree(model.root, model.inputs, model.chosen)
         for row in held_out:
-            ranked = rank(costs.scenarios[row].values)
+            leaf = ranking(model.root, model.inputs, costs.scenarios[row].values)
+            ranked = tuple(model.chosen[index] for index in leaf)
             column = _launched_config(ranked, model, costs.tried[row])
             regrets.append(float(costs.slowdown[row, column] - 1))
         progress(done / folds)

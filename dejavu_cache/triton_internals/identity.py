@@ -117,12 +117,14 @@ def _write(function: Any, seen: set[int]) -> Iterator[str]:
     if id(function.fn) in seen:
         return
     seen.add(id(function.fn))
-    if type(function).__name__ == "InterpretedFunction":
+    is_interpreted = type(function).__name__ == "InterpretedFunction"
+    if is_interpreted:
         from triton.runtime.jit import JITFunction
 
         function = JITFunction(function.fn)
     source, read = function.src, _read.get(function.fn)
-    if read is None or read[0] != source:  # a program may replace the text
+    # A program may replace the text, and the interpreter calls what has a callee's name by then.
+    if read is None or read[0] != source or is_interpreted:
         read = _read[function.fn] = source, *_references(function)
     yield from (read[1], str(bool(getattr(function, "noinline", False))))
     for callee in read[2]:
