@@ -521,6 +521,8 @@ def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
     from sklearn.ensemble import ExtraTreesRegressor
 
     slowness = np.log(np.minimum(slowdown, _HOPELESS))
+    if slowness.shape[1] == 1:  # scikit-learn wants a single target without its axis
+        slowness = slowness[:, 0]
     forest = ExtraTreesRegressor(_TREES, random_state=0).fit(encoded[: len(slowness)], slowness)
     expected: Matrix = forest.predict(encoded).reshape(len(encoded), -1)
     return np.round(expected, 5)  # so that rounding errors of sums decide nothing
