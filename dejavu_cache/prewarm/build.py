@@ -46,7 +46,7 @@ def prewarm(
     out: Path,
     *,
     processes: int | None = None,
-    on_progress: OnProgress = lambda done, total, last: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> PrewarmResult:
     """Build a prewarmed folder without a GPU.
 

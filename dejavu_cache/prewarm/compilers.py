@@ -26,8 +26,8 @@ __all__ = [
     "compile_all",
 ]
 
-OnProgress = Callable[[int, int, str], None]
-"""Takes the number of binaries that are done, that of all, and what was done last."""
+OnProgress = Callable[[int, int], None]
+"""Takes the number of binaries that are done, and that of all."""
 
 GRACE = 5.0
 """Seconds that a process has to end by itself when it is closed."""
@@ -202,7 +202,7 @@ def compile_all(
         needed: jobs that must succeed.
         fallbacks: jobs that may fail.
         processes: maximum number of processes.
-        on_progress: called before the first job, and after each.
+        on_progress: called after each job.
 
     Raises:
         PrewarmError: a process cannot be started, or one of the needed jobs fails, which ends
@@ -220,13 +220,12 @@ def compile_all(
             pool.stop()
         with lock:
             results[job] = result
-            on_progress(len(results), len(jobs), f"{job.kernel.rpartition('.')[2]} {job.arch}")
+            on_progress(len(results), len(jobs))
         return True
 
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     compilers = [first, *(Compiler(spec) for _ in range(count - 1))]
     pool = WorkerPool(compilers, jobs, attempt)
-    on_progress(0, len(jobs), "")
     try:
         pool.run()
     finally:  # after an interrupt, wait for the running jobs, so that nothing is written later

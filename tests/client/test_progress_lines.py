@@ -1,4 +1,4 @@
-"""Progress without a terminal: a line now and then on standard error."""
+"""Progress: a line now and then on standard error."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ def test_long_commands_say_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress_lines, "LINE_EVERY", 0.0)
-    with sweep_lines(3) as on_event:
-        for event in ("config", "config", "outcome"):
-            on_event({"event": event})
-        on_event({"event": "lost", "case": "64x64", "reason": "it was killed"})
-    with fit_lines("add on H200") as progress:
-        progress(0.25)
-    with prewarm_lines() as on_progress:
-        on_progress(1, 8, "add sm_90")
+    on_event = sweep_lines(3)
+    for event in ("config", "config", "outcome"):
+        on_event({"event": event})
+    on_event({"event": "lost", "case": "64x64", "reason": "it was killed"})
+    fit_lines("add on H200")(0.25)
+    prewarm_lines()(1, 8)
     written = without_seconds(capsys.readouterr().err)
     for line in (
         "sweep: 1 of 3 cases, 2 configs after N s",

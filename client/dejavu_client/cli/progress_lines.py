@@ -1,11 +1,10 @@
-"""Lines on standard error about the progress of long commands, where no bar can be drawn."""
+"""Lines on standard error about the progress of long commands."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dejavu_cache.system.notices import counted
@@ -39,9 +38,8 @@ def report_loss(event: Mapping[str, Any]) -> None:
         sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
 
 
-@contextmanager
-def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield the callback for a sweep's events; a case that ends a worker has its own line."""
+def sweep_lines(cases: int) -> Callable[[Mapping[str, Any]], None]:
+    """Return the callback for a sweep's events; a case that ends a worker has its own line."""
     lines = ProgressLines("sweep")
     done = configs = 0
 
@@ -52,20 +50,16 @@ def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         report_loss(event)
         lines.update(f"{done} of {counted(cases, 'case')}, {counted(configs, 'config')}")
 
-    yield on_event
+    return on_event
 
 
-@contextmanager
-def fit_lines(title: str) -> Iterator[Callable[[float], None]]:
-    """Yield the callback for the share of a fit that is done, from 0 to 1."""
+def fit_lines(title: str) -> Callable[[float], None]:
+    """Return the callback for the share of a fit that is done, from 0 to 1."""
     lines = ProgressLines(title)
-    yield lambda share: lines.update(f"{share:.0%}")
+    return lambda share: lines.update(f"{share:.0%}")
 
 
-@contextmanager
-def prewarm_lines() -> Iterator[Callable[[int, int, str], None]]:
-    """Yield the callback for the binaries of a prewarm."""
+def prewarm_lines() -> Callable[[int, int], None]:
+    """Return the callback for the binaries of a prewarm."""
     lines = ProgressLines("prewarm")
-    yield lambda done, total, last: lines.update(
-        f"{done} of {counted(total, 'binary', 'binaries')}"
-    )
+    return lambda done, total: lines.update(f"{done} of {counted(total, 'binary', 'binaries')}")

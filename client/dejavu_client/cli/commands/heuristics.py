@@ -98,8 +98,7 @@ def _fit(record_set: RecordSet, bound: float) -> Tree:
     from dejavu_cache.heuristics.fit import fit as fit_tree
 
     title = f"{record_set.context.kernel.name} on {record_set.context.environment.device.name}"
-    with fit_lines(title) as progress:
-        return fit_tree(record_set, bound=bound, progress=progress)
+    return fit_tree(record_set, bound=bound, progress=fit_lines(title))
 
 
 def show(

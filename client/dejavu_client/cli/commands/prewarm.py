@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,15 +74,12 @@ def prewarm(
     from dejavu_cache.prewarm.build import prewarm as build
     from dejavu_cache.prewarm.compilers import PrewarmSpec
 
-    from ..progress import prewarm_bar
-
     spec = PrewarmSpec(
         modules=tuple(modules),
         store=source or settings.url or settings.default_url,
         devices=tuple(dict.fromkeys(device)),
     )
-    with prewarm_bar() if sys.stderr.isatty() else prewarm_lines() as on_progress:
-        result = build(spec, out, processes=jobs or None, on_progress=on_progress)
+    result = build(spec, out, processes=jobs or None, on_progress=prewarm_lines())
     for text in result.notes:
         note(text)
     if as_json:

@@ -6,9 +6,9 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -101,15 +101,14 @@ def sweep(
         for host in hosts[1:]:  # they need seconds for it, like the first one
             threading.Thread(target=_start, args=(host,), daemon=True).start()
         cases = hosts[0].start()
-        with _progress(len(cases), as_json) as on_event:
-            report = Sweep(
-                hosts,
-                cases,
-                do="plan" if dry_run else "verify" if verify else "measure",
-                sample=verify or 0,
-                budget=seconds,
-                on_event=on_event,
-            ).run()
+        report = Sweep(
+            hosts,
+            cases,
+            do="plan" if dry_run else "verify" if verify else "measure",
+            sample=verify or 0,
+            budget=seconds,
+            on_event=report_loss if as_json else sweep_lines(len(cases)),
+        ).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
@@ -201,14 +200,3 @@ def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
         and (miss.kernel, miss.device, str(miss.scenario)) not in scenarios
         for miss in misses
     )
-
-
-def _progress(cases: int, quiet: bool) -> Any:
-    """Show a progress bar on a terminal, elsewhere a line now and then."""
-    if quiet:
-        return nullcontext(report_loss)
-    if not sys.stderr.isatty():
-        return sweep_lines(cases)
-    from ..progress import sweep_bar
-
-    return sweep_bar(cases)
