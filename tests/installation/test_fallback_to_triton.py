@@ -334,7 +334,8 @@ ASKING = """
 
     @triton.jit
     def copy_block(x, n, B: tl.constexpr):
-        tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+        at = tl.arange(0, B) % 16
+        tl.store(x + at, -tl.load(x + at))
 
     def make():
         return Asking(
