@@ -87,9 +87,7 @@ class Settings(BaseModel):
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
     report: str = ""
-    """Folder for reports on benchmarks, compilations and misses; `dejavu-cache verify` sets it."""
-    fingerprint: str = ""
-    """Folder in which every process writes which config each kernel ran, for `compare`."""
+    """Folder in which processes report configs, benchmarks and compilations; `verify` sets it."""
 
     policy: str = ""
     """Policy file; empty: `dejavu.toml` in the working directory, if there is one."""

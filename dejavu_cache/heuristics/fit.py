@@ -28,7 +28,7 @@ from ..model.decision_tree import (
     Node,
     Regret,
     Tree,
-    compile_tree,
+    ranking,
 )
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scalar, Scenario, canonical_json
@@ -554,9 +554,9 @@ def _cross_validate(
     regrets: list[float] = []
     for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
         model = _fit_tree(costs.rows(training), bound)
-        rank = compile_tree(model.root, model.inputs, model.chosen)
         for row in held_out:
-            ranked = rank(costs.scenarios[row].values)
+            leaf = ranking(model.root, model.inputs, costs.scenarios[row].values)
+            ranked = tuple(model.chosen[index] for index in leaf)
             column = _launched_config(ranked, model, costs.tried[row])
             regrets.append(float(costs.slowdown[row, column] - 1))
         progress(done / folds)

@@ -7,9 +7,9 @@ A tree is data: reading its JSON imports and executes nothing, and it can only n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Annotated, Any, TypeVar
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -33,11 +33,10 @@ __all__ = [
     "Input",
     "Leaf",
     "Node",
-    "Ranking",
     "Regret",
     "Tree",
-    "compile_tree",
     "leaves",
+    "ranking",
 ]
 
 TREE_FORMAT = 1
@@ -45,11 +44,6 @@ TREE_FORMAT = 1
 
 MOST_QUESTIONS = 64
 """Largest number of questions on the way to a leaf; Python nests at most 100 blocks."""
-
-Ranking = tuple[Config, ...]
-"""Configs by ascending cost; empty where a tree does not answer."""
-
-T = TypeVar("T")
 
 _WIDTH = 110
 _NUMBERS = (int, float)  # exactly these types: a bool is a category
@@ -190,58 +184,36 @@ class Tree(FrozenModel):
         """Choose a config, or None if the scenario is of another kind than those of the fit."""
         return next(iter(self.rank(scenario.values)), None)
 
-    @cached_property
-    def rank(self) -> Callable[[Mapping[str, Any]], Ranking]:
-        """Return the function from bucketed key values and dtype names, by name, to a `Ranking`."""
-        return compile_tree(self.root, self.inputs, self.configs)
+    def rank(self, values: Mapping[str, Any]) -> tuple[Config, ...]:
+        """Return the configs for key values and dtype names, by ascending cost.
+
+        There are none if the values are of another kind than those of the fit.
+        """
+        return tuple(self.configs[index] for index in ranking(self.root, self.inputs, values))
 
 
-def compile_tree(
-    root: Node, inputs: Mapping[str, Input], choices: Sequence[T]
-) -> Callable[[Mapping[str, Any]], tuple[T, ...]]:
-    """Compile a tree to a function from values by name to a ranking of choices.
+def ranking(root: Node, inputs: Mapping[str, Input], values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return what the leaf has to which values lead from a tree's first node; empty if none does.
 
     Args:
-        root: the tree's first node.
-        inputs: the accepted values by input; for others the function returns no choices.
-        choices: what the indices in the leaves refer to.
+        root: the first node.
+        inputs: the accepted values by input.
+        values: the bucketed key values and dtype names, by name.
     """
-    checks = [(name, accepted.numbers, accepted.values) for name, accepted in inputs.items()]
-    first = _as_tuple(root, choices)
-
-    def rank(values: Mapping[str, Any]) -> tuple[T, ...]:
-        value: Any
-        for name, numbers, accepted_values in checks:
-            value = values.get(name)
-            if not ((numbers and type(value) in _NUMBERS) or value in accepted_values):
-                return ()
-        node = first
-        while len(node) == 5:
-            name, more, wanted, yes, no = node
-            value = values.get(name)
-            if more is None:
-                node = yes if value == wanted else no
-                continue
-            for other in more:
-                factor: Any = values.get(other)
-                value = (
-                    value * factor if type(value) in _NUMBERS and type(factor) in _NUMBERS else None
-                )
-            node = yes if type(value) in _NUMBERS and value <= wanted else no
-        ranking: tuple[T, ...] = node[0]
-        return ranking
-
-    return rank
-
-
-def _as_tuple(node: Node, choices: Sequence[Any]) -> tuple[Any, ...]:
-    """Convert a node to a tuple: five elements for a test, one for a leaf."""
-    if isinstance(node, Leaf):
-        return (tuple(choices[index] for index in node.ranking),)
-    yes, no = _as_tuple(node.yes, choices), _as_tuple(node.no, choices)
-    if isinstance(node, AtMost):
-        return node.inputs[0], node.inputs[1:], node.at_most, yes, no
-    return node.input, None, node.equals, yes, no
+    for name, accepted in inputs.items():
+        value = values.get(name)
+        if not ((accepted.numbers and type(value) in _NUMBERS) or value in accepted.values):
+            return ()
+    node = root
+    while not isinstance(node, Leaf):
+        if isinstance(node, AtMost):
+            factors: list[Any] = [values.get(name) for name in node.inputs]
+            are_numbers = all(type(factor) in _NUMBERS for factor in factors)
+            is_yes = are_numbers and math.prod(factors) <= node.at_most
+        else:
+            is_yes = values.get(node.input) == node.equals
+        node = node.yes if is_yes else node.no
+    return node.ranking
 
 
 def _format_json(value: Any, depth: int = 0) -> str:

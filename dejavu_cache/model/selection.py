@@ -12,7 +12,7 @@ its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Generic, TypeVar
 
 from .record import Measurement, Record
@@ -26,7 +26,6 @@ __all__ = [
     "NOISE",
     "SHORTEST_TIMING",
     "CaseScores",
-    "args_distance",
     "distance",
     "is_credible",
     "value_distance",
@@ -74,7 +73,7 @@ UNFINISHED = 1.02
 
 def winner(
     record: Record,
-    declared: Collection[Config],
+    declared: Container[Config],
     default: Config | None = None,
     *,
     trusted: str = "",
@@ -96,78 +95,62 @@ def winner(
     timed = _believed_timings(record, declared, trusted)
     if not timed:
         return None
-    best = min(timed.values(), key=lambda timing: (_time(timing), timing.config.text))
-    standard = timed.get(default) if default else None
-    if record.winner is not None and (previous := timed.get(record.winner.config)):
-        is_latest = all(timing.at <= record.winner.at for timing in timed.values())
-        stands = _ties(previous, best) or (is_latest and _contends(previous, best))
-        if stands and not (standard and _time(previous) > _time(standard)):
-            return previous.config
-    if standard and _time(standard) <= _time(best) * (1 + _uncertainty(best)):
-        return standard.config
-    return best.config
+    times = {config: timing.median or 0.0 for config, timing in timed.items()}
+    best = min(times, key=lambda config: (times[config], config.text))
+    p20, p80 = timed[best].p20, timed[best].p80
+    standard = math.inf if default is None else times.get(default, math.inf)
+    if record.winner is not None and record.winner.config in times:
+        previous, at = record.winner.config, record.winner.at
+        is_latest = all(timing.at <= at for timing in timed.values())
+        tie = max(1 + NOISE, min((p80 or 0.0) / times[best], 1 + WIDEST_TIE))
+        if is_latest:  # close contenders were repeated before it won
+            tie = max(tie, 1 + CONTENDER)
+        if times[previous] <= min(times[best] * tie, standard):
+            return previous
+    uncertainty = NOISE
+    if p20 is not None and p80 is not None:
+        spread = (p80 - p20) / times[best]
+        uncertainty = min(max(NOISE, spread / 4), MOST_UNCERTAIN)
+    return default if standard <= times[best] * (1 + uncertainty) else best
 
 
 def _believed_timings(
-    record: Record, declared: Collection[Config], trusted: str
+    record: Record, declared: Container[Config], trusted: str
 ) -> dict[Config, Measurement]:
     """Return the timings of declared configs that may decide, by config.
 
     A config that one machine alone found many times as fast as all others did is not among them,
     unless it won a tune. A scenario that one machine has measured has nothing to compare it with.
     """
-    timed = {
-        measurement.config: measurement
-        for measurement in record.measurements
-        if measurement.config in declared and is_credible(measurement)
-    }
+    timed: dict[Config, Measurement] = {}
     best_by_machine: dict[str, float] = {}
-    for timing in timed.values():
-        best_by_machine[timing.by] = min(best_by_machine.get(timing.by, math.inf), _time(timing))
-    believed = list(timed.values())
+    for entry in record.measurements:
+        median = entry.median or 0.0
+        if entry.config in declared and median >= SHORTEST_TIMING:
+            timed[entry.config] = entry
+            best_by_machine[entry.by] = min(best_by_machine.get(entry.by, math.inf), median)
     if len(best_by_machine) > 1:
         known = record.winner.config if record.winner else None
         rival_of = {
             machine: min(best for other, best in best_by_machine.items() if other != machine)
             for machine in best_by_machine
         }
-        believed = [
-            timing
-            for timing in believed
-            if timing.by == trusted
-            or timing.config == known
-            or _time(timing) * MOST_ADVANTAGE >= rival_of[timing.by]
-        ]
-    most = max((timing.case_count for timing in believed), default=0)
-    return {timing.config: timing for timing in believed if timing.case_count == most}
+        timed = {
+            config: entry
+            for config, entry in timed.items()
+            if entry.by == trusted
+            or config == known
+            or (entry.median or 0.0) * MOST_ADVANTAGE >= rival_of[entry.by]
+        }
+    if all(entry.cases is None for entry in timed.values()):
+        return timed
+    most = max(entry.case_count for entry in timed.values())
+    return {config: entry for config, entry in timed.items() if entry.case_count == most}
 
 
 def is_credible(measurement: Measurement) -> bool:
     """Return whether a measurement has a timing that a launch can have."""
-    return _time(measurement) >= SHORTEST_TIMING
-
-
-def _time(measurement: Measurement) -> float:
-    return measurement.median or 0.0
-
-
-def _contends(measurement: Measurement, best: Measurement) -> bool:
-    """Return whether a measurement is close enough to the best to be repeated."""
-    return _time(measurement) <= _time(best) * (1 + CONTENDER)
-
-
-def _uncertainty(measurement: Measurement) -> float:
-    """Return the relative uncertainty of a median: a quarter of the spread of its quantiles."""
-    if not measurement.median or measurement.p20 is None or measurement.p80 is None:
-        return NOISE
-    spread = (measurement.p80 - measurement.p20) / measurement.median
-    return min(max(NOISE, spread / 4), MOST_UNCERTAIN)
-
-
-def _ties(measurement: Measurement, best: Measurement) -> bool:
-    median = _time(best)
-    upper = min(best.p80 or 0.0, median * (1 + WIDEST_TIE))
-    return _time(measurement) <= max(median * (1 + NOISE), upper)
+    return (measurement.median or 0.0) >= SHORTEST_TIMING
 
 
 C = TypeVar("C")
@@ -204,10 +187,6 @@ class CaseScores(Generic[C]):
         """Return a config's score, 1 or more, over the cases in which it was timed."""
         slowdowns = self._slowdowns(config)
         return _score(slowdowns, len(slowdowns))
-
-    def worst(self, config: C) -> float:
-        """Return a config's largest slowdown."""
-        return max(self._slowdowns(config))
 
     def equivalent(self, config: C) -> float:
         """Return a config's score as a time in milliseconds, which is comparable with the others'.
@@ -254,36 +233,18 @@ def _score(slowdowns: list[float], cases: int) -> float:
 
 def distance(left: Scenario, right: Scenario) -> float:
     """Sum the powers of two between two scenarios' numbers; infinite if anything else differs."""
-    return args_distance(left.args, right.args) if left.dtypes == right.dtypes else math.inf
-
-
-def args_distance(
-    left: Mapping[str, Any],
-    right: Mapping[str, Any],
-    exact: Collection[str] = (),
-    limit: float = math.inf,
-) -> float:
-    """Return the distance of two scenarios' arguments, or any distance above a limit."""
-    if left.keys() != right.keys():
+    if left.dtypes != right.dtypes or left.args.keys() != right.args.keys():
         return math.inf
-    total = 0.0
-    for name, value in left.items():
-        total += value_distance(value, right[name], name in exact)
-        if total > limit:
-            break
-    return total
+    return sum(value_distance(value, right.args[name]) for name, value in left.args.items())
 
 
-def value_distance(left: Any, right: Any, exact: bool) -> float:
+def value_distance(left: Any, right: Any) -> float:
     """Return the powers of two between two numbers; infinite between other values that differ."""
-    if type(left) is type(right) and left == right:
+    if left == right and type(left) is type(right):
         return 0.0
-    if exact or not (_is_number(left) and _is_number(right)) or (left < 0) != (right < 0):
+    are_numbers = type(left) in (int, float) and type(right) in (int, float)
+    if not are_numbers or (left < 0) != (right < 0):
         return math.inf
-    if 0 in (left, right):
-        return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
-    return abs(math.log2(abs(left)) - math.log2(abs(right)))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if left and right:
+        return abs(math.log2(abs(left)) - math.log2(abs(right)))
+    return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))

@@ -31,7 +31,7 @@ from ..triton_internals.hooks import (
 from ..triton_internals.identity import find_jit_function
 from ..triton_internals.versions import Autotuner, autotuning_listener, knobs, launch_key
 from .request import Request
-from .run_files import ConfigRun, has_report, report_event, write_config_run
+from .run_files import What, has_report, report_event
 
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
@@ -65,15 +65,13 @@ class ConfigChosen:
 
 
 def emit(event: ConfigChosen) -> None:
-    """Tell Triton's users, the report, the log, OpenTelemetry and the fingerprint of a choice."""
+    """Tell Triton's users, the report, the log and OpenTelemetry of a choice."""
     tell_triton(event)
     if current_settings().report:
         report_choice(event)
     log_choice(event)
     if "opentelemetry" in sys.modules:
         trace_choice(event)
-    if current_settings().fingerprint:
-        write_choice(event)
 
 
 def tell_triton(event: ConfigChosen) -> None:
@@ -112,14 +110,20 @@ def _timings(event: ConfigChosen) -> Mapping[Any, Any]:
 
 
 def report_choice(event: ConfigChosen) -> None:
-    """Report to `verify` how a scenario's config was found."""
-    resolution, launch = event.resolution, event.request.name
-    if event.benchmarked:
-        report_event("benchmarked", launch, counted(event.benchmarked, "config"))
-    elif resolution.only or resolution.how in ("exact", "pinned"):
-        report_event("hit", launch, str(resolution.config))
-    else:
-        report_event("missed", launch, f"resolved by: {resolution.how}")
+    """Report how a scenario's config was found: to `verify`, and to `compare` with other runs."""
+    resolution, context = event.resolution, event.resolution.context
+    details = [f"{resolution.how}: {describe(resolution.config)}"]
+    if resolution.store:
+        details.append(f"in {resolution.store}")
+    if resolution.recorded_in or resolution.recorded_for:
+        digest = (resolution.recorded_in or context).digest
+        details.append(f"for {digest} {resolution.recorded_for or resolution.scenario}")
+    environment = context.environment
+    details.append(f"on {environment.device.name} with Triton {environment.triton}")
+    details.append(f"of code {context.kernel.source}")
+    is_hit = resolution.only or resolution.how in ("exact", "pinned")
+    what: What = "benchmarked" if event.benchmarked else "hit" if is_hit else "missed"
+    report_event(what, event.request.name, " ".join(details))
 
 
 def log_choice(event: ConfigChosen) -> None:
@@ -200,27 +204,6 @@ def _choices_counter() -> Any:
     from opentelemetry import metrics
 
     return metrics.get_meter(_NAME).create_counter(f"{_NAME}.choices", "{choice}")
-
-
-def write_choice(event: ConfigChosen) -> None:
-    """Write the config into the run's fingerprint."""
-    resolution, context = event.resolution, event.resolution.context
-    record = resolution.store or ""
-    if resolution.recorded_in or resolution.recorded_for:
-        digest = (resolution.recorded_in or context).digest
-        record += f", {digest} {resolution.recorded_for or resolution.scenario}"
-    write_config_run(
-        ConfigRun(
-            kernel=context.kernel.name,
-            scenario=str(event.request.scenario),
-            device=context.environment.device.name,
-            triton=context.environment.triton,
-            source=context.kernel.source,
-            config=str(describe(resolution.config)),
-            how=resolution.how,
-            record=record,
-        )
-    )
 
 
 @cache

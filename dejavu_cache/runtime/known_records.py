@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.record import Record
 from ..model.resolution import Resolution
-from ..model.scenario import Context, Difference, Scenario, differences
-from ..model.selection import args_distance
+from ..model.scenario import Context, Difference, Scenario, canonical_json, differences
+from ..model.selection import value_distance
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from .request import Request
@@ -30,8 +30,8 @@ MOST_SCENARIOS = 4096
 CONTEXTS_AGE = 60.0
 """Seconds for which the list of a kernel's contexts is used before it is read again."""
 
-_Listing = dict[frozenset[tuple[str, str]], list[tuple[Mapping[str, Any], str]]]
-"""The arguments and the text of a context's scenarios, by their dtypes."""
+_NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+"""A number in a scenario's text."""
 
 
 class KnownRecords:
@@ -56,7 +56,7 @@ class KnownRecords:
         ]
         self.url = ",".join(lasting) or tiers.url
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._listings: dict[Context, tuple[Hashable | None, _Listing]] = {}
+        self._texts: dict[Context, tuple[Hashable | None, list[str]]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
@@ -92,30 +92,43 @@ class KnownRecords:
     ) -> Iterator[tuple[float, Scenario]]:
         """Yield the recorded scenarios of a context within a distance, the nearest first.
 
+        They differ in numbers alone, so that a pattern finds them without parsing any.
+
         Args:
             context: the kernel, environment and problem of the records.
             wanted: the scenario in question.
             exact: key arguments that must be equal though they are numbers.
             max_distance: in powers of two, summed over the key arguments.
         """
-        candidates = [
-            (distance, text)
-            for args, text in self._listing(context).get(frozenset(wanted.dtypes.items()), ())
-            if (distance := args_distance(wanted.args, args, exact, max_distance)) <= max_distance
-            and distance < math.inf
-        ]
+        numbers = {
+            name: float(value)
+            for name, value in sorted(wanted.args.items())
+            if isinstance(value, (int, float)) and not (isinstance(value, bool) or name in exact)
+        }
+        blank = {"args": wanted.args | dict.fromkeys(numbers, "\0"), "dtypes": wanted.dtypes}
+        pattern = re.escape(canonical_json(blank)).replace(re.escape(json.dumps("\0")), _NUMBER)
+        is_alike, candidates = re.compile(pattern).fullmatch, []
+        for text in self._scenario_texts(context):
+            if match := is_alike(text):
+                total = 0.0
+                for value, found in zip(numbers.values(), match.groups(), strict=True):
+                    total += value_distance(value, float(found))
+                    if total > max_distance:
+                        break
+                if total <= max_distance and total < math.inf:
+                    candidates.append((total, text))
         for distance, text in sorted(candidates):
             with suppress(ValidationError):  # damaged
                 yield distance, Scenario.model_validate_json(text)
 
-    def _listing(self, context: Context) -> _Listing:
+    def _scenario_texts(self, context: Context) -> list[str]:
         """Return the recorded scenarios of a context, read again only if they may have changed."""
         revision = self.tiers.revision(context)
-        read_at, listing = self._listings.get(context, (None, None))
-        if listing is None or revision is None or read_at != revision:
-            listing = _list_scenarios(self.tiers.scenario_texts(context))
-            self._listings[context] = revision, listing
-        return listing
+        read_at, texts = self._texts.get(context, (None, []))
+        if revision is None or read_at != revision:
+            texts = list(self.tiers.scenario_texts(context))
+            self._texts[context] = revision, texts
+        return texts
 
     def scenarios(self, context: Context) -> list[Scenario]:
         """Return the recorded scenarios of a context; a text that is none is left out."""
@@ -172,18 +185,6 @@ class KnownRecords:
             write(context, [record])
         except (StoreError, OSError) as error:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
-
-
-def _list_scenarios(texts: Iterator[str]) -> _Listing:
-    listing: _Listing = {}
-    for text in texts:
-        try:
-            scenario = json.loads(text)
-            entry = {**scenario["args"]}, text
-            listing.setdefault(frozenset(scenario["dtypes"].items()), []).append(entry)
-        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-            continue  # damaged
-    return listing
 
 
 def fall_back(

@@ -43,9 +43,6 @@ LAUNCH_METHOD = "launch"
 QUIET_SECONDS = 1.0
 """Seconds that a write waits, so that it takes no time from launches that follow in a row."""
 
-_PATIENCE = 10.0
-"""Seconds that a tune waits for its launches to be written."""
-
 
 class CompiledLaunch(NamedTuple):
     """What Triton has compiled, and where to record it.
@@ -80,22 +77,19 @@ class CompiledLaunch(NamedTuple):
 
     def as_recorded(self) -> RecordedLaunch | None:
         """Return the launch, without its config if that is one that the kernel declares."""
-        metadata = SimpleNamespace(**self.metadata)
-        if self.autotuner is not None and len(self.autotuner.configs) > 1:
-            heuristics = self.autotuner.fn is not self.source.fn
-            for config in filter(self._may_be_of, self.autotuner.configs):
-                launch = launch_of(self.source, metadata, config, heuristics=heuristics)
+        metadata, source = SimpleNamespace(**self.metadata), self.source
+        configs = self.autotuner.configs if self.autotuner is not None else ()
+        names = source.fn.arg_names
+        constants = {
+            names[path[0]]: value for path, value in source.constants.items() if len(path) == 1
+        }
+        for config in configs if len(configs) > 1 else ():
+            if all(constants.get(name, value) == value for name, value in config.kwargs.items()):
+                heuristics = self.autotuner.fn is not source.fn
+                launch = launch_of(source, metadata, config, heuristics=heuristics)
                 if launch is not None:
                     return launch
-        return launch_of(self.source, metadata)
-
-    def _may_be_of(self, config: Any) -> bool:
-        """Return whether the launch's constants are those of a `triton.Config`."""
-        names = self.source.fn.arg_names
-        constants = {
-            names[path[0]]: value for path, value in self.source.constants.items() if len(path) == 1
-        }
-        return all(constants.get(name, value) == value for name, value in config.kwargs.items())
+        return launch_of(source, metadata)
 
 
 _autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -104,8 +98,8 @@ _autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueD
 _autotuner_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """The first cached autotuner of each jit function, by the function's id."""
 
-_tuned_now: list[tuple[int, TieredStore]] = []
-"""The id of each function that is tuned now, and the store of its tune."""
+_tuned_now: list[int] = []
+"""The id of each function that is tuned now."""
 
 _lock = ForkLock()
 
@@ -122,20 +116,13 @@ def record_launches(autotuner: Any) -> None:
 
 
 @contextmanager
-def pause_recording(autotuner: Any, store: TieredStore) -> Iterator[None]:
-    """Leave out an autotuner's own kernel while its configs are compiled to be measured.
-
-    Args:
-        autotuner: the `CachedAutotuner` that tunes.
-        store: where launches of other kernels are recorded meanwhile.
-    """
-    tuned = id(jit_function(autotuner)), store
+def pause_recording(autotuner: Any) -> Iterator[None]:
+    """Leave out an autotuner's own kernel while its configs are compiled to be measured."""
+    tuned = id(jit_function(autotuner))
     _tuned_now.append(tuned)
     try:
         yield
     finally:
-        if not is_interpreting():
-            _writer.finish(_PATIENCE)
         _tuned_now.remove(tuned)
 
 
@@ -165,13 +152,13 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
-    if function is None or any(id(function) == tuned for tuned, _ in _tuned_now):
+    if function is None or id(function) in _tuned_now:
         return
     autotuner = _autotuner_of_function.get(id(function))
     owner = autotuner or _autotuner_of_module.get(python_function(function).__module__)
     if owner is None or owner.mode is not Mode.TUNE:
         return
-    store = _tuned_now[-1][1] if _tuned_now else owner.home
+    store = owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
         environment = current_environment(current_device())
         _writer.add(CompiledLaunch(source, metadata, autotuner, store, environment))

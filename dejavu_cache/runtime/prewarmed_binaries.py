@@ -61,25 +61,19 @@ class SealedBinaries:
         path = self._folder / inside
         try:
             problem = _problem_of(path.parent) or _problem_of(path)
-            if problem is None and self._digest(path) != self._files[inside].sha256:
+            if problem is None:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                with open(os.open(path, flags), "rb") as file:
+                    if sha256_of(file) == self._files[inside].sha256:
+                        return path
                 problem = f"{path} was altered: its digest is not the manifest's"
         except FileNotFoundError:
             return None
         except OSError as error:
             problem = f"{path} cannot be read: {error.strerror}"
-        if problem is None:
-            return path
-        warn_once(
-            f"binary {path}",
-            f"{problem}; it is compiled instead; make the folder again with prewarm",
-        )
+        remedy = "it is compiled instead; make the folder again with prewarm"
+        warn_once(f"binary {path}", f"{problem}; {remedy}")
         return None
-
-    @staticmethod
-    def _digest(path: Path) -> str:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            return sha256_of(file)
 
 
 @cache
@@ -156,18 +150,17 @@ def _problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
     """Return why others can change a file or the entries of a folder, or None.
 
     Args:
-        path: the file or folder.
+        path: the file or folder; a link is neither.
         may_be_sticky: whether a sticky folder will do, in which users cannot rename what belongs to
             others.
     """
     status = path.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        return f"{path} is a symbolic link: replace it by what it points to"
-    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-        return f"{path} is neither a file nor a folder: remove it"
-    if status.st_uid not in (0, os.geteuid()):
-        return f"{path} belongs to user {status.st_uid}: chown it to root or to this user"
+    is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     is_sticky = may_be_sticky and status.st_mode & stat.S_ISVTX
-    if status.st_mode & 0o022 and not is_sticky:
-        return f"other users may write to {path}: chmod go-w {path}"
-    return None
+    is_private = is_sticky or not status.st_mode & 0o022
+    if is_plain and is_private and status.st_uid in (0, os.geteuid()):
+        return None
+    return (
+        f"{path} is a link, another user's, or one that others may write: "
+        f"replace it by a file or folder, chown it to this user, or chmod go-w {path}"
+    )

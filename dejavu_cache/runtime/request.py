@@ -149,8 +149,16 @@ class Request:
         is_wanted = self.check is not None
         return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
 
-    def resolution(self, how: How, config: Any, store: str | None = None) -> Resolution:
+    def resolution(
+        self, how: How, config: Any, store: str | None = None, not_compared: Sequence[str] = ()
+    ) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
-            how, config, self.scenario, self.context, store, not_stored=self.not_stored
+            how,
+            config,
+            self.scenario,
+            self.context,
+            store,
+            not_compared=not_compared,
+            not_stored=self.not_stored,
         )

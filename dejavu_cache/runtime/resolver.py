@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OtherCodeError", "Resolver"]
 
-RACE_WAIT = 1.0
-"""Seconds to wait for a process that only races what is recorded."""
-
 MOST_REJECTIONS = 3
 """Configs of a scenario that may fail at launches before only the default is left."""
 
@@ -123,10 +120,7 @@ class Resolver:
         settled = rules.settled_choice(usable, found, findings)
         if settled is not None:
             return settled, 0
-        recorded = rules.recorded_choice(usable, found)
-        only_races = recorded and found and not rules.due_configs(usable, found.record)
-        patience = min(wait, RACE_WAIT) if only_races else wait
-        tuned, benchmarked = tune(usable, self._records, patience, self._parent)
+        tuned, benchmarked = tune(usable, self._records, wait, self._parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
             tuned = self._fall_back(self._usable_request(usable, found), found)

@@ -17,7 +17,7 @@ and write nothing. A launch asks them in this order:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.record import (
@@ -109,7 +109,9 @@ def corrected_record(record: Record, findings: Findings) -> Record:
     return record.model_copy(update={"measurements": measurements}) if corrections else record
 
 
-def recorded_choice(request: Request, found: Found | None) -> Resolution | None:
+def recorded_choice(
+    request: Request, found: Found | None, among: Collection[Config] | None = None
+) -> Resolution | None:
     """Return the resolution to a record's pin, or else to the best declared config, or None.
 
     A record only selects among the configs that the kernel declares today, whoever wrote it.
@@ -117,21 +119,19 @@ def recorded_choice(request: Request, found: Found | None) -> Resolution | None:
     Args:
         request: the scenario in question.
         found: a record of this scenario or of one that may stand in for it.
+        among: the configs of which the best is taken; None: all declared ones.
     """
     if found is None:
         return None
-    pinned = found.record.pinned
+    record, pinned = found.record, found.record.pinned
     if pinned is not None and pinned in request.declared:
         return request.resolution("pinned", request.declared[pinned], found.store)
-    best = best_config(request, found.record)
-    return None if best is None else _resolve_to(request, found, best)
-
-
-def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
-    chosen = request.resolution("exact", request.declared[config], found.store)
-    if request.check is None or config == describe(request.default):
-        return chosen
-    return replace(chosen, not_compared=found.record.reasons_not_compared(config))
+    best = best_config(request, record, among)
+    if best is None:
+        return None
+    is_standard = request.check is None or best == describe(request.default)
+    not_compared = () if is_standard else record.reasons_not_compared(best)
+    return request.resolution("exact", request.declared[best], found.store, not_compared)
 
 
 def trusted_choice(
@@ -162,10 +162,7 @@ def trusted_choice(
         return leader
     if record.winner.config not in request.declared:
         return leader if uncompared else None
-    if record.winner.config not in trusted:
-        return None
-    best = _select(request, record, trusted)
-    return None if best is None else _resolve_to(request, found, best)
+    return recorded_choice(request, found, trusted) if record.winner.config in trusted else None
 
 
 def trusted_configs(
@@ -231,13 +228,18 @@ def uncompared_choice(request: Request, found: Found | None, results: Results) -
     return replace(default, uncompared="; ".join(reasons), is_idle=is_idle)
 
 
-def best_config(request: Request, record: Record) -> Config | None:
-    """Return the best declared config by a record's timings, or None if none is believed."""
-    return _select(request, record, request.declared)
+def best_config(
+    request: Request, record: Record, among: Collection[Config] | None = None
+) -> Config | None:
+    """Return the best config by a record's timings, or None if none is believed.
 
-
-def _select(request: Request, record: Record, configs: Iterable[Config]) -> Config | None:
-    return winner(record, {*configs}, describe(request.default), trusted=whoami())
+    Args:
+        request: the scenario.
+        record: its record.
+        among: the configs of which the best is taken; None: all declared ones.
+    """
+    configs = request.declared if among is None else among
+    return winner(record, configs, describe(request.default), trusted=whoami())
 
 
 def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
@@ -332,7 +334,7 @@ def winner_config(request: Request, record: Record, best: Config) -> Config:
     """
     if not request.prunes or record.winner is None:
         return best
-    return _select(request, record, {best, record.winner.config}) or best
+    return best_config(request, record, {best, record.winner.config}) or best
 
 
 def winner_to_record(

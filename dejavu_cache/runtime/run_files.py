@@ -1,8 +1,7 @@
-"""What a run writes down about itself: its activity for `verify`, its configs for `compare`.
+"""What a run writes down about itself, for `verify` and `compare`.
 
-Every process that inherits `DEJAVU_CACHE_REPORT` or `DEJAVU_CACHE_FINGERPRINT` appends lines of
-JSON to a file of its own in that folder: to the report one for each event, to the fingerprint one
-for each scenario whose config it chose.
+Every process that inherits `DEJAVU_CACHE_REPORT` appends lines of JSON to a file of its own in that
+folder, one for each event.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ from ..system.safe_files import open_to_append, read_file
 
 __all__ = [
     "ActivityEvent",
-    "ConfigRun",
     "has_report",
     "read_events",
-    "read_fingerprint",
     "report_event",
-    "write_config_run",
 ]
 
 What = Literal["started", "hit", "missed", "loaded", "compiled", "built", "benchmarked", "lost"]
@@ -41,11 +37,11 @@ class ActivityEvent(BaseModel):
 
     Attributes:
         what: `started`: the process began its report. `hit`, `missed`: a scenario was resolved by
-            its record, or had none. `loaded`, `compiled`: Triton found a binary, or made it.
-            `built`: a C compiler built a host module. `benchmarked`: configs were measured.
-            `lost`: something that the process could not report.
+            its record, or had none. `benchmarked`: configs were measured, here or by another
+            autotuner. `loaded`, `compiled`: Triton found a binary, or made it. `built`: a C
+            compiler built a host module. `lost`: something that the process could not report.
         about: the program's arguments, the kernel and its scenario, or a module's name.
-        detail: the config, the specialisation, or how often.
+        detail: the config and how it was found, or the specialisation.
         process: the process's id.
     """
 
@@ -60,31 +56,6 @@ class ActivityEvent(BaseModel):
         return self.what in ("missed", "compiled", "built", "benchmarked", "lost")
 
 
-class ConfigRun(BaseModel):
-    """A scenario of a kernel, and the config that it ran.
-
-    Attributes:
-        kernel: the kernel's name.
-        scenario: the bucketed values and dtypes, as text.
-        device: the GPU's name.
-        triton: the version of Triton.
-        source: the key of the kernel's code.
-        config: the config, as text.
-        how: how it was found.
-        record: the store that has the record, and the context's digest and the scenario of the
-            record if it is another one; empty without a record.
-    """
-
-    kernel: str
-    scenario: str
-    device: str
-    triton: str
-    source: str
-    config: str
-    how: str
-    record: str = ""
-
-
 _LOST = ".lost"
 """Ending of the name of an empty file beside a report that is not complete."""
 
@@ -93,12 +64,12 @@ _beginning = ForkLock()
 
 def has_report() -> bool:
     """Return whether this process reports its activity."""
-    return _file("report") is not None
+    return _file() is not None
 
 
 def report_event(what: What, about: str, detail: str = "") -> None:
     """Append an event to the report, if there is one; it is written before the program goes on."""
-    if (path := _file("report")) is None:
+    if (path := _file()) is None:
         return
     event = ActivityEvent.model_construct(
         what=what, about=about, detail=detail, process=os.getpid()
@@ -108,22 +79,16 @@ def report_event(what: What, about: str, detail: str = "") -> None:
             os.close(open_to_append(path.with_suffix(_LOST)))
 
 
-def write_config_run(run: ConfigRun) -> None:
-    """Append a scenario and its config to the fingerprint."""
-    if (path := _file("fingerprint")) is not None:
-        _append(path, run)
-
-
-def _file(kind: Literal["report", "fingerprint"]) -> Path | None:
+def _file() -> Path | None:
     """Return the file of this process, a forked one's own; threads that begin it get one file."""
     with _beginning:
-        return _begin(kind, os.getpid())
+        return _begin(os.getpid())
 
 
 @cache
-def _begin(kind: Literal["report", "fingerprint"], process: int) -> Path | None:
+def _begin(process: int) -> Path | None:
     try:
-        folder = getattr(current_settings(), kind)
+        folder = current_settings().report
     except DejavuError:  # the first launch reports the broken setting
         return None
     if not folder:
@@ -166,19 +131,6 @@ def read_events(folder: Path) -> list[ActivityEvent]:
 
 def _lost_event() -> ActivityEvent:
     return ActivityEvent(what="lost", about="what a process could not report")
-
-
-def read_fingerprint(folder: Path) -> list[ConfigRun]:
-    """Return the runs in a fingerprint's folder; lines that a kill cut short are left out.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
-    runs = []
-    for line in (line for path in sorted(folder.glob("*.jsonl")) for line in _lines(path)):
-        with suppress(ValidationError):
-            runs.append(ConfigRun.model_validate_json(line))
-    return runs
 
 
 def _lines(file: Path) -> list[str]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
@@ -189,8 +188,8 @@ class Tune:
             findings.is_raced = False
             self._record_winner(winner, results)
         how: How = "tuned" if due or self._measured else "exact"
-        resolution = request.resolution(how, request.declared[winner], self._records.url)
-        return replace(resolution, not_compared=reasons_not_compared(results)), self._measured
+        chosen, reasons = request.declared[winner], reasons_not_compared(results)
+        return request.resolution(how, chosen, self._records.url, reasons), self._measured
 
     def _measure_due(self, due: Sequence[Config]) -> None:
         """Measure the due configs as far as the budget goes, and race those that are fast."""
@@ -260,10 +259,7 @@ class Tune:
             around=around,
             earlier=earlier,
         )
-        with (
-            pause_recording(request.autotuner, self._records.tiers),
-            self._check.restoring_arguments(),
-        ):
+        with pause_recording(request.autotuner), self._check.restoring_arguments():
             try:
                 self._measured += tuner.tune(configs, search)
             finally:

@@ -17,7 +17,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, read_file, replace_file
+from ..system.safe_files import expand_home, open_to_read, read_file, replace_file
 from .base import Found, FoundTree, Store
 from .file_layout import Page, find_record
 from .folder import (
@@ -86,8 +86,8 @@ class FileStore(Store):
         path = self.path(context)
         if path not in self._pages:
             try:
-                content = read_file(path, self.root)
-                record = find_record(content, context, scenario, str(path))
+                with open_to_read(path, self.root) as file:
+                    record = find_record(file, context, scenario, str(path))
                 return Found(record, self.url) if record else None
             except (FileNotFoundError, NotADirectoryError):
                 return None

@@ -21,7 +21,8 @@
 Every measurement has a line of its own, and everything is sorted. Only a record starts a line with
 a brace, so a file of ten thousand records is cut into the texts of its records without parsing
 JSON. A record is parsed when a caller asks for it; a single one is found by its first line. Files
-with any other layout, for example after an edit by hand, are parsed as a whole, which is slower.
+with any other layout, for example after an edit by hand, or of an earlier format, are parsed as a
+whole, which is slower.
 
 A damaged record costs itself alone: what can be read of it is used. Before a write leaves out what
 cannot be read, the store keeps a copy of the whole file.
@@ -30,8 +31,10 @@ cannot be read, the store keeps a copy of the whole file.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -43,13 +46,15 @@ from ..system.notices import warn_once
 
 __all__ = ["Page", "find_record", "read_set"]
 
-_OPENINGS = tuple(f'{{"format": {version},\n"context": ' for version in range(1, FORMAT + 1))
-_OPENING_LENGTH = len(_OPENINGS[0])
+_OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
 _CLOSING = "\n]}\n"
 _SCENARIO = '"scenario": '
 _LINE_END = ",\n"
 _RECORD_ENDS = ("]},", "]}")
+
+_BLOCK = 1 << 18
+"""Bytes that a search reads at a time."""
 
 
 class Page:
@@ -110,9 +115,9 @@ class Page:
         if text.endswith(_CLOSING[:-1]):  # an editor dropped the last line end
             text += "\n"
         head, separator, body = text.partition(_RECORDS)
-        if not (separator and head.startswith(_OPENINGS)):
+        if not (separator and head.startswith(_OPENING)):
             return None
-        page = cls(_context(head[_OPENING_LENGTH:], where), where=where)
+        page = cls(_context(head[len(_OPENING) :], where), where=where)
         if not text.endswith(_CLOSING):
             page.loss = "its end is missing"
         for cut in body.removesuffix(_CLOSING).split("\n{")[1:]:
@@ -197,7 +202,7 @@ class Page:
         """Content of the record set's file."""
         cuts = (cut for _, cut in sorted(self._cuts.items()))
         records = ",".join("\n{" + cut.removesuffix(",") for cut in cuts)
-        return f"{_head(self.context, FORMAT)}{records}{_CLOSING}"
+        return f"{_head(self.context)}{records}{_CLOSING}"
 
 
 def read_set(text: str | bytes, where: str) -> RecordSet:
@@ -219,11 +224,11 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
     return record_set
 
 
-def find_record(content: bytes, context: Context, scenario: Scenario, where: str) -> Record | None:
-    """Find a record in the content of a file in this module's layout, without cutting the rest.
+def find_record(file: IO[bytes], context: Context, scenario: Scenario, where: str) -> Record | None:
+    """Find a record in a file of this module's layout, without reading on after it.
 
     Args:
-        content: the bytes of the file.
+        file: the file, just opened.
         context: the context of the file's records.
         scenario: the scenario of the record.
         where: the file's name, for messages.
@@ -231,20 +236,30 @@ def find_record(content: bytes, context: Context, scenario: Scenario, where: str
     Raises:
         ValueError: the file has another layout.
     """
-    heads = tuple(_head(context, version).encode() for version in range(1, FORMAT + 1))
-    end = len(content) - len(_CLOSING)
-    if not content.startswith(heads) or content[end:] != _CLOSING.encode():
+    closing = _CLOSING.encode()
+    size = os.fstat(file.fileno()).st_size
+    blocks = iter(partial(file.read, _BLOCK), b"")
+    content = next(blocks, b"")
+    ending = os.pread(file.fileno(), len(closing), max(size - len(closing), 0))
+    if not content.startswith(_head(context).encode()) or ending != closing:
         raise ValueError("it begins or ends otherwise")
     first_line = f"\n{{{_SCENARIO}{scenario.text}{_LINE_END}".encode()
-    start = content.find(first_line, len(heads[0]))
-    if start < 0:
-        return None
-    stop = content.find(b"\n{", start + len(first_line))
-    return _read_record(content[start + 2 : end if stop < 0 else stop].decode(), where)
+    while (start := content.find(first_line)) < 0:
+        block = next(blocks, None)
+        if block is None:
+            return None
+        content = content[-len(first_line) :] + block
+    while (stop := content.find(b"\n{", start + len(first_line))) < 0:
+        block = next(blocks, None)
+        if block is None:
+            content, stop = content.removesuffix(closing), None
+            break
+        content += block
+    return _read_record(content[start + 2 : stop].decode(), where)
 
 
 @lru_cache(maxsize=256)
-def _head(context: Context, version: int) -> str:
+def _head(context: Context) -> str:
     """Return the text of a file up to its first record."""
     text = json.dumps(
         context.model_dump(mode="json", exclude_none=True),
@@ -252,7 +267,7 @@ def _head(context: Context, version: int) -> str:
         sort_keys=True,
         ensure_ascii=False,
     )
-    return f"{_OPENINGS[version - 1]}{text}{_RECORDS}"
+    return f"{_OPENING}{text}{_RECORDS}"
 
 
 def _context(text: str, where: str) -> Context:

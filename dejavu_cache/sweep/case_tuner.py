@@ -142,7 +142,7 @@ class CaseTuner:
             with mark.around(config):
                 yield
 
-        with closing(mark), pause_recording(request.autotuner, TieredStore([self._store])):
+        with closing(mark), pause_recording(request.autotuner):
             tuner = Tuner(
                 request.candidate_launch(),
                 keep,

@@ -33,6 +33,7 @@ __all__ = [
     "open_folder",
     "open_replacement",
     "open_to_append",
+    "open_to_read",
     "private_temporary_folder",
     "read_file",
     "replace_file",
@@ -84,21 +85,32 @@ def _refuse_special_file(handle: int, path: Path) -> None:
         raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
 
 
-def read_file(path: Path, root: Path | None = None) -> bytes:
-    """Return the content of a regular file of at most `MAX_BYTES` bytes.
+@contextmanager
+def open_to_read(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
+    """Yield a regular file.
 
     Args:
         path: the file.
         root: below it, links are not followed; None: only the file itself must not be a link.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or is larger (`EFBIG`).
+        OSError: it cannot be opened, or is no regular file.
     """
     with (
         open_folder(root or path.parent, path.parent) as folder,
         open(path.name, "rb", opener=partial(_open_in, folder)) as file,
     ):
         _refuse_special_file(file.fileno(), path)
+        yield file
+
+
+def read_file(path: Path, root: Path | None = None) -> bytes:
+    """Return the content of a regular file of at most `MAX_BYTES` bytes, as `open_to_read` does.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger (`EFBIG`).
+    """
+    with open_to_read(path, root) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))

@@ -138,7 +138,8 @@ class Answers:
         """Keep no answer yet."""
         self._arg_names = arg_names
         self._ask = ask
-        self._read: dict[str, int] = {}  # what was read, with its place among the parameters
+        # What was read, with its place among the parameters: pairs, over which each launch goes.
+        self._read: tuple[tuple[str, int], ...] = ()
         self._kept: dict[Hashable, Any] = {}
 
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...]:
@@ -151,11 +152,12 @@ class Answers:
         Raises:
             TypeError: an argument that was read cannot be compared.
         """
-        form: list[Hashable] = [len(args), *kwargs]
-        for name, place in self._read.items():
-            value = args[place] if place < len(args) else kwargs.get(name, _ABSENT)
-            form.append(value if value.__class__ is int else _visible(value))
-        return tuple(form)
+        count = len(args)
+        form: tuple[Hashable, ...] = (count, *kwargs) if kwargs else (count,)
+        for name, place in self._read:
+            value = args[place] if place < count else kwargs.get(name, _ABSENT)
+            form += (value if value.__class__ is int else _visible(value),)
+        return form
 
     def answer(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the answer for a launch.
@@ -170,10 +172,10 @@ class Answers:
             return self._kept[device, self.form(args, given)]
         read: set[str] = set()
         answer = self._ask(read, args, kwargs)
-        if more := read - _NOT_ARGUMENTS - self._read.keys():
+        if more := read - _NOT_ARGUMENTS - dict(self._read).keys():
             names = list(self._arg_names)
             places = {name: names.index(name) if name in names else len(names) for name in more}
-            self._read = {**self._read, **places}  # another thread may be looking at it
+            self._read += tuple(places.items())
             self._kept.clear()
         elif len(self._kept) >= _MOST_ANSWERS:
             self._kept.clear()

@@ -121,6 +121,7 @@ def pages(
         Optional[Path],  # noqa: UP045
         typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
     ] = None,
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,
 ) -> None:
     """Show what a store holds: the server's pages for its records, in a browser.
 
@@ -130,7 +131,7 @@ def pages(
         from .store_pages import serve_pages, write_overview
 
         if output is None:
-            serve_pages(store)
+            serve_pages(store, port)
         else:
             write_overview(store, output)
             typer.echo(f"{output} shows what is tuned.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,20 +37,25 @@ _PATIENCE = 30.0
 _DEAD_LINK = re.compile(r' href="[/?][^"]*"')
 
 
-def serve_pages(url: str) -> None:
+def serve_pages(url: str, port: int) -> None:
     """Serve the pages of a store until a signal to stop, and open a browser.
+
+    Args:
+        url: The store's URL; empty for the user's own.
+        port: The port to listen on; 0 for any that is free.
 
     Raises:
         StoreError: The store has no records, or cannot be read.
     """
-    with _copied(url) as database, socket.create_server(("127.0.0.1", 0)) as listener:
+    with _copied(url) as database, socket.create_server(("127.0.0.1", port)) as listener:
         # Whoever has no token may read once there is one, and nobody knows this one.
         tokens.issue(database, ANYBODY, "pages", "read", [EVERYWHERE], None)
         server = make_server(ServerSettings(database=str(database.url), open_read=True))
         page = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         typer.echo(f"{page} shows {url or 'your records'} until Ctrl-C")
         sys.stdout.flush()
-        webbrowser.open(page)  # the socket listens already, so that the browser waits for an answer
+        # The socket listens already, and a browser in this terminal ends only when it is closed.
+        threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 

@@ -31,8 +31,6 @@ from dejavu_cache.engines.vllm.planned_attention import (
     batches_to_expect,
     launch_batch,
     made_up_step,
-    plan_layer,
-    run_layer,
     split_cache,
 )
 
@@ -105,7 +103,8 @@ def test_layers_are_right_over_every_layout_of_the_cache(case: Case, layout: str
     tokens = len(arguments["q"])
     out = torch.full((tokens + 3, *arguments["q"].shape[1:]), float("nan"), dtype=case.dtype)
     step = step_of(arguments, tokens)
-    run_layer(step, features_of(arguments), arguments["q"], keys, values, out[:tokens])
+    plan = step.plan(features_of(arguments), arguments["q"], keys, values)
+    plan.run(arguments["q"], keys, values, out[:tokens])
     assert torch.allclose(out[:tokens], batch.expected, rtol=2e-3, atol=2e-3)
     assert out[tokens:].isnan().all()
 
@@ -121,7 +120,7 @@ def test_layers_with_both_scales_of_their_own_share_a_plan() -> None:
         arguments.update(k_scale=k_scale, v_scale=v_scale)
         layers.append(features_of(arguments))
         out = torch.full_like(q, float("nan"))
-        run_layer(step, layers[-1], q, *caches, out)
+        step.plan(layers[-1], q, *caches).run(q, *caches, out, None, layers[-1].scales)
         assert torch.allclose(out, batch.run("reference"), rtol=4e-3, atol=4e-3)
         assert len(step.plans) == plans
 
@@ -130,7 +129,7 @@ def test_launches_do_not_overlap_in_an_engine() -> None:
     arguments = draw(MIXED, "cpu").arguments
     keys, values = arguments["k_cache"], arguments["v_cache"]
     step = step_of(arguments, len(arguments["q"]))
-    planned = plan_layer(step, features_of(arguments), arguments["q"], keys, values)
+    planned = step.plan(features_of(arguments), arguments["q"], keys, values)
     assert not planned.overlap
 
 

@@ -23,8 +23,6 @@ from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
     LayerFeatures,
     LayerShape,
     ServingLimits,
-    plan_layer,
-    run_layer,
 )
 
 HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
@@ -174,7 +172,8 @@ def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
     assert step.max_query_len == 24, "one of the requests may have all tokens"
     query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     out = torch.full_like(query, float("nan"))
-    plan = plan_layer(step, LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    plan = step.plan(LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
     begins[1], begins[2:], lengths[2:] = 23, 24, 0
     lengths[:2] = replayed.seq_lens
     table[:2, : replayed.block_table_tensor.shape[1]] = replayed.block_table_tensor
@@ -197,5 +196,6 @@ def test_a_token_of_chunked_local_attention_sees_its_chunk(
     step = builder.build(0, common_metadata(batch.arguments, 1))
     query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     out = torch.full_like(query, float("nan"))
-    run_layer(step, LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values, out)
+    plan = step.plan(LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
+    plan.run(query, keys, values, out)
     assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4), "8 keys, and its own"

@@ -167,42 +167,6 @@ def test_triton_that_was_imported_before_the_startup_is_served(tmp_path: Path) -
     assert run_with_startup(code, tmp_path).stdout.strip() == installation.__name__
 
 
-def test_an_import_hook_of_the_old_kind_does_no_harm(tmp_path: Path) -> None:
-    write_source(tmp_path / "fake" / "triton.py", "autotune = 1")
-    code = """
-        import sys
-
-        class Old:
-            def find_module(self, name, path=None):
-                return None
-
-        sys.meta_path.insert(0, Old())
-        import triton
-        print(triton.__name__)
-    """
-    path = f"{STARTUP}:{tmp_path / 'fake'}"
-    assert run_with_startup(code, tmp_path, path=path).stdout == "triton\n"
-
-
-def test_a_process_that_was_to_be_served_and_was_not_says_so_at_its_end(tmp_path: Path) -> None:
-    write_source(tmp_path / "fake" / "triton.py", "autotune = 1")
-    past_the_hook = """
-        import sys
-        sys.meta_path[:] = [finder for finder in sys.meta_path if "Hook" not in str(finder)]
-        import triton
-    """
-    path = f"{STARTUP}:{tmp_path / 'fake'}"
-    seen = run_with_startup(past_the_hook, tmp_path, path=path)
-    assert seen.stderr.count("\n") == 1
-    assert "kernels of this process were not cached" in seen.stderr
-    stands_in = """
-        import sys, types
-        sys.modules["triton"] = types.ModuleType("triton")
-        import triton
-    """
-    assert run_with_startup(stands_in, tmp_path, path=path).stderr == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -22,7 +22,6 @@ def test_a_config_that_is_bad_in_one_case_loses_to_one_that_is_good_in_all() -> 
     scores = CaseScores({"bad once": bad_once, "even": even})
     assert scores.score("bad once") == pytest.approx(1.5 / MOST_SLOWDOWN)
     assert scores.leaders == ["even", "bad once"]
-    assert scores.worst("bad once") == 1.5
 
 
 def test_a_config_is_left_out_when_it_is_too_far_behind_to_win() -> None:

@@ -10,7 +10,7 @@ from support.records import MOMENT, config, measurement, record
 
 from dejavu_cache.model.record import Failure, Measurement, Winner
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.model.selection import args_distance, distance, winner
+from dejavu_cache.model.selection import distance, winner
 
 ALL = {config(16), config(32), config(64)}
 
@@ -101,10 +101,6 @@ def test_only_numbers_may_differ() -> None:
         distance(scenario, Scenario(args={"M": -32, "causal": True}, dtypes={"x": "float16"}))
         == math.inf
     )
-
-
-def test_an_exact_argument_may_not_differ() -> None:
-    assert args_distance({"M": 32}, {"M": 16}, exact={"M"}) == math.inf
 
 
 def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:

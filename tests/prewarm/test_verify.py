@@ -29,13 +29,13 @@ def test_an_untuned_scenario_is_named(tmp_path: Path) -> None:
     tuning = verify(tmp_path, 100, 200)
     assert tuning.returncode == 1
     assert (
-        "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (2 configs)"
+        "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (tuned: BLOCK="
         in tuning.stdout
     )
     missed = verify(tmp_path, 100, 200, 5000, DEJAVU_CACHE_MODE="reuse")
     assert missed.returncode == 1
     assert (
-        "missed: program.add(n=5000; x_ptr: float32, y_ptr: float32) (resolved by: default)"
+        "missed: program.add(n=5000; x_ptr: float32, y_ptr: float32) (default: BLOCK="
         in missed.stdout
     )
     assert "2 scenarios hit, 1 missed" in missed.stdout

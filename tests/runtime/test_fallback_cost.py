@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.addition import CONFIGS, add_one
 from support.kernels import launch
+from support.records import context
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import Scenario, now
-from dejavu_cache.stores import file_layout
+from dejavu_cache.model.selection import distance
+from dejavu_cache.runtime.known_records import KnownRecords
+from dejavu_cache.stores import MemoryStore, TieredStore, file_layout
 from dejavu_cache.triton_internals.config_names import describe
 
 
@@ -95,3 +100,26 @@ def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path:
     launch(kernel, 111)
     assert kernel.best_config is CONFIGS[2]
     assert kernel.explain(*_tensors(), 111).how == "nearest"
+
+
+@given(st.lists(st.one_of(st.integers(-4, 4), st.floats(-1e9, 1e9)), max_size=8, unique=True))
+def test_near_scenarios_differ_in_numbers_alone_and_the_nearest_comes_first(
+    values: list[float],
+) -> None:
+    def scenario(n: float, **others: Any) -> Scenario:
+        args = {"causal": True, "kind": 'a "quoted (name', "n": n, **others}
+        return Scenario(args=args, dtypes={"x": "float16"})
+
+    store, wanted = MemoryStore(), scenario(3)
+    others = [scenario(3, causal=False), scenario(3, kind="b"), scenario(3, extra=1)]
+    alike = [scenario(value) for value in values]
+    store.put(context(), [Record(scenario=each) for each in [*others, *alike]])
+    records = KnownRecords(TieredStore([store]))
+    found = list(records.near(context(), wanted))
+    expected = sorted(distance(wanted, scenario(value)) for value in values if value >= 0)
+    assert [gap for gap, _ in found] == pytest.approx(expected)
+    assert all(gap == pytest.approx(distance(wanted, each)) for gap, each in found)
+    assert [each for _, each in records.near(context(), wanted, {"n"})] == [
+        each for each in alike if each == wanted
+    ]
+    assert all(gap <= 1.0 for gap, _ in records.near(context(), wanted, max_distance=1.0))

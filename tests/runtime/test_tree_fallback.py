@@ -20,7 +20,7 @@ from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.decision_tree import Leaf, Tree
 from dejavu_cache.model.record import Measurement, OutputVerdict, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, shipped_stores
 from dejavu_cache.triton_internals.config_names import describe
 
 SIZES = [2**exponent for exponent in range(1, 12)]
@@ -232,7 +232,9 @@ def test_an_installed_package_ships_trees_with_its_records(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shipping\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[dejavu_cache.records]\nshipping = shipping.records\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    shipped_stores.cache_clear()
     resolution = resolve(make(store), FAR)
+    shipped_stores.cache_clear()
     assert (resolution.how, str(package) in str(resolution.store)) == ("tree", True)
     for name in [name for name in sys.modules if name.startswith("shipping")]:
         del sys.modules[name]

@@ -157,6 +157,8 @@ def spool_record(folder: Path) -> None:
 def write_journal(folder: Path) -> None:
     journal = Journal(FileStore(folder / "store"), folder / "journals")
     journal.put(_context(), [_record(1)])
+    assert journal._file is not None
+    journal._file.close()  # as the end of a process does
 
 
 @pytest.mark.parametrize("write", [spool_record, write_journal])

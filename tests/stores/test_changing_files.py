@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.processes import run_python
 from support.records import MOMENT, context, record
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, file, folder
-
-LOOK_UP = """
-import sys, time, warnings
-from support.records import context, record
-from dejavu_cache.stores import FileStore
-
-warnings.simplefilter("ignore")
-until = time.monotonic() + 3
-while time.monotonic() < until:
-    FileStore(sys.argv[1], read_only=True).get(context(), record(17).scenario)
-print("ended")
-"""
 
 
 @pytest.fixture
@@ -42,26 +27,6 @@ def store(tmp_path: Path) -> FileStore:
 
 def lock_of(store: FileStore) -> FileLock:
     return FileLock(store.root / ".locks" / f"{context().digest}.lock")
-
-
-def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "store")
-    store.put(context(), [record(m) for m in range(1, 2001)])
-    path = store.path(context())
-    backup = shutil.copy(path, tmp_path)
-    is_over = threading.Event()
-
-    def rewrite() -> None:
-        while not is_over.is_set():
-            shutil.copyfile(backup, path)
-
-    writer = threading.Thread(target=rewrite)
-    writer.start()
-    try:
-        assert run_python(LOOK_UP, str(store.root)).stdout == "ended\n"
-    finally:
-        is_over.set()
-        writer.join()
 
 
 def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(

@@ -9,7 +9,6 @@ The metadata of a step is made once, and plans attention for all of the step's l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,12 +25,12 @@ from vllm.v1.attention.backend import (
 )
 
 from ...attention import NewTokens
+from ...runtime.service_phase import without_benchmarks
 from .planned_attention import (
     LayerFeatures,
     LayerShape,
     ServingLimits,
     StepInputs,
-    run_layer,
     split_cache,
     warm_up_attention,
 )
@@ -368,32 +367,23 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         if self._cache_dtype is not None:
             features = features._replace(k_scale=layer._k_scale, v_scale=layer._v_scale)
         keys, values = self._keys_and_values(kv_cache)
-        is_padded, out = len(query) != tokens, output
-        if is_padded:
+        out, new = output, None
+        if key is not None and value is not None and self.kv_sharing_target_layer_name is None:
+            new = NewTokens(key, value, attn_metadata.slots)
+        if len(query) != tokens:  # padded
             query, out = query[:tokens], output[:tokens]
-        is_shared = self.kv_sharing_target_layer_name is not None
-        if key is None or value is None or is_shared:  # the cache has them
-            run_layer(attn_metadata, features, query, keys, values, out)
-            return output
-        if is_padded:
-            key, value = key[:tokens], value[:tokens]
-        new = NewTokens(key, value, attn_metadata.slots)
-        write = partial(self._write, layer, new, keys, values)
-        run_layer(attn_metadata, features, query, keys, values, out, new, write)
+            if new is not None:
+                new = NewTokens(new.keys[:tokens], new.values[:tokens], new.slots)
+        with without_benchmarks():
+            plan = attn_metadata.plan(features, query, keys, values)
+            if new is not None and not plan.writes(new):
+                reshape_and_cache_flash(
+                    *(new.keys, new.values, keys, values, new.slots, self.kv_cache_dtype),
+                    *(layer._k_scale, layer._v_scale),
+                )
+                new = None
+            plan.run(query, keys, values, out, new, features.scales)
         return output
-
-    def _write(self, layer: Any, new: NewTokens, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write a step's new keys and values into the cache, by vLLM's own kernel."""
-        reshape_and_cache_flash(
-            new.keys,
-            new.values,
-            keys,
-            values,
-            new.slots,
-            self.kv_cache_dtype,
-            layer._k_scale,
-            layer._v_scale,
-        )
 
     def _keys_and_values(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of the cache, made once: making them takes as long as a launch."""

@@ -4,7 +4,6 @@ It hides any other `sitecustomize`, and runs that one too. It uses the standard 
 that a child process whose Python does not have this package works as before.
 """
 
-import atexit
 import importlib.machinery
 import importlib.util
 import os
@@ -80,19 +79,7 @@ def _install():
         )
 
 
-def _report_unserved_triton():
-    """Say at exit if Triton was imported and the cache was not installed."""
-    triton = sys.modules.get("triton")
-    # A module without a file is a stand-in, as engines put there on machines without Triton.
-    if getattr(triton, "__file__", None) and not _TritonImportHook.is_settled:
-        sys.stderr.write(
-            "dejavu-cache: kernels of this process were not cached, since Triton was imported past "
-            "the import hook of `dejavu-cache run`: call dejavu_cache.install() in the program\n"
-        )
-
-
 sys.meta_path.insert(0, _TritonImportHook)
-atexit.register(_report_unserved_triton)
 _run_hidden_sitecustomize()
 if "triton" in sys.modules:
     _install()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -14,21 +13,17 @@ from ..errors import NoSuchStoreError, NothingFoundError
 from ..options import JsonOption
 from ..output import say, show_json
 
-if TYPE_CHECKING:
-    from dejavu_cache.runtime.run_files import ConfigRun
-
 __all__ = ["register"]
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A folder that DEJAVU_CACHE_FINGERPRINT named.")
+    Path, typer.Argument(metavar="RUN", help="A folder that DEJAVU_CACHE_REPORT named.")
 ]
 
 
 class RunDifference(NamedTuple):
-    """A subject in which two runs differ, and what either did."""
+    """A kernel and scenario that two runs ran differently, and how."""
 
     subject: str
-    what: str
     a: str
     b: str
 
@@ -41,54 +36,38 @@ def register(app: typer.Typer) -> None:
 def compare(a: RunArgument, b: RunArgument, as_json: JsonOption = False) -> None:
     """Tell two runs apart: a line for each kernel and scenario that ran another config.
 
-    Exits 1 if they differ. Another record that gave the same config is a difference too.
+    Exits 1 if they differ. Another record that gave the same config is a difference too, and so is
+    another GPU, Triton or code of the kernel.
     """
     left, right = _read(a), _read(b)
-    differences = list(_differences(left, right))
+    differences = [
+        RunDifference(subject, *texts)
+        for subject in sorted({*left, *right})
+        if len({*(texts := [run.get(subject, "not run") for run in (left, right)])}) > 1
+    ]
     if as_json:
         show_json([difference._asdict() for difference in differences])
     else:
         for difference in differences:
-            say(f"{difference.subject}: {difference.what}: {difference.a} | {difference.b}")
+            say(f"{difference.subject}: {difference.a} | {difference.b}")
     if differences:
         raise typer.Exit(1)
     if not as_json:
         say(f"no differences in {counted(len(left), 'scenario')}")
 
 
-def _read(path: Path) -> dict[str, list[ConfigRun]]:
-    """Return by kernel and scenario the different configs that processes ran, the last of each."""
-    from dejavu_cache.runtime.run_files import read_fingerprint
+def _read(path: Path) -> dict[str, str]:
+    """Return what processes ran of each kernel and scenario, in words."""
+    from dejavu_cache.runtime.run_files import read_events
 
     if not path.exists():
-        raise NoSuchStoreError(f"there is no fingerprint in {path}: no such folder")
-    runs: dict[str, dict[str, ConfigRun]] = {}
-    for run in read_fingerprint(path):
-        runs.setdefault(run.kernel + run.scenario, {})[run.config] = run
+        raise NoSuchStoreError(f"there is no report in {path}: no such folder")
+    runs: dict[str, set[str]] = {}
+    for event in read_events(path):
+        if event.what in ("hit", "missed", "benchmarked"):
+            runs.setdefault(event.about, set()).add(event.detail)
     if not runs:
         raise NothingFoundError(
-            f"{path} has no fingerprint: run the program with DEJAVU_CACHE_FINGERPRINT={path}"
+            f"{path} has no report: run the program with DEJAVU_CACHE_REPORT={path}"
         )
-    return {subject: [by[config] for config in sorted(by)] for subject, by in runs.items()}
-
-
-def _differences(
-    left: dict[str, list[ConfigRun]], right: dict[str, list[ConfigRun]]
-) -> Iterator[RunDifference]:
-    for subject in sorted({*left, *right}):
-        for what in ("device", "triton", "source", "config", "record"):
-            a, b = (_text(runs.get(subject), what) for runs in (left, right))
-            if a != b:
-                yield RunDifference(subject, what, a, b)
-                break  # what follows from it is no difference of its own
-
-
-def _text(runs: list[ConfigRun] | None, what: str) -> str:
-    """Return what processes ran a scenario with; several values if they differ among themselves."""
-    if runs is None:
-        return "not run"
-    if what == "config":
-        return " and ".join(f"({run.config}) {run.how}" for run in runs)
-    if what == "record":
-        return " and ".join(sorted({f"{run.how} in {run.record or 'no store'}" for run in runs}))
-    return " and ".join(sorted({str(getattr(run, what)) for run in runs}))
+    return {subject: " and ".join(sorted(details)) for subject, details in runs.items()}

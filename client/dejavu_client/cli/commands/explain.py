@@ -158,7 +158,7 @@ def _gap(values: Mapping[str, Any], wanted: Mapping[str, str]) -> float:
             or not math.isfinite(number)
         ):
             return math.inf
-        total += value_distance(float(value), number, exact=False)
+        total += value_distance(float(value), number)
     return total
 
 
