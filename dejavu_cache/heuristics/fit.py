@@ -66,14 +66,12 @@ class SlowdownTable:
             or was not measured.
         tried: [scenarios, configs], whether a config was measured, even if it failed; the others
             were pruned or not declared.
-        best: [scenarios], the best median in milliseconds.
     """
 
     scenarios: tuple[Scenario, ...]
     configs: tuple[Config, ...]
     slowdown: Matrix
     tried: NDArray[np.bool_]
-    best: Matrix
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> SlowdownTable:
@@ -109,13 +107,8 @@ class SlowdownTable:
                 if column is not None and measurement.median is not None:
                     median[row, column] = max(measurement.median, _INSTANT)
         best = median.min(axis=1) if usable else np.empty(0)
-        return cls(
-            tuple(record.scenario for record in usable),
-            tuple(configs),
-            median / best[:, None],
-            tried,
-            best,
-        )
+        scenarios = tuple(record.scenario for record in usable)
+        return cls(scenarios, tuple(configs), median / best[:, None], tried)
 
     def __len__(self) -> int:
         """Return the number of scenarios."""
@@ -125,9 +118,7 @@ class SlowdownTable:
         """Return the table of some of the scenarios."""
         indices = list(chosen)
         scenarios = tuple(self.scenarios[row] for row in indices)
-        return SlowdownTable(
-            scenarios, self.configs, self.slowdown[indices], self.tried[indices], self.best[indices]
-        )
+        return SlowdownTable(scenarios, self.configs, self.slowdown[indices], self.tried[indices])
 
 
 def _timed_count(record: Record) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import triton
+
 from ..errors import DejavuError
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
@@ -16,7 +18,7 @@ from ..runtime.choices import ConfigCache
 from ..settings import Mode, current_settings
 from ..system.notices import logger, warn_once
 from ..triton_internals.environment import begin_digest_beside_imports, is_interpreting
-from ..triton_internals.hooks import former_run, is_autotune_replaced_by, replace_autotune
+from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
@@ -42,7 +44,7 @@ def install() -> None:
     Kernels of modules that were imported before, and modules that imported `triton.autotune` by
     name, are not affected: a warning names the modules. A second call does nothing.
     """
-    if is_autotune_replaced_by(_cached_or_triton_autotune):
+    if triton.autotune is _cached_or_triton_autotune:
         return
     late = sorted(_modules_with_autotuners())
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
@@ -98,7 +100,7 @@ def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
 
     Both share one cache: a config that the subclass puts there decides the launches of its key.
     """
-    original = former_run()
+    original = _run_subclass.replaced  # type: ignore[attr-defined]
     if isinstance(self, CachedAutotuner):
         return original(self, *args, **kwargs)
     if not hasattr(self, "_adopted"):

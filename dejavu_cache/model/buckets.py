@@ -2,7 +2,6 @@
 
 A bucket accepts every value. None, strings and numbers that are not finite stay as they are (but
 infinity has an edge of `Edges` below it); a number below the first step goes to the first step.
-`above` rounds up instead of down, for buffers that must hold a value.
 """
 
 from __future__ import annotations
@@ -68,10 +67,6 @@ class Exact:
         """Return the value."""
         return value
 
-    def above(self, value: int) -> int | None:
-        """Return the value."""
-        return value
-
 
 @dataclass(frozen=True, config=_FORBID)
 class Pow2:
@@ -102,11 +97,6 @@ class Pow2:
             return self.max
         return step if step else value
 
-    def above(self, value: int) -> int | None:
-        """Return the smallest power of two that is not below the value, or None above `max`."""
-        step = max(1 << max(value - 1, 0).bit_length(), self.min or 1)
-        return step if self.max is None or step <= self.max else None
-
 
 @dataclass(frozen=True, config=_FORBID)
 class Edges:
@@ -133,11 +123,6 @@ class Edges:
             return value
         return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
 
-    def above(self, value: int) -> int | None:
-        """Return the first edge that is not below the value, or None above the last."""
-        index = bisect.bisect_left(self.edges, value)
-        return math.floor(self.edges[index]) if index < len(self.edges) else None
-
 
 @dataclass(frozen=True, config=_FORBID)
 class Multiple:
@@ -156,10 +141,6 @@ class Multiple:
         if not _is_number(value):
             return value
         return max(int(value // self.n), 1) * self.n
-
-    def above(self, value: int) -> int | None:
-        """Return the first multiple that is not below the value."""
-        return max(-(-value // self.n), 1) * self.n
 
 
 Bucket = Annotated[Exact | Pow2 | Edges | Multiple, Field(discriminator="kind")]

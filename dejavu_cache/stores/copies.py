@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Sequence
 from threading import Thread
 
 from ..errors import StoreError
-from ..model.merge import part_digests
 from ..model.scenario import Context, Scenario
 from ..settings import current_settings
 from ..system.background_threads import Finisher, at_program_end, start_thread, uninterrupted
@@ -90,12 +89,11 @@ def take_over(
         scenarios: the scenarios that may change.
         changes: what has changed on a server.
     """
-    recalled = {}
-    for scenario in scenarios:
-        parts = changes.recalls.get(scenario.digest, ())
-        hit = store.get(context, scenario) if parts else None
-        if hit is not None and not part_digests(hit.record).isdisjoint(parts):
-            recalled[scenario] = parts
+    recalled = {
+        scenario: changes.recalls[scenario.digest]
+        for scenario in scenarios
+        if scenario.digest in changes.recalls
+    }
     if recalled:
         store.recall(context, recalled)
     records = [record for record in changes.records if record.scenario in scenarios]

@@ -82,12 +82,14 @@ class MemoryStore(Store):
         """Remove parts of records, and records of which nothing is left."""
         self._refuse_if_read_only()
         with self._lock:
-            records = dict(self._records.get(context, {}))
-            for scenario in records.keys() & parts.keys():
+            before = self._records.get(context, {})
+            records = dict(before)
+            for scenario in before.keys() & parts.keys():
                 remaining = without_parts(records.pop(scenario), parts[scenario])
                 if remaining is not None:
                     records[scenario] = remaining
-            self._replace(context, records)
+            if records != before:
+                self._replace(context, records)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

@@ -91,8 +91,8 @@ class CaseTuner:
     def crashes(self) -> list[Measurement]:
         """The configs that took down workers, as measurements to record."""
         return [
-            failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
-            for crash in self._job.crashes
+            failed_measurement(config, Failure(kind="crash", reason=reason))
+            for config, reason in self._job.crashes
         ]
 
     def tune(self, request: Request) -> tuple[Resolution, int]:

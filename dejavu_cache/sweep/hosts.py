@@ -20,7 +20,6 @@ __all__ = [
     "CaseJob",
     "CaseLoss",
     "CaseOutcome",
-    "ConfigCrash",
     "LocalHost",
     "MissedScenario",
     "RayHost",
@@ -61,13 +60,6 @@ class SweepSpec(FrozenModel):
     misses: tuple[MissedScenario, ...] | None = None
 
 
-class ConfigCrash(FrozenModel):
-    """A config that ended its worker process, and the reason."""
-
-    config: Config
-    reason: str
-
-
 class CaseJob(FrozenModel):
     """A task for one case.
 
@@ -77,7 +69,7 @@ class CaseJob(FrozenModel):
         group: names of all cases of the case's scenario, in order, if they are several.
         wait: seconds to wait for another process that tunes the case.
         seconds: time limit; None is without limit.
-        crashes: configs of the case that are not to be tried again.
+        crashes: configs of the case that ended worker processes, and the reasons.
     """
 
     do: Task
@@ -85,7 +77,7 @@ class CaseJob(FrozenModel):
     group: tuple[str, ...] = ()
     wait: float = 0.0
     seconds: float | None = None
-    crashes: tuple[ConfigCrash, ...] = ()
+    crashes: tuple[tuple[Config, str], ...] = ()
 
 
 class CaseOutcome(FrozenModel):

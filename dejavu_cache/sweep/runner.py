@@ -6,14 +6,16 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from ..errors import DejavuError
+from ..model.scenario import Config
 from ..system.worker_pool import WorkerPool
 from ..system.worker_process import OnEvent
-from .hosts import CaseJob, CaseLoss, CaseOutcome, ConfigCrash, SweepHost, Task
+from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task
 
 __all__ = ["Goal", "Sweep", "SweepReport"]
 
@@ -109,8 +111,8 @@ class Sweep:
         self._groups: dict[str, tuple[str, ...]] = {}
         """All cases of a scenario, by the first one."""
         self._losses: Counter[tuple[str, str]] = Counter()
-        self._crashes: dict[str, tuple[ConfigCrash, ...]] = {}
-        """The configs of each case that are not to be tried again."""
+        self._crashes: dict[str, dict[Config, str]] = {}
+        """The configs of each case that ended workers, and how."""
         self._errors: list[Exception] = []
         self.report = SweepReport(total=len(cases))
 
@@ -122,7 +124,7 @@ class Sweep:
         """
         start = time.monotonic()
         try:
-            if self._work(self._cases, self._identify):
+            if self._work(self._cases, "identify"):
                 self._work_on_groups()
         except KeyboardInterrupt:
             self.report.stopped = "interrupted"
@@ -134,8 +136,9 @@ class Sweep:
         self._complete_report(time.monotonic() - start)
         return self.report
 
-    def _work(self, cases: Sequence[str], attempt: Callable[[SweepHost, str], bool]) -> bool:
+    def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> bool:
         """Have the hosts work through cases; return whether the sweep may go on."""
+        attempt = partial(self._attempt, do=do, wait=wait)
         pool = WorkerPool(self._hosts, cases, attempt, self._deadline)
         self._pools.append(pool)
         pool.run()
@@ -151,13 +154,13 @@ class Sweep:
             known = [case for case in known if case in self._groups]
             self._cases = random.sample(known, min(self._sample, len(known)))
             self.report.outcomes = {}
-            if not self._work(self._cases, self._verify):
+            if not self._work(self._cases, "verify"):
                 return
             self.report.lost = {lost.case: lost.message for lost in self.report.of("lost")}
             due = [name for name in self._cases if name in self.report.lost]
-        if self._work(due, self._measure):
+        if self._work(due, "measure"):
             busy = [name for name in due if self.report.outcomes[name].status == "busy"]
-            self._work(busy, self._wait_for_other_sweep)
+            self._work(busy, "measure", LEASE_WAIT)
 
     def _form_groups(self) -> list[str]:
         """Divide the identified cases into groups, and return those with work."""
@@ -181,26 +184,12 @@ class Sweep:
                 self._note(name, outcome)
         return due
 
-    def _identify(self, host: SweepHost, case: str) -> bool:
-        """Learn a case's scenario."""
-        outcome = self._outcome(host, "identify", case)
-        if outcome is not None:
+    def _attempt(self, host: SweepHost, case: str, *, do: Task, wait: float = 0.0) -> bool:
+        """Have a host do something with a case; return whether that led to an outcome."""
+        outcome = self._outcome(host, do, case, wait)
+        if outcome is not None and do == "identify":
             self._identified[case] = outcome
-        return outcome is not None
-
-    def _measure(self, host: SweepHost, case: str, wait: float = 0.0) -> bool:
-        """Tune a case, and note the outcome."""
-        outcome = self._outcome(host, "measure", case, wait)
-        if outcome is not None:
-            self._note(case, outcome)
-        return outcome is not None
-
-    def _wait_for_other_sweep(self, host: SweepHost, case: str) -> bool:
-        return self._measure(host, case, LEASE_WAIT)
-
-    def _verify(self, host: SweepHost, case: str) -> bool:
-        outcome = self._outcome(host, "verify", case)
-        if outcome is not None:
+        elif outcome is not None:
             self._note(case, outcome)
         return outcome is not None
 
@@ -217,7 +206,7 @@ class Sweep:
                 group=group if len(group) > 1 else (),
                 wait=min(wait, seconds_left),
                 seconds=None if math.isinf(seconds_left) else seconds_left,
-                crashes=self._crashes.get(case, ()),
+                crashes=tuple(self._crashes.get(case, {}).items()),
             )
             outcome = host.run(job, self._emit)
         except Exception as error:
@@ -239,12 +228,11 @@ class Sweep:
         self._losses[culprit] += 1
         if not loss.is_convicted and self._losses[culprit] < LIVES:
             return None
-        crashes = self._crashes.get(case, ())
-        if loss.config is None or any(crash.config == loss.config for crash in crashes):
+        crashes = self._crashes.setdefault(case, {})
+        if loss.config is None or loss.config in crashes:
             message = f"it took down its worker: {loss.reason}"
             return CaseOutcome(case=case, status="failed", message=message)
-        crash = ConfigCrash(config=loss.config, reason=loss.reason[:2000])
-        self._crashes[case] = (*crashes, crash)
+        crashes[loss.config] = loss.reason[:2000]
         return None
 
     def _note(self, name: str, outcome: CaseOutcome) -> None:

@@ -157,9 +157,8 @@ class SweepWorker:
         best = rules.best_config(request, record)
         if best is None or record.pinned:
             return {"status": "known"}
-        crash = next((crash for crash in job.crashes if crash.config == best), None)
-        if crash is not None:
-            return self._forget(request, f"({best}) took down its process: {crash.reason}")
+        if best in (crashes := dict(job.crashes)):
+            return self._forget(request, f"({best}) took down its process: {crashes[best]}")
         default = describe(request.default)
         measured: dict[Config, Measurement] = {}
 

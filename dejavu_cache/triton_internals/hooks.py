@@ -41,9 +41,7 @@ __all__ = [
     "cache_manager",
     "cuda_utils_key",
     "foreign_run",
-    "former_run",
     "hash_callees_first",
-    "is_autotune_replaced_by",
     "platform_key",
     "refusing_compilation",
     "relocatable_cache",
@@ -232,17 +230,13 @@ def replace_bench(bench: Callable[..., Any]) -> None:
     Autotuner._bench = bench
 
 
-_own_run: list[Any] = []
-"""What `replace_autotune` has put in the place of `Autotuner.run`, and what was there before."""
-
-
-def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any] | None) -> None:
+def replace_autotune(autotune: Callable[..., Any], run: Any) -> None:
     """Replace `triton.autotune`, under each of its names, and `Autotuner.run`.
 
     Args:
         autotune: the decorator.
-        run: the method; None puts back what was there before, unless another package has replaced
-            it since.
+        run: the method, which gets an attribute `replaced`: what was there before. None puts that
+            back, unless another package has replaced it since.
     """
     import triton
     from triton.runtime import autotuner
@@ -250,38 +244,21 @@ def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any] | Non
     triton.autotune = autotune
     triton.runtime.autotune = autotune
     autotuner.autotune = autotune
-    if run is not None:
-        _own_run[:] = run, autotuner.Autotuner.run
-        autotuner.Autotuner.run = run
-    elif _own_run and autotuner.Autotuner.run is _own_run[0]:
-        autotuner.Autotuner.run = _own_run[1]
-
-
-def former_run() -> Any:
-    """Return `Autotuner.run` before it was replaced: Triton's, or what another package put there.
-
-    It is known once `replace_autotune` has put a method in its place.
-    """
-    return _own_run[1]
+    present = autotuner.Autotuner.run
+    if run is not None and run is not present:
+        run.replaced, autotuner.Autotuner.run = present, run
+    elif run is None:
+        autotuner.Autotuner.run = getattr(present, "replaced", present)
 
 
 def foreign_run() -> str | None:
     """Return the module that has replaced `Autotuner.run`, or None if it is Triton's or ours."""
     from triton.runtime.autotuner import Autotuner
 
-    run = Autotuner.run
-    if _own_run and run is _own_run[0]:
-        run = _own_run[1]
+    run = getattr(Autotuner.run, "replaced", Autotuner.run)
     if getattr(run, "__globals__", None) is vars(sys.modules[Autotuner.__module__]):
         return None
     return str(getattr(run, "__module__", None) or type(run).__module__)
-
-
-def is_autotune_replaced_by(autotune: Callable[..., Any]) -> bool:
-    """Return whether a decorator stands in for `triton.autotune` now."""
-    from triton.runtime import autotuner
-
-    return autotuner.autotune is autotune
 
 
 class UnloadedModule:

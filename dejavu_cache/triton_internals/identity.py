@@ -8,7 +8,6 @@ The functions at the end recognise Triton's objects: jit functions, wrapped cons
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import hashlib
@@ -16,7 +15,6 @@ import inspect
 import os
 import re
 import sys
-import textwrap
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -43,7 +41,6 @@ __all__ = [
     "module_name",
     "python_function",
     "qualified_name",
-    "syntax_of",
     "value_text",
 ]
 
@@ -120,12 +117,14 @@ def _write(function: Any, seen: set[int]) -> Iterator[str]:
     if id(function.fn) in seen:
         return
     seen.add(id(function.fn))
-    if type(function).__name__ == "InterpretedFunction":
+    is_interpreted = type(function).__name__ == "InterpretedFunction"
+    if is_interpreted:
         from triton.runtime.jit import JITFunction
 
         function = JITFunction(function.fn)
     source, read = function.src, _read.get(function.fn)
-    if read is None or read[0] != source:  # a program may replace the text
+    # A program may replace the text, and the interpreter calls what has a callee's name by then.
+    if read is None or read[0] != source or is_interpreted:
         read = _read[function.fn] = source, *_references(function)
     yield from (read[1], str(bool(getattr(function, "noinline", False))))
     for callee in read[2]:
@@ -231,24 +230,6 @@ def value_text(value: Any) -> str | None:
         return f"{kernel_name(value)[:400]} {function_key(value)[:32]}"
     except Exception:  # the launch reports what is wrong with it
         return None
-
-
-def syntax_of(function: Any) -> str:
-    """Return a Python function's text without comments, formatting, docstring and decorators.
-
-    Raises:
-        OSError: the text is not available.
-    """
-    text = textwrap.dedent(inspect.getsource(function))
-    try:
-        (tree,) = ast.parse(text).body
-    except (SyntaxError, ValueError):  # a lambda inside of an expression
-        return text
-    if isinstance(tree, ast.FunctionDef):
-        tree.decorator_list = []
-        if ast.get_docstring(tree) is not None:
-            tree.body = tree.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
 
 
 def _digest(*texts: str) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import reprlib
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
@@ -34,25 +34,13 @@ if TYPE_CHECKING:
     from triton import Config as TritonConfig
     from triton.runtime.jit import JITFunction, KernelParam
 
-__all__ = ["LaunchScenario", "RawKey", "ScenarioKey"]
+__all__ = ["RawKey", "ScenarioKey"]
 
 RawKey = tuple[Any, ...]
 
 _ABSENT: Any = object()
 
 _NOT_OPTIONS = frozenset({"grid", "warmup"})
-
-
-class LaunchScenario(NamedTuple):
-    """The scenario of a launch.
-
-    Attributes:
-        scenario: the scenario.
-        unstored: why it means nothing to another process, or None if it does.
-    """
-
-    scenario: Scenario
-    unstored: str | None
 
 
 class ScenarioKey:
@@ -128,8 +116,8 @@ class ScenarioKey:
 
     def launch_scenario(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: int = 0
-    ) -> LaunchScenario:
-        """Return the scenario of a launch, and why it cannot be stored.
+    ) -> tuple[Scenario, str | None]:
+        """Return the scenario of a launch, and why it means nothing to another process, or None.
 
         Raises:
             KeyArgumentError: a key argument has a value that records have no form for.
@@ -160,11 +148,11 @@ class ScenarioKey:
             args=values, dtypes={name: as_text(text) for name, text in texts.items() if text}
         )
         refused = sorted(options.keys() - LAUNCH_OPTIONS)
-        return LaunchScenario(scenario, _why_unstored(unnamed, refused, named))
+        return scenario, _why_unstored(unnamed, refused, named)
 
     def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
         """Return the scenario of a launch, as `launch_scenario` does."""
-        return self.launch_scenario(args, kwargs).scenario
+        return self.launch_scenario(args, kwargs)[0]
 
     def _computed(
         self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -227,11 +215,9 @@ class ScenarioKey:
         if isinstance(value, tuple):
             kinds = [self._kind(item) or f"={item!r}" for item in value]
             return f"{type(value).__name__}({', '.join(kinds)})"
-        base = getattr(value, "base", None)
-        if (
-            self._has_hooks and base is not None and hasattr(base, "dtype")
-        ):  # a hook sets the block from the config
-            return f"descriptor of {dtype_name(base.dtype)}"
+        base_dtype = getattr(getattr(value, "base", None), "dtype", None)
+        if self._has_hooks and base_dtype is not None:  # a hook sets the block from the config
+            return f"descriptor of {dtype_name(base_dtype)}"
         return _type_of(value)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from ..model.record import Failure
-from ..triton_internals.identity import module_name, syntax_of, value_text
+from ..triton_internals.identity import module_name, value_text
 
 __all__ = [
     "METHODS",
@@ -54,7 +54,7 @@ def benchmark_name(do_bench: Any) -> str:
         (None if isinstance(value, list) else value_text(value)) or type(value).__qualname__
         for value in bound  # of what may change, such as a list, only the type
     ]
-    digest = hashlib.sha256("\0".join([syntax_of(function), *texts]).encode()).hexdigest()
+    digest = hashlib.sha256("\0".join([inspect.getsource(function), *texts]).encode()).hexdigest()
     return f"{name} {digest[:16]}"
 
 

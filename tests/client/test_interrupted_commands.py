@@ -101,7 +101,7 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     ("command", "done"),
     [
         ("gc --days 0", "only 1 record deleted, for 1 of 3: "),
-        ("rename pkg.* moved.* --yes", "only 1 context with 1 record, 0 decision trees and "),
+        ("rename pkg.* moved.* --yes", "only 1 context with 1 record and 0 decision trees "),
     ],
 )
 def test_a_change_of_a_folder_that_fails_in_the_middle_is_partly_done(

@@ -116,8 +116,8 @@ def test_show_lists_trees_and_draws_one(
     assert header.split("\t")[:3] == ["kernel", "device", "triton"]
     assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "36"]
     drawn = dejavu("heuristics", "show", "matmul", "--store", tree_folder.root).stdout
-    assert "  if M * N <= " in drawn
-    assert "BLOCK_M=128" in drawn
+    assert "      if M * N <= " in drawn
+    assert "'BLOCK_M': 128" in drawn
     assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
 
 

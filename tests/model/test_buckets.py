@@ -107,22 +107,6 @@ def test_what_spells_no_bucket_is_refused_in_one_line(spec: Any) -> None:
     assert "\n" not in str(refused.value)
 
 
-@given(
-    st.integers(1, 10**6),
-    st.sampled_from([Pow2(), Pow2(min=8), Multiple(16), Edges([1, 100, 10**6]), Exact()]),
-)
-def test_what_is_above_holds_the_value_and_is_a_step(value: int, bucket: Pow2) -> None:
-    above = bucket.above(value)
-    assert above is not None
-    assert above >= value
-    assert bucket(above) == above
-    assert bucket.above(above) == above
-
-
-def test_above_the_last_step_there_is_none() -> None:
-    assert (Pow2(max=64).above(65), Edges([1, 8]).above(9)) == (None, None)
-
-
 @pytest.mark.parametrize("bucket", [Pow2(), Pow2(max=64), Multiple(16)])
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_infinity_stays_as_it_is(bucket: Bucket, value: float) -> None:

@@ -30,7 +30,7 @@ from dejavu_cache.model.selection import CaseScores
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
 from dejavu_cache.sweep.case_group import CaseGroup, GroupRecord
 from dejavu_cache.sweep.case_tuner import CaseTuner
-from dejavu_cache.sweep.hosts import CaseJob, ConfigCrash, LocalHost, MissedScenario, SweepSpec
+from dejavu_cache.sweep.hosts import CaseJob, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import Suite, load_suite
@@ -51,7 +51,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def measure(folder: Path, *crashes: ConfigCrash, cases: int = 3) -> dict[str, object]:
+def measure(folder: Path, *crashes: tuple[Config, str], cases: int = 3) -> dict[str, object]:
     """Measure the first draws in this process, as a worker does."""
     journal = Journal(open_store(str(folder)), folder / "journal")
     with journal:
@@ -111,7 +111,7 @@ def test_an_interrupted_group_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path)
     monkeypatch.delenv("STOP")
-    crash = ConfigCrash(config=of_block(only_record(tmp_path), 128).config, reason="mine")
+    crash = (of_block(only_record(tmp_path), 128).config, "mine")
     assert measure(tmp_path, crash)["measured"] == 2
     assert log.read_text().splitlines() == [*EXPECTED[:5], "101 16", "102 32"]
     record = only_record(tmp_path)

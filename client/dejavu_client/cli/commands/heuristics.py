@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dejavu_cache.errors import SettingsError, TooFewRecordsError
-from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
+from dejavu_cache.model.decision_tree import Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
 from dejavu_cache.stores.folder import read_text
@@ -266,21 +265,8 @@ def _cells(tree: Tree) -> list[str]:
 
 
 def _say_tree(tree: Tree, url: str) -> None:
+    from dejavu_cache.heuristics.python_export import as_python
+
     _say_fitted({**_summary(tree), "one_config": None, "file": url})
-    for line in _node_lines(tree.root, tree):
+    for line in as_python(tree).splitlines():
         say(f"  {line}")
-
-
-def _node_lines(node: Node, tree: Tree, margin: str = "") -> Iterator[str]:
-    """Yield a line for a node, and indented ones for the nodes below it."""
-    if not isinstance(node, (AtMost, Equals)):
-        yield f"{margin}{tree.configs[node.ranking[0]]}"
-        return
-    if isinstance(node, AtMost):
-        question = f"{' * '.join(node.inputs)} <= {node.at_most}"
-    else:
-        question = f"{node.input} is {node.equals}"
-    yield f"{margin}if {question}:"
-    yield from _node_lines(node.yes, tree, margin + "  ")
-    yield f"{margin}else:"
-    yield from _node_lines(node.no, tree, margin + "  ")
