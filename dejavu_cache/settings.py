@@ -40,7 +40,7 @@ class Mode(str, Enum):
     TUNE = "tune"
     """Benchmark it, once in the fleet, and keep the record."""
     REUSE = "reuse"
-    """Never benchmark: nearest scenario, then a decision tree, then the default config."""
+    """Never benchmark: run what stands in for the record, labelled, or else the default config."""
     STRICT = "strict"
     """Raise `ScenarioNotTuned`."""
     OFF = "off"

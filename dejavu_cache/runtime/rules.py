@@ -247,14 +247,11 @@ def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
 
     Timings of other machines that no launch can have count as unmeasured.
     """
-    if record is None:
-        return list(request.declared)
-    measured = {
-        entry.config
-        for entry in record.measurements
-        if not entry.skipped and (entry.failure or is_credible(entry) or entry.by == whoami())
-    }
-    return [config for config in request.declared if config not in measured]
+    unmeasured = dict.fromkeys(request.declared)
+    for entry in record.measurements if record else ():
+        if not entry.skipped and (entry.failure or is_credible(entry) or entry.by == whoami()):
+            unmeasured.pop(entry.config, None)
+    return list(unmeasured)
 
 
 def due_configs(request: Request, record: Record | None) -> list[Config]:
