@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,17 +173,14 @@ class Output:
         original = _copy_of(tensor, may_use_host=may_use_host)
         return None if original is None else cls(tensor, original)
 
-    def restore(self) -> None:
-        """Give the tensor its original content again, unseen by autograd."""
-        with _open_for_writes(self.tensor) as opened:
-            for part, before in _pieces(opened, self.original):
-                part.copy_(before)
+    def restore(self, *, filled: bool = False) -> None:
+        """Give the tensor its original content again, or else content that no launch computes."""
+        import torch
 
-    def fill(self) -> None:
-        """Give the tensor content that no launch computes."""
-        with _open_for_writes(self.tensor) as opened:
-            for part, before in _pieces(opened, self.original):
-                _bits(part).copy_(_filling(before))
+        # Autograd does not see these writes, as it does not see a kernel's own.
+        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
+            for part, before in _pieces(self.tensor.data, self.original):
+                _bits(part).copy_(_filling(before) if filled else _bits(before))
 
     def expect_present(self, was_filled: bool) -> bool:
         """Expect the present content after each launch; return whether there is memory for it.
@@ -283,15 +280,6 @@ def free_memory(device: torch.device) -> float:
     return float("inf")
 
 
-@contextmanager
-def _open_for_writes(tensor: Tensor) -> Iterator[Tensor]:
-    """Open a tensor for writes that autograd does not see, as a kernel's own writes are."""
-    import torch
-
-    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        yield tensor.data
-
-
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield views of the same parts of tensors of one shape."""
     first = tensors[0]
@@ -361,29 +349,17 @@ def _compare(
         return unequal, unequal, unequal.any()
     if tolerance is None:
         tolerance = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
-    left, right = _widen(actual), _widen(expected)
+    wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+    left, right = actual.to(wide), expected.to(wide)
     finite = torch.isfinite(right)
     odd = torch.where(
         finite, ~torch.isfinite(left), ~((left == right) | (left.isnan() & right.isnan()))
     )
     error = torch.where(finite & ~odd, (left - right).abs(), 0.0)
+    magnitude = torch.where(finite, right.abs(), 0.0)
     # Two products: the sum of the largest numbers would be infinite.
-    far = odd | (error > tolerance * _magnitude(expected) + tolerance * scale)
+    far = odd | (error > tolerance * magnitude + tolerance * scale)
     return far, odd, error.max()
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    import torch
-
-    return tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
-
-
-def _magnitude(tensor: Tensor) -> Tensor:
-    """Return the absolute values of a part, 0 where they are not finite."""
-    import torch
-
-    wide = _widen(tensor)
-    return torch.where(torch.isfinite(wide), wide.abs(), 0.0)
 
 
 def scale_of(tensor: Tensor) -> float:

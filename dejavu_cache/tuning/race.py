@@ -211,8 +211,8 @@ class Race:
 
     def _estimate(self) -> Estimate:
         """Estimate the configs' times relative to the fastest one's of those that race."""
-        by = best_estimator(self._rounds)
-        times = by(self._rounds)
+        by_quiet = fits_quiet(self._rounds)
+        times = estimate_times(self._rounds, by_quiet=by_quiet)
         leader = min(self._racing, key=times.__getitem__)
         parts = min(PARTS, len(self._rounds))
         without_one = [
@@ -220,7 +220,7 @@ class Race:
             for part in range(parts)
         ]
         samples: dict[Config, list[float]] = {}
-        for part in map(by, without_one):
+        for part in (estimate_times(turns, by_quiet=by_quiet) for turns in without_one):
             for config in part if leader in part else ():
                 samples.setdefault(config, []).append(part[config] / part[leader])
         ratios = {config: time / times[leader] for config, time in times.items()}
@@ -297,63 +297,40 @@ class Estimate(NamedTuple):
         return self.ratios[config] - 1 > max(CAUTION * self.errors[config], NOISE)
 
 
-Estimator = Callable[[Rounds], Times]
-"""Tells configs' times, in proportion, from what their turns took."""
+def fits_quiet(rounds: Rounds) -> bool:
+    """Return whether low quantiles tell configs' times better than medians do.
 
-
-def best_estimator(rounds: Rounds) -> Estimator:
-    """Return how to tell the configs' times from the device's slowness.
-
-    Of two estimators, neither of which is right everywhere, it is the one on which the even and the
-    odd rounds agree better.
+    Neither is right everywhere: the estimate counts on which the even and the odd rounds agree
+    better.
     """
-    return min((times_by_moment, times_by_quiet), key=lambda by: _disagreement(by, rounds))
+    disagreements = []
+    for by_quiet in (False, True):
+        even = estimate_times(rounds[::2], by_quiet=by_quiet)
+        odd = estimate_times(rounds[1::2], by_quiet=by_quiet)
+        both = [math.log(even[config] / odd[config]) for config in even.keys() & odd.keys()]
+        middle = statistics.median(both) if both else 0.0
+        off = [abs(one - middle) for one in both]
+        disagreements.append(statistics.median(off) if off else math.inf)
+    return disagreements[1] < disagreements[0]
 
 
-def times_by_moment(rounds: Rounds) -> Times:
-    """Estimate times by medians relative to the level of each moment.
+def estimate_times(rounds: Rounds, *, by_quiet: bool) -> Times:
+    """Estimate the configs' times and the device's levels from each other.
 
-    Right if load slows all configs alike, and lasts for several looks.
-    """
-    looks = [look for timings in rounds for look in timings]
-
-    def levels(times: Times) -> list[float]:
-        slowness = [look.time / times[look.config] for look in looks]
-        return [
-            statistics.median(slowness[max(index - NEIGHBOURS, 0) : index + NEIGHBOURS + 1])
-            for index in range(len(looks))
-        ]
-
-    return _estimate(looks, statistics.median, levels)
-
-
-def times_by_quiet(rounds: Rounds) -> Times:
-    """Estimate times by low quantiles relative to the level of each round.
-
-    Right if a config meets a quiet moment in a fifth of the rounds, whatever load does to it.
+    Args:
+        rounds: what the configs' turns took.
+        by_quiet: whether to take low quantiles, relative to the level of each round. That is right
+            if a config meets a quiet moment in a fifth of the rounds, whatever load does to it.
+            Else medians are taken, relative to the level of each moment: right if load slows all
+            configs alike, and lasts for several looks.
     """
     looks = [look for timings in rounds for look in timings]
-
-    def levels(times: Times) -> list[float]:
-        result = []
-        for timings in filter(None, rounds):  # in an empty round, no config ran
-            slowness = [look.time / times[look.config] for look in timings]
-            result += [_quiet(slowness)] * len(timings)
-        return result
-
-    return _estimate(looks, _quiet, levels)
-
-
-def _estimate(
-    looks: Sequence[Look],
-    summarize: Callable[[Sequence[float]], float],
-    levels_of: Callable[[Times], Sequence[float]],
-) -> Times:
-    """Estimate times and levels from each other, beginning with equal levels."""
-    levels: Sequence[float] = [1.0] * len(looks)
-    times: Times = {}
+    summarize = _quiet if by_quiet else statistics.median
+    levels, times = [1.0] * len(looks), Times()
     for _ in range(REFINEMENTS + 1):
-        levels = levels_of(times) if times else levels
+        if times:
+            slowness = [look.time / times[look.config] for look in looks]
+            levels = _round_levels(rounds, slowness) if by_quiet else _moment_levels(slowness)
         relative: dict[Config, list[float]] = {}
         for look, level in zip(looks, levels, strict=True):
             relative.setdefault(look.config, []).append(look.time / level)
@@ -361,12 +338,21 @@ def _estimate(
     return times
 
 
-def _disagreement(by: Estimator, rounds: Rounds) -> float:
-    """Return the median relative difference of the estimates by even and odd rounds."""
-    even, odd = by(rounds[::2]), by(rounds[1::2])
-    differences = [math.log(even[config] / odd[config]) for config in even.keys() & odd.keys()]
-    middle = statistics.median(differences) if differences else 0.0
-    return statistics.median(abs(one - middle) for one in differences) if differences else math.inf
+def _moment_levels(slowness: Sequence[float]) -> list[float]:
+    """Return the median slowness around each look."""
+    return [
+        statistics.median(slowness[max(index - NEIGHBOURS, 0) : index + NEIGHBOURS + 1])
+        for index in range(len(slowness))
+    ]
+
+
+def _round_levels(rounds: Rounds, slowness: Sequence[float]) -> list[float]:
+    """Return the slowness of the quiet moments of each look's round."""
+    left = iter(slowness)
+    levels: list[float] = []
+    for timings in filter(None, rounds):  # in an empty round, no config ran
+        levels += [_quiet([next(left) for _ in timings])] * len(timings)
+    return levels
 
 
 def _quiet(values: Sequence[float]) -> float:

@@ -355,7 +355,7 @@ class ResultCheck:
         for output in self._outputs.values():
             output.restore()
         for name in filled:  # last: another output may share its memory
-            self._outputs[name].fill()
+            self._outputs[name].restore(filled=True)
 
     @property
     def _visible(self) -> dict[str, Output]:

@@ -42,17 +42,20 @@ class Text(str):
 
 @triton.jit
 def copy_block(x, n, B: tl.constexpr):
-    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+    at = tl.arange(0, B) % 16
+    tl.store(x + at, -tl.load(x + at))
 
 
 @triton.jit
 def copy_block_of(x, n: tl.constexpr, B: tl.constexpr):
-    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+    at = tl.arange(0, B) % 16
+    tl.store(x + at, -tl.load(x + at))
 
 
 @triton.jit
 def copy_block_by(x, n, B: tl.constexpr, V: tl.constexpr):
-    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+    at = tl.arange(0, B) % 16
+    tl.store(x + at, -tl.load(x + at))
 
 
 def bench(kernel_call: Any, quantiles: Any) -> list[float]:
@@ -331,7 +334,8 @@ ASKING = """
 
     @triton.jit
     def copy_block(x, n, B: tl.constexpr):
-        tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+        at = tl.arange(0, B) % 16
+        tl.store(x + at, -tl.load(x + at))
 
     def make():
         return Asking(

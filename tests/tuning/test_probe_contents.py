@@ -29,7 +29,7 @@ def test_every_element_of_the_filling_is_far_from_what_was_there(dtype: torch.dt
     original = tensor.clone()
     output = Output.copy(tensor, may_use_host=True)
     assert output is not None
-    output.fill()
+    output.restore(filled=True)
     assert compare_tensors(tensor, original).startswith("differs in 401 of 401 elements")
     output.restore()
     assert compare_tensors(tensor, original) == ""
@@ -41,13 +41,13 @@ def test_what_the_default_writes_must_be_written(dtype: torch.dtype) -> None:
     right = tensor.clone()
     output = Output.copy(tensor, may_use_host=True)
     assert output is not None
-    output.fill()
+    output.restore(filled=True)
     tensor[1:].copy_(right[1:])
     assert output.expect_present(True)
     assert output.is_visible
     assert output.holds_results
     assert output.describe_difference(None, True) == ""
     for written, difference in ((4, ""), (2, "differs in 5 of 20 elements")):
-        output.fill()
+        output.restore(filled=True)
         tensor[4 - written :].copy_(right[4 - written :])
         assert output.describe_difference(None, True).startswith(difference)
