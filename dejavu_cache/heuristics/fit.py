@@ -518,22 +518,13 @@ def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
         encoded: [points, columns], the encoded tuned scenarios, then others.
         slowdown: [tuned scenarios, configs].
     """
-    from sklearn import config_context
-    from sklearn.tree import ExtraTreeRegressor
+    from sklearn.ensemble import ExtraTreesRegressor
 
     slowness = np.log(np.minimum(slowdown, _HOPELESS))
-    points = np.ascontiguousarray(encoded, dtype=np.float32)
-    targets = np.ascontiguousarray(slowness, dtype=np.float64)
-    seeds = np.random.RandomState(0)
-    total = np.zeros((len(points), targets.shape[1]))
-    # These are the trees of `ExtraTreesRegressor(_TREES, random_state=0)`, which spends more time
-    # on copying and checking the parameters of such small trees than they take to grow.
-    with config_context(assume_finite=True, skip_parameter_validation=True):
-        for _ in range(_TREES):
-            tree = ExtraTreeRegressor(random_state=seeds.randint(np.iinfo(np.int32).max))
-            tree.fit(points[: len(targets)], targets, check_input=False)
-            total += tree.predict(points, check_input=False).reshape(total.shape)
-    expected: Matrix = total / _TREES
+    if slowness.shape[1] == 1:  # scikit-learn wants a single target without its axis
+        slowness = slowness[:, 0]
+    forest = ExtraTreesRegressor(_TREES, random_state=0).fit(encoded[: len(slowness)], slowness)
+    expected: Matrix = forest.predict(encoded).reshape(len(encoded), -1)
     return np.round(expected, 5)  # so that rounding errors of sums decide nothing
 
 

@@ -35,7 +35,6 @@ class SweepReport:
     """The result of a sweep.
 
     Attributes:
-        total: number of the suite's cases.
         outcomes: the outcomes by case, in the order in which they came.
         lost: what no longer held of the winners of cases that were verified.
         left: cases without an outcome.
@@ -44,7 +43,6 @@ class SweepReport:
         seconds: duration of the sweep.
     """
 
-    total: int = 0
     outcomes: dict[str, CaseOutcome] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -114,7 +112,7 @@ class Sweep:
         self._crashes: dict[str, dict[Config, str]] = {}
         """The configs of each case that ended workers, and how."""
         self._errors: list[Exception] = []
-        self.report = SweepReport(total=len(cases))
+        self.report = SweepReport()
 
     def run(self) -> SweepReport:
         """Work until all cases are done, the budget is used up, or the user presses Ctrl-C.

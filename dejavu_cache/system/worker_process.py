@@ -39,9 +39,6 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 END_SECONDS = 15.0
 """Seconds that a process has to end once it has closed its output."""
 
-CRASHED, REFUSED = 70, 2
-"""Exit codes of a worker: a job has left it unusable; it cannot do what its subject asks for."""
-
 
 class WorkerLostError(DejavuError):
     """A worker process ended, or was killed because it gave no answer.
@@ -339,11 +336,11 @@ def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     parent = ParentConnection.take_standard_streams()
-    code = _serve(parent, runner, subject, job)
+    _serve(parent, runner, subject, job)
     sys.stderr.flush()
     parent.close()
     # A device in a bad state, or a thread that waits for it, would hold up an orderly exit.
-    os._exit(code)
+    os._exit(0)
 
 
 def _serve(
@@ -351,16 +348,16 @@ def _serve(
     runner: type[JobRunner],
     subject: type[BaseModel],
     job: type[BaseModel],
-) -> int:
-    """Run the jobs of the parent and return the exit code."""
+) -> None:
+    """Run the jobs of the parent until it closes the connection, or one leaves a bad state."""
     line = parent.requests.readline()
     if not line:  # the parent has ended before it said what is wanted
-        return 0
+        return
     try:
         running = runner(subject.model_validate_json(line), parent)
     except Exception as error:
         parent.refuse(error)
-        return REFUSED
+        return
     parent.send("ready", **running.ready)
     with closing(running), suppress(KeyboardInterrupt):
         for line in parent.jobs():
@@ -370,10 +367,9 @@ def _serve(
                 parent.refuse(error)
             except Exception as error:
                 parent.send("crash", reason=f"{type(error).__name__}: {error}"[:2000])
-                return CRASHED
+                return
             else:
                 parent.send("answer", answer=answer.model_dump(mode="json"))
-    return 0
 
 
 def _interrupt(signum: int, frame: object) -> None:

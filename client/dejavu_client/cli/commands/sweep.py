@@ -116,11 +116,11 @@ def sweep(
     finally:
         for host in hosts:
             host.close()
-    if verify and report.total and not (report.outcomes or report.stopped):
+    if verify and cases and not (report.outcomes or report.stopped):
         raise NothingFoundError("nothing of this suite is tuned yet: sweep without --verify first")
     # Only a sweep over the whole suite can tell which misses have no case.
     lacking = 0 if verify or report.left else _without_case(spec.misses or (), report)
-    why_empty = None if report.total or report.stopped else load_suite(suite).why_empty
+    why_empty = None if cases or report.stopped else load_suite(suite).why_empty
     if as_json:
         show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
     else:
