@@ -37,7 +37,7 @@ from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
 from ..tuning.result_check import recording_crash, refuse_uncompared
 from ..tuning.search import OptunaSearch
-from ..tuning.tuner import Tuner, progress_lines
+from ..tuning.tuner import MeasurementWriter, Tuner, progress_lines
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
@@ -52,13 +52,6 @@ _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
 
 A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
-"""
-
-
-SHARE_WRITTEN_LATER = 50
-"""Reciprocal of the share of a record's measurements that may wait to be written together.
-
-The time to write a record grows with its measurements. One of up to 50 is written at each.
 """
 
 
@@ -223,30 +216,23 @@ class Tune:
         marked = {suspect.config: suspect for suspect in suspects}
         seconds = request.budget.seconds
         advance = progress_lines(request.name, len(configs))
-        pending: dict[Config, Measurement] = {}
-
-        def flush() -> None:
-            if pending:
-                self._write(list(pending.values()))
-                pending.clear()
+        writer = MeasurementWriter(self._write)
 
         def keep(measurements: Sequence[Measurement]) -> None:
             for measurement in measurements:
-                pending[measurement.config] = measurement
+                writer.add(measurement)
                 suspect = marked.pop(measurement.config, None)
                 if suspect is not None and measurement.median is not None:
                     suspect.forget()
-            if len(pending) * SHARE_WRITTEN_LATER > len(self._record.measurements):
-                flush()
             advance()
 
         @contextmanager
         def around(config: Config) -> Iterator[None]:
-            with recording_crash(launch.default, lambda crash: self._write([crash])):
+            with recording_crash(launch.default, writer.add):
                 self._check.prepare()
             self._check.refuse_tune()
             if self._parent is not None:
-                flush()
+                writer.drain()
                 announce(self._parent, config)
             with self._mark.around(config):
                 yield
@@ -263,7 +249,7 @@ class Tune:
             try:
                 self._measured += tuner.tune(configs, search)
             finally:
-                flush()
+                writer.drain()
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         request = self._request

@@ -79,17 +79,25 @@ class GraphCapture:
             try:
                 for _ in range(times):
                     call()
-                graph.capture_end()
             except BaseException:
                 with suppress(RuntimeError):
-                    graph.capture_end()
+                    self._end(graph)
                 graph.reset()
-                self.release()  # PyTorch may still take the memory for the failed capture's
                 raise
+            self._end(graph)
         torch.cuda.current_stream().wait_stream(self._stream)
         self.release()
         self._latest = graph
         return graph
+
+    def _end(self, graph: Any) -> None:
+        """End a capture; after a failure, leave the memory that PyTorch may still take for its."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            graph.reset()
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let PyTorch have the memory."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
+from ..system.background_threads import WriterThread, uninterrupted
 from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import quantiles_of
@@ -30,6 +31,7 @@ from .search import OptunaSearch
 
 __all__ = [
     "CandidateLaunch",
+    "MeasurementWriter",
     "Tuner",
     "call_with_memory",
     "progress_lines",
@@ -82,6 +84,45 @@ def progress_lines(title: str, total: int) -> Callable[[], None]:
             logger.info("tuning %s: %d of %d configs after %.0f s", title, done, total, seconds)
 
     return advance
+
+
+PATIENCE = 40.0
+"""Seconds that a tune waits for its store, whose locks are waited for 30 s."""
+
+
+class MeasurementWriter(WriterThread[Measurement]):
+    """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
+
+    Measurements that arrive while the function runs are passed on together.
+
+    Args:
+        keep: is called with measurements; `drain` raises its errors.
+    """
+
+    def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
+        """Begin without a measurement."""
+        super().__init__("dejavu-cache writer")
+        self._keep = keep
+        self._error: Exception | None = None
+
+    def drain(self) -> None:
+        """Wait until all measurements have been passed on."""
+        self.finish(PATIENCE)
+        if not self.is_done:
+            logger.warning(
+                "measurements are not written: the store has not answered for %g s", PATIENCE
+            )
+        if self._error is not None:
+            raise self._error
+
+    def write(self, items: list[Measurement]) -> None:
+        """Pass measurements on; the later of two of one config counts."""
+        latest = {measurement.config: measurement for measurement in items}
+        try:
+            with uninterrupted():
+                self._keep(list(latest.values()))
+        except Exception as error:
+            self._error = error
 
 
 QUIET = 4
