@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -182,8 +182,12 @@ class FileStore(Store):
     def _walk(
         self, pattern: str, kernel: str | None = None
     ) -> Iterator[tuple[Path, Page | Tree | Exception | None]]:
-        """Yield the files of a pattern, and what is in each or why it cannot be read."""
-        for path in self._find(pattern, kernel):
+        """Yield the files of a pattern, and what is in each or why it cannot be read.
+
+        Folders that cannot be listed are yielded last, with the error.
+        """
+        unlisted: list[OSError] = []
+        for path in self._find(pattern, kernel, unlisted.append):
             try:
                 if path.name.endswith(_TREE):
                     yield path, Tree.parse(read_text(path, self.root), str(path))
@@ -191,16 +195,27 @@ class FileStore(Store):
                     yield path, self._load(path)
             except (StoreError, OSError) as error:
                 yield path, error
+        for refusal in unlisted:
+            if not isinstance(refusal, (FileNotFoundError, NotADirectoryError)):  # it has just gone
+                folder = Path(refusal.filename)
+                yield folder, describe_failure(refusal, folder, "read")
 
-    def _find(self, pattern: str, kernel: str | None = None) -> list[Path]:
+    def _find(
+        self,
+        pattern: str,
+        kernel: str | None = None,
+        onerror: Callable[[OSError], object] | None = None,
+    ) -> list[Path]:
         """Return the files of a pattern, sorted; hidden folders are left out.
 
-        Raises:
-            StoreError: a folder cannot be listed.
+        Args:
+            pattern: what the files' names match.
+            kernel: whose folder is searched; None: all.
+            onerror: is told of folders that cannot be listed.
         """
         root = self.root if kernel is None else self.root / folder_name(kernel)
         paths: list[Path] = []
-        for parent, folders, names in os.walk(root, onerror=_refuse_unlisted):
+        for parent, folders, names in os.walk(root, onerror=onerror):
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
         return sorted(paths)
@@ -265,7 +280,7 @@ class FileStore(Store):
             yield is_ours
 
     def delete_leftovers(self, older_than: float = 86_400.0) -> int:
-        """Delete unfinished files of killed writers and leases; return the number of files.
+        """Delete unfinished files and locks of killed writers, and leases; return their number.
 
         No link is followed.
 
@@ -275,7 +290,7 @@ class FileStore(Store):
         deleted, until = 0, time.time() - older_than
         for _, _, names, folder in os.fwalk(self.root) if self.root.is_dir() else ():
             for name in names:
-                if name.endswith(".lease") or ".tmp-" in name:
+                if name.endswith((".lease", ".soft")) or ".tmp-" in name:
                     with suppress(OSError):  # its writer was quicker
                         if os.lstat(name, dir_fd=folder).st_mtime < until:
                             os.unlink(name, dir_fd=folder)
@@ -343,9 +358,3 @@ class FileStore(Store):
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
             self._pages[path] = signature_of(path), page
-
-
-def _refuse_unlisted(error: OSError) -> None:
-    """Raise for a folder that cannot be listed, unless it has just gone."""
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise describe_failure(error, Path(error.filename), "read") from error

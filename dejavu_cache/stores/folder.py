@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, SoftFileLock
 
 from ..errors import DamagedRecordsError, StoreError
 from ..system.safe_files import open_folder, read_file, replace_file
@@ -38,6 +38,9 @@ _REMEDIES = {
     errno.EFBIG: "delete records that are not needed; what was there before is untouched",
     errno.ELOOP: "links are not followed: replace it by what it points to",
 }
+
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Answers of file systems that lock no files."""
 
 Signature = tuple[int, int, int]
 """Modification time, size and inode of a file."""
@@ -91,7 +94,7 @@ def remove_file(path: Path, root: Path) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, wait: float) -> Iterator[None]:
-    """Hold the lock of a path; on a file system without locks, a file of filelock stands for it.
+    """Hold the lock of a path; on a file system without locks, a file stands for it.
 
     Args:
         path: the lock's file; its folder is created.
@@ -99,12 +102,22 @@ def hold_lock(path: Path, wait: float) -> Iterator[None]:
 
     Raises:
         Timeout: another process still has the lock.
-        OSError: the file cannot be created, or not be locked.
+        OSError: the file cannot be created.
     """
     with open_folder(path.parents[1], path.parent, create=True):
         pass  # it is a folder, and no link to one of somebody else
-    with FileLock(path, timeout=wait):
+    lock: BaseFileLock = FileLock(path, timeout=wait)
+    try:
+        lock.acquire()
+    except (NotImplementedError, OSError) as error:  # the former is an older filelock's ENOSYS
+        if getattr(error, "errno", errno.ENOSYS) not in _WITHOUT_LOCKS:
+            raise
+        lock = SoftFileLock(path.with_name(f"{path.name}.soft"), timeout=wait)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def describe_failure(error: OSError, path: Path, action: str) -> StoreError:

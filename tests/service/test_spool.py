@@ -29,6 +29,7 @@ from support.spools import deliver, numbers, singles, spool_of
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore
 
 SMALL = {"DEJAVU_SERVER_MAX_RECORDS": "50", "DEJAVU_SERVER_MAX_BODY": "100000"}
@@ -132,12 +133,15 @@ def test_a_refused_record_that_cannot_be_set_aside_costs_nobody_the_server(
 def test_what_a_running_process_measures_is_set_aside_too(server: Running, tmp_path: Path) -> None:
     spool = Spool(server.base, tmp_path)
     store = RemoteStore(ProtocolClient(server.base), wait=5, spool=spool)
-    too_large = record(1, *(measurement(block) for block in range(1, 1000)))
-    store.put(context(), [too_large])
-    store.put(context(), [record(2)])
+    in_parts = record(1, *(measurement(block) for block in range(1, 1000)))
+    too_large = measurement(1).model_copy(
+        update={"config": Config(params={f"P{index}": "x" * 500 for index in range(240)})}
+    )
+    for measured in (in_parts, record(2, too_large), record(3)):
+        store.put(context(), [measured])
     assert store.sender.flush(240)
     store.close()
-    assert numbers(server.base) == {2}
+    assert numbers(server.base) == {1, 3}
     assert ["413" in entry.reason for entry in spool.set_aside()] == [True]
 
 

@@ -99,12 +99,13 @@ def test_a_folder_without_rights_is_said(store: FileStore) -> None:
                 path.chmod(0o755)
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.filterwarnings("ignore:flock not supported")
 def test_a_file_system_without_locks_is_still_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*args: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     store = FileStore(tmp_path / "store")
@@ -113,6 +114,8 @@ def test_a_file_system_without_locks_is_still_written(
     assert len(list(FileStore(store.root).records(context()))) == 2
     with store.lease(context(), record(64).scenario, wait=1.0) as granted:
         assert granted
+        with store.lease(context(), record(64).scenario, wait=0.0) as again:
+            assert not again
 
 
 @pytest.mark.parametrize("read", [open_store, make_absolute])
