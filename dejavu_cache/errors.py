@@ -158,12 +158,16 @@ class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, or else all."""
+def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest known one, or else all.
+
+    Names that begin with the same prefix are compared without it.
+    """
     from difflib import get_close_matches  # here, since only mistakes need it
 
-    by_lower_case = {choice.lower(): choice for choice in known}
-    nearest = get_close_matches(str(name).strip().lower(), by_lower_case, n=1)
+    by_lower_case = {choice.removeprefix(prefix).lower(): choice for choice in known}
+    wanted = str(name).strip().removeprefix(prefix).lower()
+    nearest = get_close_matches(wanted, by_lower_case, n=1)
     if nearest:
         return f"did you mean {by_lower_case[nearest[0]]!r}?"
     return f"choose from {', '.join(by_lower_case.values()) or 'nothing, for there is none'}"

@@ -88,7 +88,9 @@ class Policy:
         try:
             file = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except ValidationError as error:
-            return cls(problems=[f"{path}: {_describe(error)}; no policy applies"])
+            return cls(
+                problems=[f"{path}: {_describe(error)}: give [[kernel]] tables; no policy applies"]
+            )
         except (OSError, ValueError) as error:  # it is no text, or no TOML
             reason = getattr(error, "strerror", None) or error
             return cls(problems=[f"{path}: {reason}; no policy applies"])

@@ -142,12 +142,13 @@ _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT")
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a message for each variable that looks like a setting and is none."""
-    names = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
+    known = [PREFIX + field.upper() for field in Settings.model_fields]
     return [
-        f"{PREFIX}{name} is set, and no such setting exists: "
-        f"{did_you_mean(name, map(str.upper, Settings.model_fields))}"
-        for name in names
-        if name.lower() not in Settings.model_fields and not _SERVICE_LINK.match(name)
+        f"{name} is set, and no such setting exists: {did_you_mean(name, known, PREFIX)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX)
+        and name.upper() not in known
+        and not _SERVICE_LINK.match(name.removeprefix(PREFIX))
     ]
 
 

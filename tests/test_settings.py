@@ -71,9 +71,9 @@ def test_a_variable_that_is_no_setting_is_said_once_with_the_nearest(
         current_settings()
     (said,) = (record.getMessage() for record in caplog.records)
     assert said.startswith("DEJAVU_CACHE_TUNE_SECOND is set, and no such setting exists")
-    assert said.endswith("did you mean 'TUNE_SECONDS'?")
+    assert said.endswith("did you mean 'DEJAVU_CACHE_TUNE_SECONDS'?")
 
 
 def test_a_name_that_is_near_to_none_comes_with_all_of_them() -> None:
     (said,) = unknown_variables({"DEJAVU_CACHE_XYZZY": "1", "PATH": "/"})
-    assert "choose from URL, MODE" in said
+    assert "choose from DEJAVU_CACHE_URL, DEJAVU_CACHE_MODE" in said

@@ -143,6 +143,11 @@ class ConfigCache(UserDict[Any, Any]):
         del self.data[key]
         self._forget(key)
 
+    def __ior__(self, entries: Mapping[Any, Any]) -> ConfigCache:  # type: ignore[override, misc]
+        """Have the launches of several keys run configs."""
+        self.update(entries)
+        return self
+
     def _forget(self, key: Hashable) -> None:
         self._reported.discard(key)
         for user in list(self.users):

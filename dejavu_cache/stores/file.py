@@ -160,16 +160,18 @@ class FileStore(Store):
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def problems(self) -> dict[Path, list[str]]:
-        """Return what is wrong with files of the folder, and which were kept as damaged."""
+        """Return what is wrong with the files of the folder that are read."""
         problems: dict[Path, list[str]] = {}
         for path, content in self._walk("*.json"):
             if isinstance(content, Page):
                 problems[path] = content.problems()
             elif isinstance(content, Exception):
                 problems[path] = [f"passed over: {content}"]
-        for path in self._find("*.json.damaged-*"):
-            problems[path] = ["was damaged; mend it and `dejavu-cache import` it, or delete it"]
         return {path: found for path, found in problems.items() if found}
+
+    def damaged_copies(self) -> list[Path]:
+        """Return the files that were kept as they were before a write left out what was damaged."""
+        return list(self._find("*.json.damaged-*"))
 
     def _readable(self, pattern: str, kernel: str | None) -> Iterator[tuple[Path, object]]:
         """Yield the files of a kernel's folder that can be read, and warn about the others."""

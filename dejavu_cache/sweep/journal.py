@@ -74,7 +74,7 @@ class Journal(Store):
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
-        """Hand over what ended sweeps have left; the first write creates a journal."""
+        """Take over what ended sweeps have left; the first write creates a journal."""
         self.home = home
         self.url = home.url
         self.folder = folder or _journal_folder(home.url)
@@ -83,13 +83,15 @@ class Journal(Store):
         self._lock = ForkLock()
         for path in sorted(self.folder.glob("*.jsonl")):
             self._take_over(path)
+        self.flush()
 
     def _take_over(self, path: Path) -> None:
+        """Make the content of another journal part of this one, and remove it."""
         try:
             with _unless_written(path) as content:
                 record_sets, damage = _parse(content, path)
                 for record_set in record_sets:
-                    self.home.put_now(record_set.context, record_set.records)
+                    self.put(record_set.context, record_set.records)
                 if damage:
                     aside = path.rename(path.with_suffix(".damaged"))
                     warn_once(f"{path}", f"{damage}; the rest is taken over; {aside} has all of it")

@@ -11,8 +11,7 @@ import dis
 import enum
 import inspect
 import sys
-from collections import UserDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 __all__ = ["Answers", "ReadArguments", "noting_reads"]
@@ -27,30 +26,56 @@ _ABSENT = object()
 _PLAIN_TYPES = frozenset({int, bool, str, bytes, type(None)})
 
 
-class ReadArguments(UserDict[str, Any]):
+_SEE_ALL_VARIABLES = frozenset({"locals", "vars", "eval", "exec", "inspect", "sys", "_getframe"})
+"""Names by which a function can reach a variable that its code does not name."""
+
+
+class ReadArguments(dict[str, Any]):
     """Arguments by name, which notes the names whose values are read.
 
     Args:
-        arguments: the arguments; what is written to this mapping is written there.
+        arguments: the arguments; what is written to this dictionary is written there too.
         read: the set to which the names are added.
     """
 
     def __init__(self, arguments: dict[str, Any], read: set[str]) -> None:
         """Note nothing yet."""
-        self.data = arguments
+        super().__init__(arguments)
+        self._arguments = arguments
         self._read = read
 
     def __getitem__(self, name: str) -> Any:
         """Return an argument, and note that it was read."""
-        value = self.data[name]
+        value = super().__getitem__(name)
         self._read.add(name)
         return value
 
-    def copy(self) -> dict[str, Any]:  # type: ignore[override]
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set an argument."""
+        super().__setitem__(name, value)
+        self._arguments[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Remove an argument."""
+        super().__delitem__(name)
+        del self._arguments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names; without this, `**` would copy the values unnoted."""
+        return super().__iter__()
+
+    # Those of a dictionary read and write without asking the methods above.
+    get, items, values = Mapping.get, Mapping.items, Mapping.values  # type: ignore[assignment]
+    pop, popitem = MutableMapping.pop, MutableMapping.popitem
+    setdefault, update = MutableMapping.setdefault, MutableMapping.update
+    clear, __eq__ = MutableMapping.clear, Mapping.__eq__
+    __hash__ = None
+
+    def copy(self) -> dict[str, Any]:
         """Return all arguments, which reads them."""
         return dict(self)
 
-    __copy__ = copy  # type: ignore[assignment]
+    __copy__ = copy
 
     def __or__(self, other: Any) -> Any:
         """Return a union, which reads all arguments."""
@@ -59,6 +84,11 @@ class ReadArguments(UserDict[str, Any]):
     def __ror__(self, other: Any) -> Any:
         """Return a union, which reads all arguments."""
         return dict(other) | dict(self)
+
+    def __ior__(self, other: Any) -> Any:
+        """Set several arguments."""
+        self.update(other)
+        return self
 
     def __repr__(self) -> str:
         """Show all arguments, which reads them."""
@@ -85,6 +115,8 @@ def _parameters_beside_rest(function: Callable[..., Any]) -> frozenset[str] | No
     """Return the parameters of a function that does not look at its `**rest`, and else None."""
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_VARKEYWORDS:
+        return None
+    if not _SEE_ALL_VARIABLES.isdisjoint(code.co_names):
         return None
     count = code.co_argcount + code.co_kwonlyargcount
     rest = code.co_varnames[count + bool(code.co_flags & inspect.CO_VARARGS)]

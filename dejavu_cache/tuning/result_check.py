@@ -14,13 +14,14 @@ be an index, an address, or a lock for which a kernel waits.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import NothingComparedError, UncomparedResultsError
+from ..errors import NothingComparedError, SettingsError, UncomparedResultsError
 from ..model.record import (
     ALL_OUTPUTS,
     BEHIND_POINTERS,
@@ -115,6 +116,24 @@ class CheckOptions:
     reference: Callable[[Mapping[str, Any]], None] | None = None
     repeatable: bool = True
     outputs: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values; the names are checked where a kernel is decorated.
+
+        Raises:
+            SettingsError: one of them is of another kind, or a negative tolerance.
+        """
+        for option, names in (("ignore", self.ignore), ("outputs", self.outputs)):
+            if isinstance(names, str):
+                raise SettingsError(f"check: {option}={names!r}: give a list of arguments")
+        tolerance = self.tolerance
+        for share in tolerance.values() if isinstance(tolerance, Mapping) else (tolerance,):
+            is_share = share is None or (isinstance(share, (int, float)) and 0 <= share < math.inf)
+            if not is_share:
+                raise SettingsError(
+                    f"check: tolerance={tolerance!r}: give a number of 0 or more, or one for each "
+                    "of some arguments"
+                )
 
     def tolerance_of(self, name: str) -> float | None:
         """Return the largest relative difference in a tensor; None for that of its dtype."""
@@ -212,6 +231,7 @@ class ResultCheck:
         self._options = options or CheckOptions()
         self._title = title
         self._compares = options is not None
+        self._reference_failed = False
         self._is_prepared = False
         self._unchecked = _not_compared(_DEFAULT_FAILS) if is_wanted else SWITCHED_OFF_BY_AUTHOR
         """What is said of every config where nothing is compared."""
@@ -241,7 +261,7 @@ class ResultCheck:
             self._find_outputs()
         except Exception as error:
             failure = compile_failure_of(error)
-            if failure is None:
+            if failure is None or self._reference_failed:
                 raise
             if failure.kind == "skipped":
                 raise UncomparedResultsError(
@@ -370,7 +390,11 @@ class ResultCheck:
     def _run_expected(self) -> Iterator[None]:
         """Compute what counts as right from what the arguments hold."""
         if self._options.reference is not None:
-            self._options.reference(self._launches.arguments)
+            try:
+                self._options.reference(self._launches.arguments)
+            except Exception:
+                self._reference_failed = True
+                raise
             yield
         else:
             with self._launches.launch(self._launches.default):

@@ -69,11 +69,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "binaries/planted.so is not in the manifest",
     ),
     "a link": (lambda out: link(sorted(out.rglob("*.cubin"))[0]), "was altered"),
-    "a link to all": (lambda out: link(out / "binaries"), "is a symbolic link"),
+    "a link to all": (lambda out: link(out / "binaries"), "binaries is a link"),
     "no manifest's text": (lambda out: (out / MANIFEST).write_text("{"), "is damaged"),
     "an empty list": (lambda out: change_manifest(out, files={}), "is not in the manifest"),
     "newer": (lambda out: change_manifest(out, schema_version=SCHEMA + 1), "upgrade dejavu-cache"),
-    "a linked manifest": (lambda out: link(out / MANIFEST), "symbolic link"),
+    "a linked manifest": (lambda out: link(out / MANIFEST), "prewarmed.json is a link"),
 }
 
 

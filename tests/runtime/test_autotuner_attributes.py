@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -90,14 +91,20 @@ def test_timings_of_an_assigned_benchmark_function_are_not_those_of_the_default_
     assert (other.benchmarked, other.context.problem.method) == (3, "wall")
 
 
-@pytest.mark.parametrize("replace", [True, False])
-def test_a_config_that_a_program_puts_into_the_cache_decides(replace: bool) -> None:
+CHANGES: dict[str, Callable[[Any, dict[Any, Any]], None]] = {
+    "assigned": lambda kernel, entries: setattr(kernel, "cache", entries),
+    "set": lambda kernel, entries: kernel.cache.__setitem__(*entries.copy().popitem()),
+    "updated": lambda kernel, entries: kernel.cache.update(entries),
+    "joined": lambda kernel, entries: kernel.cache.__ior__(entries),
+    "a default": lambda kernel, entries: kernel.cache.setdefault(*entries.copy().popitem()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_config_that_a_program_puts_into_the_cache_decides(change: str) -> None:
     kernel, bench = make()
     key = (512, 7, 3, "torch.float32", "torch.float32")
-    if replace:
-        kernel.cache = {key: CONFIGS[2]}
-    else:
-        kernel.cache[key] = CONFIGS[2]
+    CHANGES[change](kernel, {key: CONFIGS[2]})
     for _ in range(2):
         launch(kernel)
         assert (bench.calls, kernel.best_config) == (0, CONFIGS[2])

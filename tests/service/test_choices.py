@@ -183,7 +183,8 @@ def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
     assert again == {"sets": 3, "records": 3, "measurements": 6, "beside": 0}
 
 
-def test_a_bad_line_imports_nothing(client: httpx.Client) -> None:
+def test_a_bad_line_imports_nothing(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_LONGEST_LINE", 100_000)
     good = record_set().model_dump_json(exclude_none=True)
     bad: dict[str, Any] = {
         "not json": "{",

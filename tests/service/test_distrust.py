@@ -90,7 +90,6 @@ def test_a_timing_stands_against_an_earlier_failure(client: httpx.Client, kind: 
     [
         measurement(config(16), 0.0),
         measurement(config(16), 5e-324),
-        measurement(config(16), 1e300),
         measurement(config(16)).model_copy(update={"at": FUTURE}),
     ],
 )

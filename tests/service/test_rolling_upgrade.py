@@ -173,14 +173,10 @@ def test_no_request_fails_while_schema_and_replicas_change(
 
 def test_a_stopping_server_serves_and_is_not_ready(postgres_url: str, clock: Clock) -> None:
     replica = Replica(postgres_url, clock)
-    waiting = f"{replica.base}/v1/main/contexts/{context().digest}/records/{scenario().digest}"
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=replica.base) as client:
-        poll = pool.submit(httpx.get, f"{waiting}?wait=30", timeout=20)
+    with httpx.Client(base_url=replica.base) as client:
         assert client.get("/readyz").status_code == 200
         replica.begin_to_stop()
         assert "stopping" in client.get("/readyz").json()["detail"]
         posted = client.post("/v1/main/records", json=body(record_set(record(7))))
         assert (posted.status_code, posted.headers["connection"]) == (200, "close")
-        assert not poll.done(), "it waits until the time to drain is over"
-        replica.end()
-        assert poll.result(240).status_code == 404
+    replica.end()

@@ -144,18 +144,6 @@ def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
     """)
 
 
-def test_a_signal_that_the_program_waits_for_does_not_end_it() -> None:
-    run_python(f"""{COUNT}
-    import os, signal, time
-
-    environment.triton_key = lambda: time.sleep(2)
-    begin_digest()
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}}) == set()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert signal.sigwait({{signal.SIGUSR1}}) == signal.SIGUSR1
-    """)
-
-
 def test_an_error_is_left_to_triton() -> None:
     done = run_python(f"""{COUNT}
     def fail():

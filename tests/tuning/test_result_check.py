@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from support.result_checks import (
     write_nothing,
 )
 
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
+from dejavu_cache.tuning.result_check import CheckOptions
 
 
 def input_overwritten(arguments: dict[str, Any]) -> None:
@@ -113,6 +116,31 @@ def test_a_reference_replaces_the_default() -> None:
     made = checker(launch_arguments(), double, reference=reference)
     assert made.judge(input_overwritten).outcome == "equal"
     assert made.judge(double).outcome == "wrong"
+
+
+def test_an_error_of_a_reference_is_its_authors() -> None:
+    def reference(arguments: dict[str, Any]) -> None:
+        raise ValueError("a mistake of the author's")
+
+    with pytest.raises(ValueError, match="author's"):
+        checker(launch_arguments(), double, reference=reference)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tolerance": -1},
+        {"tolerance": math.nan},
+        {"tolerance": {"out": -0.1}},
+        {"tolerance": "0.1"},
+        {"outputs": "out"},
+        {"ignore": "out"},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=f"check: {next(iter(options))}="):
+        CheckOptions(**options)
 
 
 def test_a_declared_tolerance_holds_for_its_argument() -> None:

@@ -169,7 +169,8 @@ def _check_policy() -> Iterator[Finding]:
     if path is not None:
         policy = Policy.read(path)
         yield from (Finding("wrong", "policy", problem) for problem in policy.problems)
-        yield Finding("ok", f"policy {path}", counted(len(policy.rules), "rule"))
+        if policy.rules or not policy.problems:
+            yield Finding("ok", f"policy {path}", counted(len(policy.rules), "rule"))
 
 
 def _check_answer(store: Store, wait: float) -> Finding:
@@ -204,6 +205,9 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
     for path, found in problems.items():
         for problem in found:
             yield Finding("wrong", str(path), problem)
+    for path in store.damaged_copies():
+        text = "was damaged; mend it and `dejavu-cache import` it, or delete it"
+        yield Finding("wrong", str(path), text)
 
 
 def _check_spools() -> Iterator[Finding]:
