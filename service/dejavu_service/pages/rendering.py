@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Undefined, UndefinedError
+from jinja2.utils import missing
 from markupsafe import Markup
 
 from dejavu_cache import __version__
@@ -85,12 +88,27 @@ def _break_after_dots(name: str) -> Markup:
     return Markup("<wbr>").join(re.split(r"(?<=\.)", name))
 
 
+class _OptionalVariable(Undefined):
+    """A variable that a page may leave out; an attribute that an object lacks is a mistake.
+
+    It would show nothing, and nobody would see that a page says less.
+    """
+
+    def __init__(
+        self, hint: str | None = None, obj: Any = missing, name: str | None = None, *more: Any
+    ) -> None:
+        super().__init__(hint, obj, name, *more)
+        if obj is not missing and not isinstance(obj, Mapping):  # whose keys may be optional
+            raise UndefinedError(self._undefined_message)
+
+
 _environment = Environment(
     loader=FileSystemLoader(_FOLDER),
     autoescape=True,
     finalize=printable_output,
     trim_blocks=True,
     lstrip_blocks=True,
+    undefined=_OptionalVariable,
 )
 _environment.filters |= {
     "counted": partial(counted, grouped=True),
