@@ -77,6 +77,16 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def issuer() -> Iterator[Any]:
+    """Yield an issuer of identity tokens with one key."""
+    pytest.importorskip("jwt")
+    from support.issuer import running_issuer
+
+    with running_issuer() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
 def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Another one, with a database `migrated`, that a module may do anything to."""
     with _postgres(tmp_path_factory) as server:

@@ -28,15 +28,6 @@ audience = "{audience}"
 """
 
 
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    opened = Issuer()
-    opened.make_key("first")
-    yield opened
-    opened.server.shutdown()
-    opened.server.server_close()
-
-
 @pytest.fixture
 def client(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> Iterator[httpx.Client]:
     """Yield a client of a server with the rules that the documentation shows."""

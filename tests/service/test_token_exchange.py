@@ -27,15 +27,6 @@ from dejavu_cache.errors import SettingsError
 jwt = pytest.importorskip("jwt")
 
 
-@pytest.fixture(scope="module")
-def issuer() -> Iterator[Issuer]:
-    opened = Issuer()
-    opened.make_key("first")
-    yield opened
-    opened.server.shutdown()
-    opened.server.server_close()
-
-
 def write_rules(path: Path, issuer: Issuer) -> Path:
     path.write_text(f"""
 [[issuers]]

@@ -6,6 +6,8 @@ import json
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -73,3 +75,15 @@ class Issuer:
         headers = {"kid": key, **(header or {})}
         signed: str = jwt.encode(content, self.keys[key], algorithm="RS256", headers=headers)
         return signed
+
+
+@contextmanager
+def running_issuer() -> Iterator[Issuer]:
+    """Run an issuer with one key."""
+    opened = Issuer()
+    opened.make_key("first")
+    try:
+        yield opened
+    finally:
+        opened.server.shutdown()
+        opened.server.server_close()

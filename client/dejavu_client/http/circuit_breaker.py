@@ -94,15 +94,17 @@ class CircuitBreaker:
         """Close the circuit, since the server answered, and leave it alone as long as it asks.
 
         Returns:
-            The error with the seconds for which the server is left alone: at least `SHORTEST_BUSY`,
-            more each time in a row, and different in each process of a fleet.
+            The error with the seconds for which the server is left alone: from `SHORTEST_BUSY` to
+            `LONGEST_PAUSE`, more each time in a row, and different in each process of a fleet.
         """
         with self._changed:
-            self._pause = 0.0
-            self._busy_pause = min(max(self._busy_pause * 2, SHORTEST_BUSY), LONGEST_PAUSE)
+            self._pause, now = 0.0, time.monotonic()
+            if now >= self._busy_until:  # else other threads were answered at the same time
+                self._busy_pause = max(self._busy_pause * 2, SHORTEST_BUSY)
             seconds = max(error.retry_after, self._busy_pause) * _jitter.uniform(1.0, 1.5)
+            seconds = min(seconds, LONGEST_PAUSE)
             self._busy = BusyError(str(error), error.status, seconds)
-            self._busy_until = time.monotonic() + seconds
+            self._busy_until = now + seconds
             self.is_hopeful = True
             self._changed.notify_all()
             return self._busy
