@@ -25,6 +25,7 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from sqlalchemy import create_engine, make_url, text
+from support.issuer import running_issuer
 from support.quarantines import Token
 from support.remote_stores import close_all, open_remote
 from support.service import Running, client_of, running_server
@@ -79,9 +80,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Any]:
     """Yield an issuer of identity tokens with one key."""
-    pytest.importorskip("jwt")
-    from support.issuer import running_issuer
-
     with running_issuer() as opened:
         yield opened
 

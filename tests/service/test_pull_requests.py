@@ -12,12 +12,10 @@ import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
+from support.checkout import ROOT
+from support.issuer import AUDIENCE, Issuer
 from support.service import body, client_of, context, record, record_set
 
-pytest.importorskip("jwt")
-from support.issuer import AUDIENCE, Issuer
-
-ROOT = Path(__file__).parents[2]
 WORKFLOW = yaml.safe_load((ROOT / "deploy/github/tuning.yml").read_text())
 RULES = """
 [[issuers]]
@@ -33,9 +31,8 @@ def client(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> Iterator[httpx.Cl
     """Yield a client of a server with the rules that the documentation shows."""
     page = (ROOT / "docs/server.md").read_text()
     rules = page.partition("[[issuers.rules]]")[2].partition("[[issuers]]")[0]
-    path = tmp_path / "oidc.toml"
-    text = RULES.format(issuer=issuer.url, audience=AUDIENCE, rules="[[issuers.rules]]" + rules)
-    path.write_text(text)
+    path, rules = tmp_path / "oidc.toml", f"[[issuers.rules]]{rules}"
+    path.write_text(RULES.format(issuer=issuer.url, audience=AUDIENCE, rules=rules))
     with client_of(create_app(ServerSettings(database=sqlite_url, oidc=path))) as opened:
         yield opened
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import pytest
 from dejavu_service import issuer_keys
 from dejavu_service.app import create_app
@@ -23,8 +24,6 @@ from support.issuer import AUDIENCE, SUBJECT, Issuer
 from support.service import body, client_of, record_set, seconds_until
 
 from dejavu_cache.errors import SettingsError
-
-jwt = pytest.importorskip("jwt")
 
 
 def write_rules(path: Path, issuer: Issuer) -> Path:

@@ -9,7 +9,7 @@ from dejavu_cache.system.fork_lock import ForkCondition
 
 from .errors import BusyError
 
-__all__ = ["FIRST_PAUSE", "CircuitBreaker"]
+__all__ = ["FIRST_PAUSE", "CircuitBreaker", "jitter"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until the first probe after a failure, and the limit to which the pause doubles."""
@@ -20,7 +20,7 @@ SHORTEST_BUSY = 0.5
 What it asks for may be nothing, or, by this machine's clock, a moment that has passed.
 """
 
-_jitter = random.SystemRandom()
+jitter = random.SystemRandom()
 """Random numbers of its own: those of the program's `random` module may be seeded."""
 
 
@@ -101,7 +101,7 @@ class CircuitBreaker:
             self._pause, now = 0.0, time.monotonic()
             if now >= self._busy_until:  # else other threads were answered at the same time
                 self._busy_pause = max(self._busy_pause * 2, SHORTEST_BUSY)
-            seconds = max(error.retry_after, self._busy_pause) * _jitter.uniform(1.0, 1.5)
+            seconds = max(error.retry_after, self._busy_pause) * jitter.uniform(1.0, 1.5)
             seconds = min(seconds, LONGEST_PAUSE)
             self._busy = BusyError(str(error), error.status, seconds)
             self._busy_until = now + seconds

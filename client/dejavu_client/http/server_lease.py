@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.background_threads import program_is_ending, start_thread
 from dejavu_cache.system.notices import whoami
 
+from .circuit_breaker import jitter
 from .errors import RefusedError, RemoteError, UnreachableError
 from .protocol_client import ProtocolClient
 from .server_calls import BUSY_SECONDS, ServerCalls
@@ -31,9 +31,6 @@ ASKS_FOR_LEASE = 3
 
 RESTART_SECONDS = 60.0
 """Absence of the server through which a process waits for another one's tune."""
-
-_jitter = random.SystemRandom()
-"""Random numbers of its own: those of the program's `random` module may be seeded."""
 
 
 class ServerLease:
@@ -80,7 +77,7 @@ class ServerLease:
         asked = 0
         while self._lease is None and (remaining := deadline - time.monotonic()) > 0:
             # The processes of a fleet must not ask all at once.
-            time.sleep(min(remaining, ASK_SECONDS * _jitter.uniform(0.75, 1.25)))
+            time.sleep(min(remaining, ASK_SECONDS * jitter.uniform(0.75, 1.25)))
             asked += 1
             if not self._is_tuned() and asked % ASKS_FOR_LEASE:
                 continue
