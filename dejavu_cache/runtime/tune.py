@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
@@ -22,8 +23,9 @@ from ..model.record import (
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config
 from ..stores import Found
+from ..system.background_threads import uninterrupted
 from ..system.fork_lock import ForkLock
-from ..system.notices import warn_once, whoami
+from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.compilation import (
     compile_config,
     keys_in_memory,
@@ -35,9 +37,9 @@ from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
-from ..tuning.result_check import recording_crash, refuse_uncompared
+from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import OptunaSearch
-from ..tuning.tuner import MeasurementWriter, Tuner, progress_lines
+from ..tuning.tuner import Tuner
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
@@ -46,18 +48,16 @@ from .request import Request
 if TYPE_CHECKING:
     from ..system.worker_process import ParentConnection
 
-__all__ = ["announce", "note_timings", "tune", "without_suspects"]
+__all__ = ["note_timings", "tune", "without_suspects"]
+
+LINE_EVERY = 10.0
+"""Seconds between two lines in the log."""
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
 
 A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
 """
-
-
-def announce(parent: ParentConnection, config: Config) -> None:
-    """Tell the process that replaces this one which config is about to touch the device."""
-    parent.send("config", config=config.model_dump())
 
 
 def tune(
@@ -113,7 +113,7 @@ def tune(
         has_work = due or untried or rules.recorded_choice(request, found)
         if has_work and not is_leased:
             return rules.trusted_choice(request, found), 0
-        return Tune(request, record, records, parent).run(due, avoided)
+        return Tune(request, record, records, suspects, parent).run(due, avoided)
 
 
 class Tune:
@@ -123,6 +123,7 @@ class Tune:
         request: the scenario.
         record: what is recorded of it.
         records: where measurements and the winner are recorded.
+        suspects: configs during which other processes have died.
         parent: as of `tune`.
     """
 
@@ -131,18 +132,22 @@ class Tune:
         request: Request,
         record: Record,
         records: KnownRecords,
+        suspects: Iterable[Suspect],
         parent: ParentConnection | None,
     ) -> None:
         """Measure nothing yet."""
         self._request = request
         self._record = record
         self._records = records
+        self._suspects = tuple(suspects)
         self._parent = parent
         self._findings = records.findings(request.context, request.scenario)
         self._measured = 0
-        self._mark = MeasurementMark(request.context, request.scenario)
+        self._queued: list[Measurement] = []
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache writer")
+        self._mark = MeasurementMark(request.context, request.scenario, parent)
         check = request.check if rules.may_launch_default(request, record) else None
-        self._check = request.result_check(check, self._mark.around)
+        self._check = request.result_check(check, self._mark)
         self._function = find_jit_function(request.autotuner)
         if self._function is not None:
             release_outdated(self._function, request.context.environment.variables)
@@ -160,7 +165,7 @@ class Tune:
         """
         request, findings = self._request, self._findings
         # Whatever happens, the launch's arguments and their copies are let go of.
-        with closing(self._mark), closing(self._check):
+        with closing(self._mark), closing(self._check), self._writer:
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
                     self._measure_due(due)
@@ -174,6 +179,10 @@ class Tune:
                 if self._parent is not None:  # a sweep serves no launch, and says what it lacks
                     raise
                 return self._without_comparison(error), self._measured
+            except Exception:
+                if self._mark.crash is not None:
+                    self._write([self._mark.crash])
+                raise
             if winner is None:
                 return self._without_valid_config(), self._measured
             # Noted here too: the recorded winner may be that of a launch with other configs.
@@ -187,7 +196,6 @@ class Tune:
     def _measure_due(self, due: Sequence[Config]) -> None:
         """Measure the due configs as far as the budget goes, and race those that are fast."""
         request, record = self._request, self._record
-        earlier = rules.earlier_timings(record)
         limit = rules.budgeted_count(request, len(due))
         search = None
         if request.budget.searches and limit < len(due):
@@ -196,7 +204,7 @@ class Tune:
             default = describe(request.default)
             first = [default] if due[0] == default else []
             search = OptunaSearch(request.declared, measured, first, limit)
-        self._measure(due[:limit], search, earlier)
+        self._measure(due[:limit], search, rules.earlier_timings(record))
 
     def _measure(
         self,
@@ -211,47 +219,47 @@ class Tune:
             search: proposes as many other configs in place of these.
             earlier: measurements of a tune that ended before its race.
         """
-        request, launch = self._request, self._request.candidate_launch()
-        suspects = find_suspects(request.context, request.scenario)
-        marked = {suspect.config: suspect for suspect in suspects}
+        request, start = self._request, time.monotonic()
         seconds = request.budget.seconds
-        advance = progress_lines(request.name, len(configs))
-        writer = MeasurementWriter(self._write)
-
-        def keep(measurements: Sequence[Measurement]) -> None:
-            for measurement in measurements:
-                writer.add(measurement)
-                suspect = marked.pop(measurement.config, None)
-                if suspect is not None and measurement.median is not None:
-                    suspect.forget()
-            advance()
-
-        @contextmanager
-        def around(config: Config) -> Iterator[None]:
-            with recording_crash(launch.default, writer.add):
-                self._check.prepare()
-            self._check.refuse_tune()
-            if self._parent is not None:
-                writer.drain()
-                announce(self._parent, config)
-            with self._mark.around(config):
-                yield
-
         tuner = Tuner(
-            launch,
-            keep,
+            request.candidate_launch(),
+            self._mark,
+            self._check,
             race=request.budget.race and not is_called_once(request.context.problem.method),
-            until=math.inf if seconds is None else time.monotonic() + seconds,
-            around=around,
+            until=math.inf if seconds is None else start + seconds,
             earlier=earlier,
         )
-        with pause_recording(request.autotuner), self._check.restoring_arguments():
+        writes, lines = [], 0.0
+        with pause_recording(request.autotuner):
             try:
-                self._measured += tuner.tune(configs, search)
+                for done, measurements in enumerate(tuner.tune(configs, search), 1):
+                    self._queued += measurements
+                    writes.append(self._writer.submit(self._write_queued))
+                    if self._parent is not None:
+                        writes[-1].result()  # before it is told of the next config
+                    passed = time.monotonic() - start
+                    if passed // LINE_EVERY > lines:
+                        lines = passed // LINE_EVERY
+                        logger.info(
+                            "tuning %s: %d of %d configs after %.0f s",
+                            request.name, done, len(configs), passed,
+                        )  # fmt: skip
             finally:
-                writer.drain()
+                self._measured += len(tuner.tried)
+                for write in writes:
+                    write.result()
 
-    def _write(self, measurements: Sequence[Measurement]) -> None:
+    def _write_queued(self) -> None:
+        """Write what has been measured by now, in a thread: no benchmark waits for a disk."""
+        with uninterrupted():
+            queued = self._queued[:]
+            del self._queued[: len(queued)]  # in one step: more may be queued meanwhile
+            # The later of two measurements of a config counts.
+            latest = {measurement.config: measurement for measurement in queued}
+            if latest:
+                self._write(latest.values())
+
+    def _write(self, measurements: Iterable[Measurement]) -> None:
         request = self._request
         addition = Record(scenario=request.scenario, measurements=tuple(measurements))
         # After what they replace, which else stands if another clock dated it, and is due again.
@@ -260,8 +268,11 @@ class Tune:
         merged = merge_records(self._record, dated)
         self._record = rules.corrected_record(merged, self._findings)
         # A process whose device is lost may not live to write what is queued.
-        is_last = any(measurement.has_crashed for measurement in measurements)
-        self._records.put(request.context, dated, now=is_last)
+        self._records.put(request.context, dated, now=self._mark.crash is not None)
+        for suspect in self._suspects:
+            measured = self._findings.trials.get(suspect.config)
+            if measured is not None and measured.median is not None:
+                suspect.forget()
 
     def _find_winner(self) -> tuple[Config | None, Results]:
         """Return the best config whose results are not wrong, and what comparing it has shown.
@@ -280,8 +291,7 @@ class Tune:
                 confirmed.add(best)
                 self._measure([best])
                 continue
-            with recording_crash(best, lambda crash: self._write([crash])):
-                results, wrong = self._check.compare(self._request.declared[best])
+            results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break

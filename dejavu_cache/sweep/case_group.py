@@ -25,8 +25,7 @@ from ..stores import Store
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
-from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import recording_crash, refuse_uncompared
+from ..tuning.result_check import refuse_uncompared
 from .case_tuner import CaseTuner, make_request
 from .journal import Journal
 from .suite import Case
@@ -146,10 +145,11 @@ class CaseGroup:
             if name in times
         ]
 
-        def keep(measurements: Sequence[Measurement]) -> None:
+        measured: set[Config] = set()
+        for measurements in tuner.time(name, request, undecided, earlier):
+            measured.update(measurement.config for measurement in measurements)
             self._group.put_measurements(self._group.with_case(name, one) for one in measurements)
-
-        return tuner.time(name, request, undecided, keep, earlier)
+        return len(measured)
 
     def _request(self, case: Case) -> Request:
         """Make a case's arguments; those of the first case are there already at first.
@@ -197,14 +197,15 @@ class CaseGroup:
         self, request: Request, best: Config, tuner: CaseTuner
     ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
-        mark = MeasurementMark(self.context, self.scenario)
-        with closing(mark), closing(request.result_check(options, mark.around)) as check:
-            if options is not None:
-                tuner.announce(self._default)
-                check.prepare()
-                tuner.announce(best)
-            with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
+        with (
+            closing(tuner.mark(request)) as mark,
+            closing(request.result_check(options, mark)) as check,
+        ):
+            try:
                 results, wrong = check.compare(request.declared[best])
+            finally:
+                if mark.crash is not None:
+                    self._group.put_measurements([mark.crash])
         if wrong is None:
             refuse_uncompared(results)
         return results, wrong

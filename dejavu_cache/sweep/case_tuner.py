@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from ..errors import SettingsError
@@ -16,7 +16,6 @@ from ..runtime.autotuner import CachedAutotuner
 from ..runtime.launch_recorder import pause_recording
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
-from ..runtime.tune import announce
 from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.worker_process import ParentConnection
@@ -119,43 +118,42 @@ class CaseTuner:
         case: str,
         request: Request,
         configs: Sequence[Config],
-        keep: Callable[[Sequence[Measurement]], None],
         earlier: Sequence[Measurement] = (),
-    ) -> int:
-        """Measure some of a request's configs, and return how many were measured.
+    ) -> Iterator[list[Measurement]]:
+        """Measure some of a request's configs.
 
         Args:
             case: name of the request's case.
             request: the request.
             configs: the configs to measure.
-            keep: is called with each measurement, and again with those that a race has refined.
             earlier: measurements that take part in the race.
+
+        Yields:
+            Measurements, as `Tuner.tune` does.
         """
         self._parent.send("case", case=case)
-        mark = MeasurementMark(request.context, request.scenario)
         function = find_jit_function(request.autotuner)
         in_memory = keys_in_memory(function)
-
-        @contextmanager
-        def around(config: Config) -> Iterator[None]:
-            self.announce(config)
-            with mark.around(config):
-                yield
-
-        with closing(mark), pause_recording(request.autotuner):
+        with closing(self.mark(request)) as mark, pause_recording(request.autotuner):
             tuner = Tuner(
                 request.candidate_launch(),
-                keep,
+                mark,
                 race=not is_called_once(request.context.problem.method),
                 until=self._deadline,
-                around=around,
                 earlier=earlier,
             )
-            measured = tuner.tune(configs)
+            try:
+                yield from tuner.tune(configs)
+            except Exception:
+                if mark.crash is not None:
+                    yield [mark.crash]
+                raise
         if function is not None:
             release_later(function, in_memory, None)
-        return measured
 
-    def announce(self, config: Config) -> None:
-        """Tell the parent which config is about to touch the device."""
-        announce(self._parent, config)
+    def mark(self, request: Request) -> MeasurementMark:
+        """Return what tells the parent which of a request's configs is about to touch the device.
+
+        The parent replaces this process if a config ends it.
+        """
+        return MeasurementMark(request.context, request.scenario, self._parent)

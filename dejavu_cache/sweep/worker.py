@@ -161,15 +161,15 @@ class SweepWorker:
             return self._forget(request, f"({best}) took down its process: {crashes[best]}")
         default = describe(request.default)
         measured: dict[Config, Measurement] = {}
-
-        def keep(measurements: Sequence[Measurement]) -> None:
-            measured.update((measurement.config, measurement) for measurement in measurements)
-
         tuner = CaseTuner(job, self._parent, self.journal)
-        tuner.announce(default)
-        with closing(request.result_check(request.check)) as check:
+        with (
+            closing(tuner.mark(request)) as mark,
+            closing(request.result_check(request.check, mark)) as check,
+        ):
             check.prepare()
-            tuner.time(job.case, request, list(dict.fromkeys([default, best])), keep)
+            configs = list(dict.fromkeys([default, best]))
+            for measurements in tuner.time(job.case, request, configs):
+                measured.update((one.config, one) for one in measurements)
             if not {default, best} <= measured.keys():
                 return {"status": "partial"}
             again, standard = measured[best], measured[default]
