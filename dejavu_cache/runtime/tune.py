@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ from .launch_recorder import pause_recording
 from .request import Request
 
 if TYPE_CHECKING:
+    from triton.runtime.jit import JITFunction
+
     from ..system.worker_process import ParentConnection
 
 __all__ = ["note_timings", "tune", "without_suspects"]
@@ -109,9 +111,11 @@ def tune(
             return settled, 0
         due = rules.due_configs(request, record)
         avoided = suspects if parent is None else ()
-        untried = rules.untried_failures(request, record, findings, avoided)
-        has_work = due or untried or rules.recorded_choice(request, found)
-        if has_work and not is_leased:
+        if not is_leased and (
+            due
+            or rules.recorded_choice(request, found)
+            or rules.untried_failures(request, record, findings, avoided)
+        ):
             return rules.trusted_choice(request, found), 0
         return Tune(request, record, records, suspects, parent).run(due, avoided)
 
@@ -149,9 +153,10 @@ class Tune:
         check = request.check if rules.may_launch_default(request, record) else None
         self._check = request.result_check(check, self._mark)
         self._function = find_jit_function(request.autotuner)
+        self._in_memory: Mapping[int, set[str]] = {}
         if self._function is not None:
             release_outdated(self._function, request.context.environment.variables)
-        self._in_memory = keys_in_memory(self._function)
+            self._in_memory = keys_in_memory(self._function)
 
     def run(
         self, due: Sequence[Config], suspects: Iterable[Suspect]
@@ -168,7 +173,10 @@ class Tune:
         with closing(self._mark), closing(self._check), self._writer:
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
-                    self._measure_due(due)
+                    limit = rules.budgeted_count(request, len(due))
+                    is_chosen = request.budget.searches and limit < len(due)
+                    search = self._search(due, limit) if is_chosen else None
+                    self._measure(due[:limit], search, rules.earlier_timings(self._record))
                     findings.is_raced = True
                 if rules.best_config(request, self._record) is None and (
                     untried := rules.untried_failures(request, self._record, findings, suspects)
@@ -193,18 +201,14 @@ class Tune:
         chosen, reasons = request.declared[winner], reasons_not_compared(results)
         return request.resolution(how, chosen, self._records.url, reasons), self._measured
 
-    def _measure_due(self, due: Sequence[Config]) -> None:
-        """Measure the due configs as far as the budget goes, and race those that are fast."""
+    def _search(self, due: Sequence[Config], limit: int) -> OptunaSearch:
+        """Return what chooses some of the due configs, knowing those that are measured."""
         request, record = self._request, self._record
-        limit = rules.budgeted_count(request, len(due))
-        search = None
-        if request.budget.searches and limit < len(due):
-            unmeasured = {*rules.unmeasured_configs(request, record)}
-            measured = [entry for entry in record.measurements if entry.config not in unmeasured]
-            default = describe(request.default)
-            first = [default] if due[0] == default else []
-            search = OptunaSearch(request.declared, measured, first, limit)
-        self._measure(due[:limit], search, rules.earlier_timings(record))
+        unmeasured = {*rules.unmeasured_configs(request, record)}
+        measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+        default = describe(request.default)
+        first = [default] if due[0] == default else []
+        return OptunaSearch(request.declared, measured, first, limit)
 
     def _measure(
         self,
@@ -312,17 +316,16 @@ class Tune:
             ),
         )
         self._records.put(request.context, date_after(addition, self._record))
-        self._release_losers(best)
+        if self._function is not None:  # else nothing was compiled
+            self._release_losers(self._function, best)
 
-    def _release_losers(self, winner: Config) -> None:
+    def _release_losers(self, function: JITFunction, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
-        if self._function is None:  # nothing was compiled
-            return
         with suppress(Exception):  # a kernel that does not compile any more fails at its launch
             config, args, kwargs = request.declared[winner], request.args, request.kwargs
             needed = compile_config(request.autotuner, config, args, kwargs)
-            release_later(self._function, self._in_memory, needed)
+            release_later(function, self._in_memory, needed)
 
     def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
         """Return what runs where nothing can be compared; None if a later launch may compare."""

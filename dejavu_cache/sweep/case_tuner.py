@@ -133,7 +133,7 @@ class CaseTuner:
         """
         self._parent.send("case", case=case)
         function = find_jit_function(request.autotuner)
-        in_memory = keys_in_memory(function)
+        in_memory = {} if function is None else keys_in_memory(function)
         with closing(self.mark(request)) as mark, pause_recording(request.autotuner):
             tuner = Tuner(
                 request.candidate_launch(),

@@ -481,10 +481,10 @@ def compile_config(
     return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
 
 
-def keys_in_memory(function: JITFunction | None) -> dict[int, set[str]]:
+def keys_in_memory(function: JITFunction) -> dict[int, set[str]]:
     """Return the keys of the kernels that a function has in memory, by device."""
-    caches = getattr(function, "device_caches", {})
-    return {device: set(kernels) for device, (kernels, *_) in list(caches.items())}
+    caches = list(function.device_caches.items())
+    return {device: set(kernels) for device, (kernels, *_) in caches}
 
 
 def release_later(

@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -304,39 +304,35 @@ _begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begu
 """Kernels that are being compiled, each with what Triton returned for it; None outside."""
 
 
-def compile_together(launches: Iterable[Callable[[], object]]) -> None:
-    """Call functions whose launches compile their kernels, several at a time, and run nothing.
+@contextmanager
+def compile_together() -> Iterator[bool]:
+    """Have launches compile their kernels, several at a time, and run nothing.
 
-    Launches count that ask `begins_compilation`. Nothing happens under the interpreter. What fails
-    here is left to the launches that follow, which raise it.
+    Launches count that ask `begins_compilation`. Kernels that fail to compile are left to the
+    launches that follow, which raise it.
 
-    Args:
-        launches: each makes some launches.
+    Yields:
+        Whether launches are compiled; not so under the interpreter, which would run them.
     """
     begun: list[tuple[Any, Any]] = []
     token = _begun.set(begun)
     try:
         with _compilers(MOST_THREADS) as pool:
             if pool is None:
+                yield False
                 return
             with compiling_in(pool):
-                for launch in launches:
-                    _attempt(launch)
+                yield True
             for _, compiled in begun:
-                _attempt(compiled.result)  # Triton has the kernel from then on
+                try:
+                    compiled.result()  # Triton has the kernel from then on
+                except Exception as error:
+                    if is_from_signal_handler(error):
+                        raise
     finally:
         _begun.reset(token)
         for function, _ in begun:
             forget_failed(function)
-
-
-def _attempt(call: Callable[[], object]) -> None:
-    """Call a function whose failure is left to the launches that follow."""
-    try:
-        call()
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
 
 
 def begins_compilation(

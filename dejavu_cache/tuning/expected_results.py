@@ -30,6 +30,7 @@ __all__ = [
     "LACKS_MEMORY",
     "TOLERANCES",
     "Output",
+    "copy_of",
     "copyable_tensors",
     "describe_difference",
     "scale_of",
@@ -127,9 +128,9 @@ def spans_of_arguments(arguments: Mapping[str, Any]) -> dict[str, tuple[int, int
     spans = {}
     for name, tensor in _named_tensors(arguments):
         with suppress(Exception):  # some refuse to say where they are
-            strides = zip(tensor.stride(), tensor.shape, strict=True)
-            length = 1 + sum(stride * (size - 1) for stride, size in strides)
-            start = tensor.data_ptr()
+            start, length = tensor.data_ptr(), 1
+            for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+                length += stride * (size - 1)
             spans[name] = start, start + length * tensor.element_size()
     return spans
 
@@ -140,8 +141,8 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
     for name, value in values.items():
         if isinstance(value, (tuple, list)):
-            parts = {f"{name}[{index}]": part for index, part in enumerate(value)}
-            yield from _named_tensors(parts)
+            for index, part in enumerate(value):
+                yield from _named_tensors({f"{name}[{index}]": part})
             continue
         tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor):
@@ -153,7 +154,7 @@ class Output:
 
     Attributes:
         tensor: the tensor.
-        original: a copy of what the program passed.
+        original: what `copy_of` has kept of what the program passed.
         may_be_filled: whether it may hold anything before a launch; once results are expected,
             whether the default's launch found it filled.
         is_visible: whether some element shows that the default writes it.
@@ -166,12 +167,6 @@ class Output:
         self.original = self._expected = original
         self.may_be_filled = self.is_visible = self.holds_results = False
         self._scale: float | None = None
-
-    @classmethod
-    def copy(cls, tensor: Tensor, *, may_use_host: bool) -> Output | None:
-        """Keep a tensor's present content; return None if there is no memory for it."""
-        original = _copy_of(tensor, may_use_host=may_use_host)
-        return None if original is None else cls(tensor, original)
 
     def restore(self, *, filled: bool = False) -> None:
         """Give the tensor its original content again, or else content that no launch computes."""
@@ -195,7 +190,7 @@ class Output:
             self.is_visible = self.is_visible or bool(written.any())
             is_changed = is_changed or bool((written & (_bits(part) != _bits(before))).any())
         self.holds_results = self.is_visible and not is_changed
-        expected = _copy_of(self.tensor) if self.is_visible else self.original
+        expected = copy_of(self.tensor) if self.is_visible else self.original
         if expected is None:
             return False
         self._expected = expected
@@ -241,7 +236,7 @@ def _filling(original: Tensor) -> Tensor:
     return bits ^ _FLIPS[original.element_size()] if nan is None else torch.full_like(bits, nan)
 
 
-def _copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
+def copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
     """Return a copy of a tensor, on the host where its device is full; None if that is, too."""
     import torch
 

@@ -45,7 +45,13 @@ from ..triton_internals.compilation import compile_config
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_interpreting
 from .compile_ahead import compile_failure_of, failed_measurement, is_out_of_memory
-from .expected_results import LACKS_MEMORY, Output, copyable_tensors, spans_of_arguments
+from .expected_results import (
+    LACKS_MEMORY,
+    Output,
+    copy_of,
+    copyable_tensors,
+    spans_of_arguments,
+)
 from .measurement_marks import MeasurementMark
 from .tuner import CandidateLaunch, ConfigLaunch
 
@@ -365,11 +371,11 @@ class ResultCheck:
         try:
             for name in sorted(self._candidates(tensors), key=lambda name: tensors[name].numel()):
                 # Where neither code nor author tells, most of these are inputs, and may be large.
-                output = Output.copy(tensors[name], may_use_host=is_told)
-                if output is None:
+                original = copy_of(tensors[name], may_use_host=is_told)
+                if original is None:
                     self._uncompared[name] = LACKS_MEMORY
                     continue
-                self._outputs[name] = output
+                self._outputs[name] = output = Output(tensors[name], original)
                 start, end = self._spans[name]
                 output.may_be_filled = not any(
                     start < other_end and other_start < end

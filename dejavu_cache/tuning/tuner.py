@@ -200,7 +200,7 @@ class Tuner:
             if candidate := waiting.get(self._launch.default):
                 candidate.finish()
             if self._check is not None:
-                self._check.prepare()  # while the others compile
+                self._check.begin_tune()  # while the others compile
             while waiting and not self._must_stop:
                 # Measure the first one that is compiled, once few compilers may disturb that.
                 config, compiling = self._next_compiled(waiting, most)
