@@ -9,8 +9,8 @@ from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
 from .issuer_keys import IssuerKeys
 from .metrics import Metrics
+from .middleware.authentication import PrincipalCache
 from .middleware.json_body import BodyGate
-from .middleware.principal_cache import PrincipalCache
 from .services.identity_rules import read_issuers
 from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough
