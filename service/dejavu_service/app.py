@@ -27,7 +27,6 @@ from .routes import (
     pins,
     quarantines,
     records,
-    token_exchange,
     tokens,
     transfer,
 )
@@ -58,7 +57,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
     for module in (
         tokens,
-        token_exchange,
         records,
         leases,
         misses,
