@@ -220,7 +220,8 @@ def test_an_issuer_describes_itself_and_no_other(
 def test_keys_come_from_a_file_too(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> None:
     rules = write_rules(tmp_path / "oidc.toml", issuer)
     file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"keys": [issuer.public("first"), {"kty": "oct", "kid": "x", "k": "eA"}]}))
+    symmetric = {"kty": "oct", "kid": "x", "k": "eA"}
+    file.write_text(json.dumps({"keys": [issuer.public("first"), symmetric]}))
     text = rules.read_text().replace("audience =", f'jwks = "{file}"\naudience =')
     rules.write_text(text)
     before = issuer.fetches
