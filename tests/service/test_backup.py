@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from dejavu_service.services import pins, records, tokens
+from dejavu_service.services import records, tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
@@ -76,7 +76,9 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
                 return
 
     records.post_records(database, ANYBODY, "main", record_set(record(0)), 100)
-    pins.set_pin(database, ANYBODY, "main", context().digest, scenario(0).digest, config(), "ops")
+    records.set_pin(
+        database, ANYBODY, "main", context().digest, scenario(0).digest, config(), "ops"
+    )
     records.post_records(database, ANYBODY, "other", record_set(record(0)), 100)
     records.delete_records(database, ANYBODY, "other", context().digest, None)
     writing = threading.Thread(target=write)

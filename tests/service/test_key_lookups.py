@@ -9,11 +9,13 @@ import psycopg
 import pytest
 from dejavu_service.bulk_read import grouped_queries
 from dejavu_service.bulk_read.key_lookups import open_record_texts, open_revisions
-from dejavu_service.storage import contexts, records
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.records import post_records
+from dejavu_service.storage import contexts
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
 from support.records import record
-from support.service import context
+from support.service import context, record_set
 
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
@@ -179,10 +181,8 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
 def test_records_are_looked_up_by_key(url: str) -> None:
     database = Database(url)
     odd = record(2).model_copy(update={"scenario": Scenario(args={"M": 'é \\ "x" \U0001f600'})})
-    with database.write() as connection:
-        identity = contexts.ensure(connection, "main", [context()])[context().digest]
-        records.save(connection, identity, [record(1), odd])
-        contexts.bump_revision(connection, identity, added=2)
+    post_records(database, ANYBODY, "main", record_set(record(1), odd), 50)
+    with database.read() as connection:
         revision = contexts.load_revisions(connection, "main", [context().digest])[context().digest]
 
     async def ask() -> None:

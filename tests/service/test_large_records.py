@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.bulk_read import answers
-from dejavu_service.services import layers, revalidation
-from dejavu_service.services.revalidation import tag_of
+from dejavu_service.services import layers
+from dejavu_service.services import records as service
+from dejavu_service.services.records import tag_of
 from dejavu_service.storage import records
 from support.service import body, config, context, record, record_set, scenario
 
@@ -33,7 +34,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
 ) -> None:
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
-    monkeypatch.setattr(revalidation, "_MOST_BYTES", 5 * len(text) // 2)
+    monkeypatch.setattr(service, "_MOST_BYTES", 5 * len(text) // 2)
     monkeypatch.setattr(layers, "PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     sent = body(record_set(*(record(m) for m in range(6))))

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ..services.access import Principal
 from ..services.log import LogPage, read_log
 from ..storage import coverage
-from ..storage.clock import database_time
 from ..storage.database import Database
 from ..storage.log import LogFilter
+from ..storage.sql import database_time
 from .overview import CoveredContext, contexts_of
 
 __all__ = ["Activity", "activity"]

@@ -15,7 +15,7 @@ from ..errors import NotFoundError
 from ..services import layers
 from ..services.access import Principal
 from ..services.read_through import RecordView
-from ..storage import arrivals, coverage, summaries
+from ..storage import coverage, records, summaries
 from ..storage.coverage import ContextRow
 from ..storage.database import Database
 from ..storage.differences import DifferenceCounts, count_differences
@@ -272,7 +272,7 @@ def _choices(connection: Connection, row: ContextRow, side: ContextSide) -> dict
         }
     end = datetime(side.until.year, side.until.month, side.until.day, tzinfo=timezone.utc)
     best: dict[str, _Choice] = {}
-    for digest, text in arrivals.iter_until(connection, row.id, end.timestamp() + 86400):
+    for digest, text in records.iter_until(connection, row.id, end.timestamp() + 86400):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)

@@ -9,9 +9,9 @@ from dejavu_cache.model.scenario import Context
 
 from ..services.access import Principal
 from ..storage import coverage
-from ..storage.clock import database_time
 from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
+from ..storage.sql import database_time
 
 __all__ = [
     "CoveredContext",

@@ -12,7 +12,7 @@ from dejavu_cache.model.selection import distance
 from ..errors import NotFoundError
 from ..services.access import Principal
 from ..services.log import LogEntry, read_log
-from ..storage import arrivals, contexts, coverage, records, summaries
+from ..storage import contexts, coverage, records, summaries
 from ..storage.database import Database
 from ..storage.log import LogFilter
 from ..storage.summaries import Summary
@@ -113,7 +113,7 @@ def scenario_page(
             if row.id != own.id
             and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
         ]
-        arrived = arrivals.list_arrivals(connection, namespace, digest, scenario, _MOST_ARRIVALS)
+        arrived = records.list_arrivals(connection, namespace, digest, scenario, _MOST_ARRIVALS)
     neighbours = [
         Neighbour(
             entry.digest, gap, _differences(record.scenario, entry), near_summaries[entry.digest]

@@ -9,7 +9,7 @@ from fastapi import Response
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..pages.scenario import find_config
-from ..services import misses, pins, promotion
+from ..services import misses, promotions, records
 from ..services.access import NAMESPACE
 from .common import ContextDigest, Namespace, ScenarioDigest
 from .forms import AdminForm, Form, WriterForm
@@ -29,7 +29,7 @@ def pin(
     """Pin one of a scenario's measured configs."""
     call = form.call
     config = find_config(call.database, namespace, context, scenario, form.text("config", 24))
-    pins.set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
+    records.set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
     return redirect(f"/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 
 
@@ -39,7 +39,7 @@ def unpin(
 ) -> Response:
     """Remove a pin."""
     call = form.call
-    pins.set_pin(call.database, call.principal, namespace, context, scenario, None, by="")
+    records.set_pin(call.database, call.principal, namespace, context, scenario, None, by="")
     return redirect(f"/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 
 
@@ -49,7 +49,7 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    promotion.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    promotions.promote(call.database, call.principal, namespace, target, kernel or None, None)
     return redirect(f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}")
 
 

@@ -15,8 +15,7 @@ from ..errors import AccessDeniedError
 from ..middleware.json_body import accepts, takes_own_turn
 from ..middleware.request_body import body_chunks
 from ..problems import ProblemError
-from ..services import promotion as promotions
-from ..services import transfer
+from ..services import promotions, transfer
 from ..services.access import NAMESPACE
 from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
 

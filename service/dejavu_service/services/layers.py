@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from typing import Literal
 
 from sqlalchemy import Connection
 
-from dejavu_cache.model.record import Record
-from dejavu_cache.model.scenario import canonical_json
-
 from ..errors import TooLargeError
 from ..storage import records
-from ..storage.chunks import divide
 from ..storage.records import StoredRecordSet
-from .merging import add
+from ..storage.sql import divide
+from .merging import add_beneath
 from .read_through import RecordView
 
 __all__ = [
@@ -32,8 +28,6 @@ MOST_BYTES = 256 * 2**20
 """Bytes of a namespace's records of one context that are read at once, as clients read at most."""
 PART_BYTES = 4 * 2**20
 """Bytes of some records that are read at once."""
-_END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
-"""Present time of what is stored: what was dated ahead when it came was not stored."""
 
 
 def join_revisions(revisions: Sequence[str | None]) -> str:
@@ -131,13 +125,5 @@ def load_texts(
 
 
 def _layer(own: str | None, beneath: str) -> str:
-    """Add to a record what it does not have of the record beneath it; both are JSON.
-
-    A process that tunes where it reads through measures only what is missing, and writes no more.
-    """
-    if own is None or own == beneath:
-        return beneath
-    record, below = (Record.model_validate_json(text) for text in (own, beneath))
-    if record.pin is not None:
-        below = below.model_copy(update={"pin": None})
-    return canonical_json(add(record, below, pins=True, present=_END_OF_TIME).record)
+    """Add to a record what it does not have of the record beneath it; both are JSON."""
+    return beneath if own is None or own == beneath else add_beneath(own, beneath)

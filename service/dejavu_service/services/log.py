@@ -10,8 +10,8 @@ from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from ..storage import log
-from ..storage.clock import to_datetime
 from ..storage.database import Database
+from ..storage.sql import to_datetime
 from .access import EVERYWHERE, Principal
 
 __all__ = ["Action", "LogEntry", "LogPage", "read_log", "write_log"]

@@ -13,8 +13,8 @@ from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
 from ..storage import contexts, records
-from ..storage.chunks import divide
 from ..storage.database import Database
+from ..storage.sql import divide
 from .access import Principal
 from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from .sql_functions import contains, epoch
+from .sql import contains, epoch
 from .tables import log_entries
 
 __all__ = ["LogFilter", "LogRow", "add", "read"]
