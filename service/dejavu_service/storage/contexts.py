@@ -265,7 +265,8 @@ def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
 def count_empty(connection: Connection) -> int:
     """Count the contexts of all namespaces that never had a record."""
     empty = ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists()
-    return connection.execute(select(func.count()).where(empty)).scalar_one()
+    query = select(func.count()).select_from(contexts).where(empty)
+    return connection.execute(query).scalar_one()
 
 
 def count_records(connection: Connection) -> int:
