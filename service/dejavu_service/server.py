@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from .bulk_read.answers import RecordReader
-from .bulk_read.single_flight import SingleFlight
 from .issuer_keys import IssuerKeys
 from .metrics import Metrics
 from .middleware.json_body import BodyGate
@@ -14,6 +12,8 @@ from .middleware.principal_cache import PrincipalCache
 from .services.identity_rules import read_issuers
 from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough
+from .services.reads import RecordReader
+from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState

@@ -17,12 +17,10 @@ import pytest
 import uvicorn
 from dejavu_service import connections
 from dejavu_service.app import create_app
-from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.connections import BoundedConnection
 from dejavu_service.joined_writes import JoinedWrites
 from dejavu_service.middleware import request_body
 from dejavu_service.pages import rendering
-from dejavu_service.routes.bulk import respond
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
@@ -191,32 +189,6 @@ def test_half_sent_requests_keep_nobody_out(port: int, monkeypatch: pytest.Monke
             pass
         connection.close()
     assert 38 <= closed < 60
-
-
-def test_a_long_answer_lets_others_have_turns_between_its_pieces() -> None:
-    """Also to a client that reads as fast as it is sent, and for which it is expanded."""
-    content = os.urandom(2**20)
-    answer = Answer('"1"', gzip.compress(content))
-    scope: Any = {"type": "http", "method": "GET", "headers": []}
-    sent: list[bytes] = []
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-
-    async def count_turns() -> int:
-        sending = asyncio.ensure_future(respond(answer, scope)(scope, receive, send))
-        turns = 0
-        while not sending.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return turns
-
-    turns = asyncio.run(count_turns())
-    assert b"".join(sent) == content
-    assert turns >= len(content) // 2**16
 
 
 def test_a_client_that_is_gone_is_not_written_to(port: int) -> None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 
-from ..bulk_read.single_flight import SingleFlight
 from ..services import tokens
 from ..services.access import Principal
+from ..services.single_flight import SingleFlight
 from ..storage.database import Database
 from ..storage.tokens import any_issued
 

@@ -73,7 +73,7 @@ class RequestLogMiddleware:
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
-        path_template = getattr(route, "path", "") or "(none)"
+        path_template = getattr(route, "path_format", "") or "(none)"
         self._metrics.count_request(_method_label(scope), path_template, status, seconds)
         # A fleet reads all day long: successful reads are logged at the level `debug` only, except
         # exports, by which somebody takes everything.

@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import NotFoundError
-from ..services import layers
 from ..services.access import Principal
-from ..services.read_through import RecordView
+from ..services.read_through import RecordView, iter_texts
 from ..storage import arrivals, coverage, summaries
 from ..storage.coverage import ContextRow
 from ..storage.database import Database
@@ -230,7 +229,7 @@ def compare_contexts(
         view = RecordView(ours.namespace, ours.digest)
         costs = {
             digest: _cost(wanted[digest], text)
-            for texts in layers.iter_texts(connection, view, list(wanted))
+            for texts in iter_texts(connection, view, list(wanted))
             for digest, text in texts.items()
         }
     both = [row for row in compared if row.ours and row.theirs]

@@ -12,9 +12,8 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.system.notices import counted
 
 from ..errors import NotFoundError
-from ..services import layers
 from ..services.access import Principal
-from ..services.read_through import RecordView
+from ..services.read_through import RecordView, iter_texts
 from ..storage import contexts, coverage, summaries
 from ..storage.database import Database
 from ..storage.summaries import Summary
@@ -127,7 +126,7 @@ def context_page(
         sample = spread_evenly(sorted(texts), most)
         view = RecordView(namespace, digest)
         # The first part is all of them, unless the records have more than timings.
-        stored = next(layers.iter_texts(connection, view, sample), {})
+        stored = next(iter_texts(connection, view, sample), {})
         costs = config_costs(stored.values())
     return _view(covered, tuned, costs, len(stored), wanted)
 

@@ -1,28 +1,26 @@
-"""Look-ups by key; those on Postgres are shared, never stale, and back after a failure."""
+"""Look-ups of revisions are shared, never stale, and back after a failure."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from dejavu_service.bulk_read import grouped_queries
-from dejavu_service.bulk_read.key_lookups import open_record_texts, open_revisions
-from dejavu_service.storage import contexts, records
+from dejavu_service.storage import contexts, lookups
 from dejavu_service.storage.database import Database
+from dejavu_service.storage.lookups import RevisionLookups
 from sqlalchemy import text
-from support.records import record
 from support.service import context
 
-from dejavu_cache.model.scenario import Scenario, canonical_json
 
 KEY = ("main", context().digest)
 
 
 @pytest.fixture
-def database(postgres_url: str) -> Iterator[Database]:
-    made = Database(postgres_url)
+def database(url: str) -> Iterator[Database]:
+    made = Database(url)
     yield made
     made.close()
 
@@ -35,17 +33,20 @@ def context_id(database: Database) -> int:
     return identity
 
 
+def counted(ask: Any, asked: list[int]) -> Any:
+    async def ask_and_count(line: RevisionLookups, keys: list[Any]) -> Any:
+        asked.append(len(keys))
+        return await ask(line, keys)
+
+    return ask_and_count
+
+
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of keys of each query."""
     asked: list[int] = []
-    ask = grouped_queries._QueryConnection.query
-
-    async def query_and_count(line, statement, keys):  # type: ignore[no-untyped-def]
-        asked.append(len(keys))
-        return await ask(line, statement, keys)
-
-    monkeypatch.setattr(grouped_queries._QueryConnection, "query", query_and_count)
+    for name in ("_ask_sqlite", "_ask_postgres"):
+        monkeypatch.setattr(RevisionLookups, name, counted(getattr(RevisionLookups, name), asked))
     return asked
 
 
@@ -53,7 +54,7 @@ def test_those_who_ask_at_once_share_a_question(
     database: Database, context_id: int, questions: list[int]
 ) -> None:
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         unknown = ("main", "no such context")
         *contexts, missing = await asyncio.gather(
             *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
@@ -71,7 +72,7 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
     database: Database, context_id: int
 ) -> None:
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         for _ in range(20):
             early = asyncio.create_task(grouped.get(KEY))
             await asyncio.sleep(0.001)
@@ -91,7 +92,7 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
 
 def test_a_connection_that_died_is_replaced_unnoticed(database: Database, context_id: int) -> None:
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         for pause in (0.0, 0.2):  # found out by the question, and before it
             before = await grouped.get(KEY)
             with database.write() as connection:
@@ -109,43 +110,19 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
     asyncio.run(ask())
 
 
-def test_a_look_up_has_its_own_time_whatever_the_database_gives_each_statement(
-    postgres_url: str, database: Database, context_id: int
-) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        name = admin.info.dbname
-        admin.execute(f"ALTER DATABASE {name} SET statement_timeout = '20ms'")
-
-    async def ask() -> None:
-        grouped = open_revisions(database)
-        for _ in range(2):
-            with database.write() as connection:
-                connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
-                asked = asyncio.create_task(grouped.get(KEY))
-                await asyncio.sleep(0.2)
-            found = await asked
-            assert found is not None
-            assert found.id == context_id
-        assert await grouped.get(KEY) == found
-        await grouped.close()
-
-    asyncio.run(ask())
-
-
 def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
     database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         await grouped.get(KEY)
         with database.write() as connection, monkeypatch.context() as hurried:
-            hurried.setattr(grouped_queries, "_TIMEOUT", 0.3)
+            hurried.setattr(lookups, "_TIMEOUT", 0.3)
             connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
             failed = await asyncio.gather(
                 *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
             )
-        assert [type(error) for error in failed] == [grouped_queries._QueryTimeoutError] * 3
-        assert isinstance(failed[0], psycopg.Error)
+        assert [type(error) for error in failed] == [psycopg.OperationalError] * 3
         assert await grouped.get(KEY) is not None
         await grouped.close()
 
@@ -154,7 +131,7 @@ def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
 
 def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         gone, stays = asyncio.create_task(grouped.get(KEY)), asyncio.create_task(grouped.get(KEY))
         await asyncio.sleep(0)
         gone.cancel()
@@ -168,41 +145,9 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
     odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
 
     async def ask() -> None:
-        grouped = open_revisions(database)
+        grouped = RevisionLookups(database)
         assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
         assert await grouped.get(KEY) is not None
         await grouped.close()
 
     asyncio.run(ask())
-
-
-def test_records_are_looked_up_by_key(url: str) -> None:
-    database = Database(url)
-    odd = record(2).model_copy(update={"scenario": Scenario(args={"M": 'é \\ "x" \U0001f600'})})
-    with database.write() as connection:
-        identity = contexts.ensure(connection, "main", [context()])[context().digest]
-        records.save(connection, identity, [record(1), odd])
-        contexts.bump_revision(connection, identity, added=2)
-        revision = contexts.load_revisions(connection, "main", [context().digest])[context().digest]
-
-    async def ask() -> None:
-        texts = open_record_texts(database)
-        stored, unusual, missing, unknown = await asyncio.gather(
-            *(
-                texts.get(("main", digest, scenario.digest))
-                for digest, scenario in (
-                    (context().digest, record(1).scenario),
-                    (context().digest, odd.scenario),
-                    (context().digest, record(3).scenario),
-                    ("0" * 24, record(1).scenario),
-                )
-            )
-        )
-        await texts.close()
-        assert stored == (revision, canonical_json(record(1)))
-        assert unusual == (revision, canonical_json(odd))
-        assert missing == (revision, None)
-        assert unknown is None
-
-    asyncio.run(ask())
-    database.close()
