@@ -14,24 +14,21 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
-from .middleware.error_pages import ErrorPagesMiddleware
 from .middleware.request_log import RequestLogMiddleware
 from .openapi import DescribedApp, describe
+from .pages import compare, kernel, missing, overview, rendering, scenario
+from .pages import tokens as token_pages
 from .problems import install_handlers
 from .routes import (
     health,
     leases,
     log,
-    login,
     misses,
-    page_actions,
-    pages,
     pins,
     quarantines,
     reads,
     records,
     token_exchange,
-    token_pages,
     tokens,
     transfer,
 )
@@ -58,8 +55,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     )
     app.state.server = server
     install_handlers(app)
-    # Reads are the most frequent requests. Tokens come before the rest: otherwise `/v1/tokens` would
-    # match the routes of a namespace.
+    # Reads are the most frequent requests. Tokens come next: otherwise `/v1/tokens` would match the
+    # routes of a namespace.
     for module in (
         reads,
         tokens,
@@ -72,17 +69,20 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        pages,
-        page_actions,
-        login,
+        overview,
+        kernel,
+        scenario,
+        compare,
+        missing,
         token_pages,
+        rendering,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
-    app.add_middleware(ErrorPagesMiddleware)
+    app.add_middleware(rendering.ErrorPagesMiddleware)
     return app
 
 

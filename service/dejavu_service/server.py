@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .issuer_keys import IssuerKeys
 from .metrics import Metrics
+from .middleware.authentication import PrincipalCache
 from .middleware.json_body import BodyGate
-from .middleware.principal_cache import PrincipalCache
 from .services.identity_rules import read_issuers
 from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough

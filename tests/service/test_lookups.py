@@ -1,26 +1,26 @@
-"""Look-ups of revisions are shared, never stale, and back after a failure."""
+"""Look-ups of revisions in Postgres are shared, never stale, and back after a failure."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 import pytest
 from dejavu_service.storage import contexts, lookups
+from dejavu_service.storage.contexts import ContextKey
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.lookups import RevisionLookups
 from sqlalchemy import text
 from support.service import context
 
-
 KEY = ("main", context().digest)
 
 
 @pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    made = Database(url)
+def database(postgres_url: str) -> Iterator[Database]:
+    made = Database(postgres_url)
     yield made
     made.close()
 
@@ -33,20 +33,17 @@ def context_id(database: Database) -> int:
     return identity
 
 
-def counted(ask: Any, asked: list[int]) -> Any:
-    async def ask_and_count(line: RevisionLookups, keys: list[Any]) -> Any:
-        asked.append(len(keys))
-        return await ask(line, keys)
-
-    return ask_and_count
-
-
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of keys of each query."""
     asked: list[int] = []
-    for name in ("_ask_sqlite", "_ask_postgres"):
-        monkeypatch.setattr(RevisionLookups, name, counted(getattr(RevisionLookups, name), asked))
+    ask = RevisionLookups._ask_postgres
+
+    async def ask_and_count(line: RevisionLookups, keys: Sequence[ContextKey]) -> Any:
+        asked.append(len(keys))
+        return await ask(line, keys)
+
+    monkeypatch.setattr(RevisionLookups, "_ask_postgres", ask_and_count)
     return asked
 
 

@@ -10,11 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.types import Receive, Scope, Send
 
 from ..errors import NotFoundError
-from ..middleware.asgi_scope import header
 from ..problems import RESPONSES
 from ..services.access import NAMESPACE
 from ..services.reads import Answer, Part
@@ -41,14 +40,12 @@ _OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _NamespaceConvertor(Convertor[str]):
+class _NamespaceConvertor(StringConvertor):
     regex = NAMESPACE.strip("^$")
-    convert = to_string = staticmethod(str)
 
 
-class _DigestConvertor(Convertor[str]):
+class _DigestConvertor(StringConvertor):
     regex = DIGEST.strip("^$")
-    convert = to_string = staticmethod(str)
 
 
 register_url_convertor("namespace", _NamespaceConvertor())
@@ -76,15 +73,6 @@ router = APIRouter(prefix="/v1", route_class=ReadRoute, responses=RESPONSES)
 _CONTEXT = "/{namespace:namespace}/contexts/{context:digest}"
 
 
-@router.get(f"{_CONTEXT}/records", responses=responds_with("RecordSet") | _OR_UNCHANGED)
-async def read_records(
-    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
-) -> Response:
-    """Return all records of a context."""
-    missing = "nothing is known of this context here: post records, or ask another namespace"
-    return await _read(call, request.scope, namespace, context, "records", missing)
-
-
 @router.get(
     f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with("Record") | _OR_UNCHANGED
 )
@@ -97,7 +85,16 @@ async def read_record(
 ) -> Response:
     """Return one record."""
     missing = "there is no record of this scenario"
-    return await _read(call, request.scope, namespace, context, scenario, missing)
+    return await _read(call, request, namespace, context, scenario, missing)
+
+
+@router.get(f"{_CONTEXT}/records", responses=responds_with("RecordSet") | _OR_UNCHANGED)
+async def read_records(
+    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
+) -> Response:
+    """Return all records of a context."""
+    missing = "nothing is known of this context here: post records, or ask another namespace"
+    return await _read(call, request, namespace, context, "records", missing)
 
 
 @router.get(f"{_CONTEXT}/scenarios", responses=responds_with("ScenarioList") | _OR_UNCHANGED)
@@ -105,11 +102,11 @@ async def read_scenarios(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
     """Return the scenarios that have records in a context; none if there is no such context."""
-    return await _read(call, request.scope, namespace, context, "scenarios", None)
+    return await _read(call, request, namespace, context, "scenarios", None)
 
 
 async def _read(
-    call: Call, scope: Scope, namespace: str, context: str, part: Part, missing: str | None
+    call: Call, request: Request, namespace: str, context: str, part: Part, missing: str | None
 ) -> Response:
     """Answer with a part of a context, or with 304 if the client has it.
 
@@ -120,7 +117,7 @@ async def _read(
     reader, metrics = call.server.reader, call.server.metrics
     view = call.server.read_through.view(call.principal, namespace, context)
     current = await reader.revision(view)
-    answer, copy = None, header(scope, b"if-none-match")
+    answer, copy = None, request.headers.get("if-none-match")
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
             metrics.unchanged.inc()
@@ -134,7 +131,7 @@ async def _read(
     metrics.hits.inc()
     if copy is None and current is not None and missing is not None:
         reader.fetches[current.id] += 1
-    return _respond(answer, answer.body, header(scope, b"accept-encoding") or "")
+    return _respond(answer, answer.body, request.headers.get("accept-encoding", ""))
 
 
 def _names(if_none_match: str, tag: str) -> bool:

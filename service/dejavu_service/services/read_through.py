@@ -40,7 +40,6 @@ _END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
 """Present time of what is stored: what was dated ahead when it came was not stored."""
 
 
-
 class RecordView(NamedTuple):
     """The records of a context as a reader gets them.
 

@@ -12,7 +12,6 @@ import asyncio
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import Literal
 
 from anyio.to_thread import run_sync
 
@@ -26,7 +25,7 @@ from .single_flight import SingleFlight
 
 __all__ = ["Answer", "AnswerKey", "Part", "RecordReader"]
 
-Part = Literal["records", "scenarios"] | str
+Part = str
 """What is read of a context: all records, its scenarios, or the record of a scenario's digest."""
 AnswerKey = tuple[RecordView, str]
 
@@ -144,6 +143,7 @@ class RecordReader:
 
     def _load(self, view: RecordView, part: Part) -> Answer | None:
         with self._database.read() as connection:
+            loaded: tuple[str, str | None] | None
             if part == "records":
                 loaded = read_through.load_records(connection, view)
             elif part == "scenarios":
@@ -154,7 +154,7 @@ class RecordReader:
             return None
         revision, text = loaded
         if text is None or len(text) <= _PLAIN_LENGTH:
-            return Answer(revision, text and text.encode())
+            return Answer(revision, None if text is None else text.encode())
         return Answer(revision, gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0), True)
 
     def note_use(self, key: ContextKey) -> None:

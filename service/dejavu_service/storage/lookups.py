@@ -1,4 +1,4 @@
-"""Current revisions of contexts, which every read asks for, in the event loop and without an ORM."""
+"""Look-ups of the current revisions of contexts, which every read asks for, without an ORM."""
 
 from __future__ import annotations
 
