@@ -28,7 +28,6 @@ from .routes import (
     quarantines,
     reads,
     records,
-    token_exchange,
     tokens,
     transfer,
 )
@@ -60,7 +59,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     for module in (
         reads,
         tokens,
-        token_exchange,
         records,
         leases,
         misses,
