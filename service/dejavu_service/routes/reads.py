@@ -61,6 +61,7 @@ class ReadRoute(APIRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Take the arguments of FastAPI's route."""
         super().__init__(*args, **options)
+        self.path = self.path_format  # without convertors, as metrics name the other routes
         self.app = self._respond
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
