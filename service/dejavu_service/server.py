@@ -9,7 +9,7 @@ from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
 from .issuer_keys import IssuerKeys
 from .metrics import Metrics
-from .middleware.json_body import BodyGate
+from .middleware.bodies import BodyTurns
 from .middleware.principal_cache import PrincipalCache
 from .services.identity_rules import read_issuers
 from .services.identity_tokens import IdentityExchange
@@ -34,7 +34,7 @@ class Server:
         settings: The server's settings.
         database: The database and its connections.
         principals: The cache of tokens' principals.
-        bodies: The bounds of what requests with bodies take.
+        bodies: The turns of requests with bodies.
         identities: The exchange of other issuers' tokens; None if there is none.
         exchanging: The turns to exchange a token, of which a hanging issuer may take all.
         page_turns: The turns to make a page, which may take long and much memory.
@@ -48,7 +48,7 @@ class Server:
     settings: ServerSettings
     database: Database
     principals: PrincipalCache
-    bodies: BodyGate
+    bodies: BodyTurns
     identities: IdentityExchange | None
     exchanging: asyncio.Semaphore
     page_turns: asyncio.Semaphore
@@ -70,7 +70,7 @@ class Server:
             settings=settings,
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
-            bodies=BodyGate(settings.max_body, settings.pool),
+            bodies=BodyTurns(settings.max_body, settings.pool),
             identities=_open_exchange(settings),
             exchanging=asyncio.Semaphore(_EXCHANGES),
             page_turns=asyncio.Semaphore(_PAGES),

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
-from ..middleware.write_queue import LONGEST_WAIT
+from ..middleware.limits import LONGEST_WAIT
 from ..pages import rendering
 from ..pages.namespaces import NamespaceRow, list_namespaces
 from ..problems import ProblemError

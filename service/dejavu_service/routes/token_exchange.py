@@ -8,8 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ..errors import NotFoundError
 from ..middleware.authentication import EXCHANGE_PATH
-from ..middleware.json_body import check_media_type
-from ..middleware.request_body import body_chunks
+from ..middleware.bodies import check_media_type, read_body
 from ..problems import RESPONSES, ProblemError
 from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from ..services.tokens import Issued
@@ -47,7 +46,7 @@ async def exchange_token(request: Request, call: CurrentCall) -> Issued:
     if exchange is None:
         raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
     check_media_type(request)
-    body = b"".join([chunk async for chunk in body_chunks(request, _LARGEST)])
+    body = await read_body(request, _LARGEST)
     try:
         sent: IdentityToken = validate_json(body, IdentityToken)
     except (InvalidJsonError, InvalidValueError) as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import tokens
 from ..services.access import NAMESPACE_PATTERN, Role
 from .common import CurrentCall, versioned_router

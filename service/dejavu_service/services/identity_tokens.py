@@ -13,7 +13,7 @@ from dejavu_cache.errors import SettingsError
 from ..errors import (
     AccessDeniedError,
     TokenExistsError,
-    TooManyTokensError,
+    TooManyError,
     UnauthenticatedError,
 )
 from ..storage import tokens as stored_tokens
@@ -73,7 +73,7 @@ class IdentityExchange:
             AccessDeniedError: No rule matches the claims.
             UnauthenticatedError: The token is not valid here, or was exchanged before; the message
                 does not repeat it.
-            TooManyTokensError: There are `MOST_TOKENS` valid tokens for the identity token.
+            TooManyError: There are `MOST_TOKENS` valid tokens for the identity token.
         """
         claims, issuer = self._verify(presented)
         digest = _content_digest(presented)
@@ -155,12 +155,12 @@ def _next_id(digest: str, database: Database) -> str:
     All of them begin alike, so that they can be counted.
 
     Raises:
-        TooManyTokensError: There are `MOST_TOKENS` valid ones.
+        TooManyError: There are `MOST_TOKENS` valid ones.
     """
     beginning = digest[:_ID_DIGITS]
     with database.read() as connection:
         if stored_tokens.count_valid(connection, beginning) >= MOST_TOKENS:
-            raise TooManyTokensError(
+            raise TooManyError(
                 f"{MOST_TOKENS} tokens for this identity token are valid: use one of them"
             )
     return beginning + secrets.token_hex(8 - _ID_DIGITS // 2)
