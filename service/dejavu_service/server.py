@@ -9,8 +9,9 @@ from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
 from .issuer_keys import IssuerKeys
 from .metrics import Metrics
+from .middleware.authentication import PrincipalCache
 from .middleware.bodies import BodyTurns
-from .middleware.principal_cache import PrincipalCache
+from .middleware.limits import Turns
 from .services.identity_rules import read_issuers
 from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough
@@ -51,7 +52,7 @@ class Server:
     bodies: BodyTurns
     identities: IdentityExchange | None
     exchanging: asyncio.Semaphore
-    page_turns: asyncio.Semaphore
+    page_turns: Turns
     read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
@@ -73,7 +74,7 @@ class Server:
             bodies=BodyTurns(settings.max_body, settings.pool),
             identities=_open_exchange(settings),
             exchanging=asyncio.Semaphore(_EXCHANGES),
-            page_turns=asyncio.Semaphore(_PAGES),
+            page_turns=Turns(_PAGES, _PAGES),
             read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),

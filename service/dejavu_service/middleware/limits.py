@@ -129,8 +129,8 @@ class Turns:
         self._users: dict[Hashable, int] = {}
 
     @asynccontextmanager
-    async def turn(self, key: Hashable, seconds: float = LONGEST_WAIT) -> AsyncIterator[None]:
-        """Wait for a turn for some seconds, and hold it within the block.
+    async def turn(self, key: Hashable, seconds: float | None = None) -> AsyncIterator[None]:
+        """Wait for a turn for some seconds, by default the longest, and hold it within the block.
 
         Raises:
             ProblemError: 503, the requests before this one did not end in time.
@@ -139,7 +139,7 @@ class Turns:
         self._users[key] = self._users.get(key, 0) + 1
         taken: list[asyncio.Semaphore] = []
         try:
-            with anyio.move_on_after(seconds):
+            with anyio.move_on_after(LONGEST_WAIT if seconds is None else seconds):
                 for semaphore in (queue, self._all):
                     await semaphore.acquire()
                     taken.append(semaphore)
