@@ -28,7 +28,6 @@ from .routes import (
     pins,
     quarantines,
     records,
-    token_exchange,
     tokens,
     transfer,
 )
@@ -59,7 +58,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
     for module in (
         tokens,
-        token_exchange,
         records,
         leases,
         misses,
