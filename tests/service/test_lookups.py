@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg
 import pytest
-from dejavu_service.storage import contexts, lookups
+from dejavu_service.storage import contexts
 from dejavu_service.storage.contexts import ContextKey
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.lookups import RevisionLookups
@@ -102,25 +101,6 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
                 )
             await asyncio.sleep(pause)
             assert await grouped.get(KEY) == before
-        await grouped.close()
-
-    asyncio.run(ask())
-
-
-def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
-    database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        await grouped.get(KEY)
-        with database.write() as connection, monkeypatch.context() as hurried:
-            hurried.setattr(lookups, "_TIMEOUT", 0.3)
-            connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
-            failed = await asyncio.gather(
-                *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
-            )
-        assert [type(error) for error in failed] == [psycopg.OperationalError] * 3
-        assert await grouped.get(KEY) is not None
         await grouped.close()
 
     asyncio.run(ask())

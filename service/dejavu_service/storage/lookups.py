@@ -22,8 +22,6 @@ _POSTGRES = """
     FROM contexts JOIN unnest(%s::text[], %s::text[]) AS wanted (n, d)
     ON namespace = wanted.n AND digest = wanted.d
 """
-_TIMEOUT = 5.0
-"""Seconds that Postgres has to answer a query."""
 
 
 class RevisionLookups:
@@ -90,15 +88,13 @@ class RevisionLookups:
 
     async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         is_kept = self._connection is not None
-        query = asyncio.create_task(self._query(keys))
-        await asyncio.wait({query}, timeout=_TIMEOUT)
-        if not query.done():
-            query.cancel()  # psycopg then tells the server, which may take as long again
-            raise psycopg.OperationalError(f"no answer within {_TIMEOUT:g} s")
-        if is_kept and isinstance(query.exception(), psycopg.OperationalError):
+        try:
+            return await self._query(keys)
+        except psycopg.OperationalError:
+            if not is_kept:
+                raise
             # The connection may have died since its last use while the database is well.
             return await self._query(keys)
-        return query.result()
 
     async def _query(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         """Ask over the connection that is kept, or a new one, which is kept unless it fails."""
