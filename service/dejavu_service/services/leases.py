@@ -6,7 +6,7 @@ import secrets
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError, TooManyLeasesError
+from ..errors import NotFoundError, TooManyError
 from ..storage import leases
 from ..storage.database import Database
 from .access import Principal
@@ -42,13 +42,13 @@ def grant(
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
-        TooManyLeasesError: The principal holds `MOST_LEASES` leases already.
+        TooManyError: The principal holds `MOST_LEASES` leases already.
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
     with database.write() as connection:
         if leases.count_of_owner(connection, namespace, principal.name) >= MOST_LEASES:
-            raise TooManyLeasesError(
+            raise TooManyError(
                 f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
             )
         lease = leases.grant(

@@ -20,10 +20,10 @@ from ..storage import contexts, misses, records
 from ..storage.database import Database
 from ..storage.records import Act, Part, Saved, StoredRecord
 from ..storage.sql import database_time
-from . import layers, merging
+from . import merging
 from .access import Principal
 from .log import write_log
-from .read_through import RecordView
+from .read_through import RecordView, iter_texts, join_revisions
 
 __all__ = [
     "ContextCopy",
@@ -397,7 +397,7 @@ def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[Reco
     joined = {}
     for view in views:
         revisions = [by_namespace[name].get(view.context) for name in view.namespaces]
-        joined[view] = layers.join_revisions(revisions) if any(revisions) else ""
+        joined[view] = join_revisions(revisions) if any(revisions) else ""
     return joined
 
 
@@ -412,7 +412,7 @@ def _changes(
             parts.setdefault(digest, set()).update(digests)
     gone: set[str] = set(wanted)
     changed: list[str] = []
-    for texts in layers.iter_texts(connection, view, wanted):
+    for texts in iter_texts(connection, view, wanted):
         gone -= texts.keys()
         for digest in parts.keys() & texts.keys():
             # What one namespace hides may stand in the other.
