@@ -272,8 +272,10 @@ def upgrade() -> None:
 
 
 @pytest.fixture
-def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this code have one more migration, which only adds; databases are still without it."""
+def next_version(
+    postgres: Any, migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let this code have one more migration, which only adds; databases are made before that."""
     folder = shutil.copytree(schema.migrations_folder(), tmp_path / "migrations")
     (folder / "versions" / "0002_remark.py").write_text(_ADDITION)
     monkeypatch.setattr(schema, "migrations_folder", lambda: folder)

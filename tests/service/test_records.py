@@ -10,7 +10,7 @@ import pytest
 from dejavu_service.routes import reads
 from dejavu_service.services import read_through, transfer
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.records import load_record_set
+from dejavu_service.storage.record_texts import load_record_set
 from dejavu_service.storage.tables import parts
 from sqlalchemy import func, select
 from support.service import (

@@ -20,7 +20,7 @@ from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
 from ..services import promotions
 from ..services.access import NAMESPACE
 from ..services.read_through import RecordView, iter_texts
-from ..storage import coverage, records, summaries
+from ..storage import coverage, record_texts, summaries
 from ..storage.coverage import ContextRow
 from ..storage.summaries import DifferenceCounts, count_differences
 from .forms import AdminForm
@@ -255,7 +255,7 @@ def _choices(
         loaded = summaries.load(connection, row.id)
         return {digest: SideChoice(entry.chosen, entry.median) for digest, entry in loaded.items()}
     best: dict[str, SideChoice] = {}
-    for digest, text in records.iter_until(connection, row.id, until):
+    for digest, text in record_texts.iter_until(connection, row.id, until):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)

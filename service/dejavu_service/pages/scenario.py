@@ -16,7 +16,7 @@ from ..errors import NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..services.log import LogEntry, read_log
 from ..services.records import set_pin
-from ..storage import contexts, coverage, records, summaries
+from ..storage import contexts, coverage, record_texts, summaries
 from ..storage.log import LogFilter
 from .forms import AdminForm
 from .rendering import PAGE_METHODS, pages_router, redirect, render_page
@@ -71,7 +71,9 @@ def show_scenario(
             if row.id != own
             and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
         ]
-        arrived = records.list_arrivals(connection, namespace, context, scenario, _MOST_ARRIVALS)
+        arrived = record_texts.list_arrivals(
+            connection, namespace, context, scenario, _MOST_ARRIVALS
+        )
     call.server.reader.note_use((namespace, context))
     chosen = record.pinned or (record.winner.config if record.winner else None)
     bars = timing_bars(record, chosen)
@@ -145,7 +147,7 @@ def timing_bars(record: Record, chosen: Config | None) -> list[TimingBar]:
 
 
 def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:
-    stored = records.load_text(connection, namespace, context, scenario)
+    stored = record_texts.load_text(connection, namespace, context, scenario)
     if stored is None or stored[1] is None:
         raise NotFoundError("there is no record of this scenario")
     return Record.model_validate_json(stored[1])

@@ -13,7 +13,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT
 
 from ..errors import TooLargeError
-from ..storage import records
+from ..storage import record_texts
 from ..storage.sql import divide
 from .access import NAMESPACE, NAMESPACE_PATTERN, Principal, most_specific
 from .merging import add_beneath
@@ -123,7 +123,7 @@ def load_records(connection: Connection, view: RecordView) -> tuple[str, str] | 
     """
     _check_size(connection, view, "text")
     layers = [
-        records.load_record_set(connection, namespace, view.context)
+        record_texts.load_record_set(connection, namespace, view.context)
         for namespace in view.namespaces
     ]
     texts: dict[str, str] = {}
@@ -150,7 +150,7 @@ def load_scenarios(connection: Connection, view: RecordView) -> tuple[str, str] 
     """
     _check_size(connection, view, "scenario_text")
     layers = [
-        records.load_scenario_texts(connection, namespace, view.context)
+        record_texts.load_scenario_texts(connection, namespace, view.context)
         for namespace in view.namespaces
     ]
     if not any(layers):
@@ -164,7 +164,7 @@ def _check_size(
     connection: Connection, view: RecordView, column: Literal["text", "scenario_text"]
 ) -> None:
     for namespace in view.namespaces:
-        size = records.count_bytes(connection, namespace, view.context, column)
+        size = record_texts.count_bytes(connection, namespace, view.context, column)
         if size > MOST_BYTES:
             raise TooLargeError(
                 f"the records of this context in {namespace!r} have {size} bytes, more than the "
@@ -178,7 +178,7 @@ def load_record(
 ) -> tuple[str, str | None] | None:
     """Load the revision of a view and the JSON text of one record; None if it has no records."""
     layers = [
-        records.load_text(connection, namespace, view.context, scenario)
+        record_texts.load_text(connection, namespace, view.context, scenario)
         for namespace in view.namespaces
     ]
     if not any(layers):
@@ -195,7 +195,7 @@ def iter_texts(
     """Iterate over what `load_texts` returns, as much at a time as may be in memory."""
     sizes: Counter[str] = Counter()
     for namespace in view.namespaces:
-        sizes.update(records.load_sizes(connection, namespace, view.context, scenarios))
+        sizes.update(record_texts.load_sizes(connection, namespace, view.context, scenarios))
     for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
         yield load_texts(connection, view, part)
 
@@ -206,7 +206,7 @@ def load_texts(
     """Load the JSON texts of records by their scenario's digest, without those not there."""
     texts: dict[str, str] = {}
     for namespace in view.namespaces:
-        layer = records.load_texts(connection, namespace, view.context, scenarios)
+        layer = record_texts.load_texts(connection, namespace, view.context, scenarios)
         for scenario, text in layer.items():
             texts[scenario] = _layer(texts.get(scenario), text)
     return texts

@@ -16,7 +16,7 @@ from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError, TooLargeError
-from ..storage import contexts, misses, records
+from ..storage import contexts, misses, record_texts, records
 from ..storage.database import Database
 from ..storage.records import Act, Part, Saved, StoredRecord
 from ..storage.sql import database_time
@@ -407,7 +407,7 @@ def _changes(
     wanted = sorted(copy.scenarios)
     parts: dict[str, set[str]] = {}
     for namespace in view.namespaces:
-        hidden = records.load_hidden(connection, namespace, view.context, wanted)
+        hidden = record_texts.load_hidden(connection, namespace, view.context, wanted)
         for digest, digests in hidden.items():
             parts.setdefault(digest, set()).update(digests)
     gone: set[str] = set(wanted)

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Double, Integer, Table, Text, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -20,6 +30,7 @@ __all__ = [
     "divide",
     "ends_with",
     "epoch",
+    "excluded",
     "insert",
     "starts_with",
     "to_datetime",
@@ -54,6 +65,14 @@ def divide(
 def insert(connection: Connection, table: Table) -> Any:
     """Return the dialect's insert with `on_conflict_do_nothing` and `on_conflict_do_update`."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def excluded(name: str) -> ColumnElement[Any]:
+    """Return a column of the row that an upsert did not insert.
+
+    SQLAlchemy's own copies all columns of the table for each statement, a quarter of its time.
+    """
+    return literal_column(f"excluded.{name}")
 
 
 class _Function(FunctionElement[T]):

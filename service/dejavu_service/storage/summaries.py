@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, case, delete, func, select
 
-from .sql import chunks, epoch, insert
+from .sql import chunks, epoch, excluded, insert
 from .tables import contexts, summaries
 
 __all__ = ["DifferenceCounts", "Summary", "count_differences", "drop", "load", "save"]
@@ -53,7 +53,7 @@ def save(connection: Connection, context_id: int, changed: Iterable[Summary]) ->
         return
     statement = insert(connection, summaries).values(changed_at=epoch())
     key = [summaries.c.context_id, summaries.c.scenario]
-    replaced = {name: statement.excluded[name] for name in Summary._fields if name != "scenario"}
+    replaced = {name: excluded(name) for name in Summary._fields if name != "scenario"}
     statement = statement.on_conflict_do_update(
         index_elements=key, set_={**replaced, "changed_at": epoch()}
     )
