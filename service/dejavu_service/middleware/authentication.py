@@ -20,10 +20,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..bulk_read.single_flight import SingleFlight
 from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, problem
 from ..services import tokens
 from ..services.access import ANYBODY, NOBODY, READER, Principal
+from ..services.single_flight import SingleFlight
 from ..settings import ServerSettings
 from ..storage.database import Database
 from ..storage.tokens import any_issued
