@@ -239,8 +239,8 @@ def test_replicas_with_postgres_go_on(
         writing(first, second),
     ):
         fault([first, second], own_postgres)
-        for server in (first, second):
-            wait_until(lambda server=server: status_of(f"{server.base}/readyz") == 200)
+        bases = [first.base, second.base]
+        wait_until(lambda: all(status_of(f"{base}/readyz") == 200 for base in bases))
 
 
 @contextmanager
