@@ -181,7 +181,7 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 STEPS = [
     (Launch, "_request"),
     (Declaration, "of"),
-    (Declaration, "request"),
+    (Launch, "request"),
     (Declaration, "context"),
     (Launch, "_find_key"),
     (Launch, "_choose"),
