@@ -13,7 +13,7 @@ import math
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -213,9 +213,18 @@ def report_triton_activity() -> None:
         name = getattr(getattr(src, "fn", None), "_fn_name", None) or metadata.get("name", "?")
         report_event("loaded" if cache_hit else "compiled", str(name), _constants_of(src))
 
+    bench = Autotuner._bench
+
+    @functools.wraps(bench)
+    def report_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "benchmarked"):  # cached autotuners report their scenario
+            name, config = getattr(self.base_fn, "__name__", "?"), kwargs.get("config", "")
+            report_event("benchmarked", name, str(config)[:200])
+        return bench(self, *args, **kwargs)
+
     add_compilation_listener(listener)
     set_cache_manager(_reporting_cache(cache_manager()))
-    replace_bench(_reporting_bench(Autotuner._bench))
+    replace_bench(report_and_bench)
 
 
 def _constants_of(src: Any) -> str:
@@ -236,19 +245,3 @@ def _reporting_cache(manager: Any) -> Any:
             return str(super().put(data, filename, binary=binary))
 
     return ReportingCache
-
-
-def _reporting_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Autotuner._bench` to report other autotuners; cached ones report their scenario."""
-
-    @functools.wraps(bench)
-    def report_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "benchmarked"):
-            report_event(
-                "benchmarked",
-                getattr(self.base_fn, "__name__", "?"),
-                str(kwargs.get("config", ""))[:200],
-            )
-        return bench(self, *args, **kwargs)
-
-    return report_and_bench

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import reprlib
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -187,9 +187,7 @@ class ScenarioKey:
         Returns:
             The known values, and the digests of the others' values by config.
         """
-        known = _ask_heuristics(
-            self._heuristics, {**dict(zip(self._parameters, args, strict=False)), **kwargs}, {}
-        )
+        known = self._ask({**dict(zip(self._parameters, args, strict=False)), **kwargs}, {})
         if len(known) == len(self._heuristics):
             return known, {}
         tables = self._tables.answer(device, args, kwargs)
@@ -209,8 +207,7 @@ class ScenarioKey:
             if bucket is not None and name in named:
                 named[name] = bucket(named[name])
         computed = [
-            (values, _ask_heuristics(self._heuristics, ReadArguments({**named}, read), values))
-            for values in self._configs
+            (values, self._ask(ReadArguments({**named}, read), values)) for values in self._configs
         ]
         digests = {}
         for name in self._heuristics:
@@ -221,6 +218,17 @@ class ScenarioKey:
             digest = hashlib.sha256(repr(by_config).encode()).hexdigest()
             digests[name] = f"by config {digest[:32]}"
         return digests
+
+    def _ask(self, named: MutableMapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what heuristics compute; one that raises needs values that are not there."""
+        computed: dict[str, Any] = {}
+        named.update(config)
+        for name, heuristic in self._heuristics.items():
+            try:
+                named[name] = computed[name] = heuristic(named)
+            except Exception:
+                continue
+        return computed
 
     def _kind(self, value: Any) -> str | None:
         """Return the kind of an argument as Triton types it; a tensor's is that of its elements."""
@@ -236,22 +244,6 @@ class ScenarioKey:
         if self._has_hooks and base_dtype is not None:  # a hook sets the block from the config
             return f"descriptor of {dtype_name(base_dtype)}"
         return _type_of(value)
-
-
-def _ask_heuristics(
-    heuristics: Mapping[str, Callable[[Any], Any]],
-    named: MutableMapping[str, Any],
-    config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what heuristics compute; one that raises needs values that are not there."""
-    computed: dict[str, Any] = {}
-    named.update(config)
-    for name, heuristic in heuristics.items():
-        try:
-            named[name] = computed[name] = heuristic(named)
-        except Exception:
-            continue
-    return computed
 
 
 def _type_of(value: Any) -> str | None:
