@@ -20,7 +20,6 @@ from ..stores.manifest import (
     describe_file,
     files_of,
     find_differences,
-    is_prewarmed,
     read_manifest,
 )
 from .compilers import CompileJob, Compiler, CompileResult, OnProgress, PrewarmSpec, compile_all
@@ -130,7 +129,7 @@ def _restore(out: Path, old: Path) -> None:
 
 
 def _check_place(out: Path) -> None:
-    if out.exists() and not is_prewarmed(out) and any(out.iterdir()):
+    if out.exists() and not os.path.isfile(out / MANIFEST) and any(out.iterdir()):
         raise PrewarmError(f"{out} is there already, and is no prewarmed folder")
     if out.is_mount():
         raise PrewarmError(f"{out} is a mount point, which cannot be replaced: name a folder in it")
@@ -145,7 +144,7 @@ def _copy_earlier_binaries(out: Path, work: Path) -> list[str]:
     Returns:
         A note, if nothing is kept.
     """
-    if not is_prewarmed(out):
+    if not os.path.isfile(out / MANIFEST):
         (work / BINARIES).mkdir()
         return []
     try:

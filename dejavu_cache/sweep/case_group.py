@@ -22,7 +22,6 @@ from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.request import Request
 from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
 from ..stores import Store
-from ..system.notices import whoami
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..tuning.measurement_marks import MeasurementMark
@@ -166,7 +165,7 @@ class CaseGroup:
         return request
 
     def _best(self) -> Config | None:
-        return winner(self._group.record, self._selectable, self._default, trusted=whoami())
+        return winner(self._group.record, self._selectable, self._default, here=True)
 
     def _confirm(self, best: Config, tuner: CaseTuner) -> bool:
         """Record a config as the winner if its results are right; else record its failure.

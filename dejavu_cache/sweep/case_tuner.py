@@ -10,11 +10,10 @@ from dataclasses import replace
 
 from ..errors import SettingsError
 from ..model.record import Failure, Measurement, Record
-from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.launch_recorder import pause_recording
-from ..runtime.request import Request
+from ..runtime.request import Request, Resolution
 from ..runtime.resolver import Resolver
 from ..runtime.tune import announce
 from ..settings import Mode
