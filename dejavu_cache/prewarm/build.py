@@ -1,17 +1,23 @@
-"""Build a prewarmed folder; on failure, an earlier folder stays as it was."""
+"""Build a prewarmed folder by processes that compile; on failure, an earlier one stays as it was.
+
+The processes run `prewarm.worker`; the messages that they exchange with this one are here.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from ..errors import PrewarmError
+from ..errors import DejavuError, PrewarmError
+from ..model.record import RecordedLaunch
+from ..model.scenario import Config, FrozenModel
 from ..stores.manifest import (
     BINARIES,
     MANIFEST,
@@ -23,9 +29,214 @@ from ..stores.manifest import (
     is_prewarmed,
     read_manifest,
 )
-from .compilers import CompileJob, Compiler, CompileResult, OnProgress, PrewarmSpec, compile_all
+from ..system.notices import Progress, counted
+from ..system.workers import Worker, WorkerLostError, WorkerPool
 
-__all__ = ["PrewarmResult", "prewarm"]
+__all__ = [
+    "BuildPlan",
+    "CompileJob",
+    "CompileResult",
+    "Compiler",
+    "PrewarmRequest",
+    "PrewarmResult",
+    "PrewarmSpec",
+    "compile_all",
+    "prewarm",
+]
+
+GRACE = 5.0
+"""Seconds that a process has to end by itself when it is closed."""
+
+DROPPED_VARIABLES = frozenset(
+    {"TRITON_INTERPRET", "DEJAVU_CACHE_URL", "DEJAVU_CACHE_REPORT", "TRITON_CACHE_MANAGER"}
+)
+"""Settings of this process that would keep another from compiling, or change what it stores."""
+
+JOBS_PER_PROCESS = 4
+"""Jobs for which another process is worth the seconds that it needs to import the kernels."""
+
+
+class PrewarmSpec(FrozenModel):
+    """The user's options for a prewarming.
+
+    Attributes:
+        modules: names of the kernels' modules; a package stands for all modules in it.
+        store: URL of the store with the records.
+        devices: names of devices, as records have them.
+        folder: the folder to write to, as `stores.manifest` describes it.
+    """
+
+    modules: tuple[str, ...]
+    store: str
+    devices: tuple[str, ...]
+    folder: str = ""
+
+
+class CompileJob(FrozenModel):
+    """One binary to compile."""
+
+    kernel: str
+    arch: str
+    launch: RecordedLaunch
+    config: Config | None = None
+
+    def __str__(self) -> str:
+        """Return the kernel, the architecture and the config for a message."""
+        return f"{self.kernel} for {self.arch}{f' ({self.config})' if self.config else ''}"
+
+
+class PrewarmRequest(FrozenModel):
+    """A request to a worker: to run a job, or to make the plan if there is no job."""
+
+    job: CompileJob | None = None
+
+
+class BuildPlan(FrozenModel):
+    """What is to be compiled, and what else a prewarmed folder says and holds.
+
+    Attributes:
+        jobs: the binaries of winners.
+        fallbacks: those of configs that stand in for winners; one that does not compile is left
+            out.
+        manifest: the folder's manifest, without its files and the numbers of binaries.
+        notes: remarks for the user, one sentence each.
+    """
+
+    jobs: tuple[CompileJob, ...]
+    fallbacks: tuple[CompileJob, ...]
+    manifest: Manifest
+    notes: tuple[str, ...]
+
+
+class CompileResult(FrozenModel):
+    """The result of a job.
+
+    Attributes:
+        error: the error; empty if there was none.
+        note: a remark for the user.
+        binary: Triton's key of the binary. Configs that only differ in values that are not compiled
+            in share one.
+        keys: the folders of Triton's cache that the binary needs.
+        is_fresh: whether it was compiled and not found in the cache.
+    """
+
+    error: str = ""
+    note: str = ""
+    binary: str = ""
+    keys: tuple[str, ...] = ()
+    is_fresh: bool = False
+
+
+class Compiler:
+    """Plans a prewarming and compiles for it, in a process that is replaced if that takes it down.
+
+    Args:
+        spec: the options of the prewarming.
+    """
+
+    def __init__(self, spec: PrewarmSpec) -> None:
+        """Start nothing yet."""
+        self._spec = spec
+        self._worker = self._make_worker()
+        self._arch: str | None = None
+
+    def _make_worker(self) -> Worker:
+        environment = {
+            name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES
+        }
+        environment |= {
+            "CUDA_VISIBLE_DEVICES": "",  # a builder that has a GPU must not use its driver either
+            "HIP_VISIBLE_DEVICES": "",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        return Worker("dejavu_cache.prewarm.worker", self._spec, environment, grace=GRACE)
+
+    def start(self) -> None:
+        """Start a process unless one runs.
+
+        Raises:
+            PrewarmError: none can be started, or it cannot do what the options ask for.
+        """
+        try:
+            self._worker.start()
+        except OSError as error:
+            raise PrewarmError(
+                f"no process can be started that compiles: {error.strerror or error}"
+            ) from None
+        except DejavuError as error:
+            raise PrewarmError(str(error)) from None
+
+    def plan(self) -> BuildPlan:
+        """Copy the records to the folder, and return what is to be compiled.
+
+        Raises:
+            PrewarmError: nothing can be compiled as asked.
+        """
+        return BuildPlan.model_validate(self._ask(PrewarmRequest()))
+
+    def run(self, job: CompileJob) -> CompileResult:
+        """Run a job.
+
+        A process compiles for one architecture only, since Triton keeps converting float8 as the
+        first architecture of its process needed it.
+
+        Raises:
+            PrewarmError: no process can be started.
+        """
+        if self._arch not in (None, job.arch):
+            self.close()
+            self._worker = self._make_worker()
+        self._arch = job.arch
+        try:
+            return CompileResult.model_validate(self._ask(PrewarmRequest(job=job)))
+        except WorkerLostError as error:
+            return CompileResult(error=f"the compiler was lost: {error}")
+
+    def _ask(self, request: PrewarmRequest) -> Any:
+        self.start()
+        try:
+            return self._worker.run(request)
+        except WorkerLostError:
+            raise
+        except DejavuError as error:
+            raise PrewarmError(str(error)) from None
+
+    def close(self) -> None:
+        """End the process if one runs."""
+        self._worker.close()
+
+
+def compile_all(
+    compilers: Sequence[Compiler], needed: Sequence[CompileJob], fallbacks: Sequence[CompileJob]
+) -> dict[CompileJob, CompileResult]:
+    """Run jobs in several processes, and return their results.
+
+    Args:
+        compilers: have a process each; the caller closes them.
+        needed: jobs that must succeed.
+        fallbacks: jobs that may fail.
+
+    Raises:
+        PrewarmError: a process cannot be started, or one of the needed jobs fails, which ends
+            the others.
+    """
+    jobs = sorted([*needed, *fallbacks], key=lambda job: job.arch)
+    results: dict[CompileJob, CompileResult] = {}
+    progress = Progress("prewarm")
+    pool: WorkerPool[CompileJob] = WorkerPool(compilers)
+    try:
+        for job, result in pool.run(jobs):
+            if result.error and job in needed:
+                raise PrewarmError(
+                    f"{job} could not be made, and nothing was written: {result.error}"
+                )
+            results[job] = result
+            progress.show(f"{len(results)} of {counted(len(jobs), 'binary', 'binaries')}")
+    finally:  # after an interrupt, wait for the running jobs, so that nothing is written later
+        pool.close()
+    if pool.errors:
+        raise pool.errors[0]
+    return results
 
 
 class PrewarmResult(NamedTuple):
@@ -41,20 +252,13 @@ class PrewarmResult(NamedTuple):
     notes: tuple[str, ...]
 
 
-def prewarm(
-    spec: PrewarmSpec,
-    out: Path,
-    *,
-    processes: int | None = None,
-    on_progress: OnProgress = lambda done, total: None,
-) -> PrewarmResult:
+def prewarm(spec: PrewarmSpec, out: Path, *, processes: int | None = None) -> PrewarmResult:
     """Build a prewarmed folder without a GPU.
 
     Args:
         spec: what is prewarmed, and for which devices.
         out: the folder. Binaries of an earlier prewarming that are still needed are kept.
         processes: number of processes that compile at once; None is one per CPU.
-        on_progress: told how many binaries there are, and when one is done.
 
     Raises:
         PrewarmError: the folder cannot be built or written; an earlier one is as it was.
@@ -62,11 +266,15 @@ def prewarm(
     with _new_folder(out) as work:
         notes = _copy_earlier_binaries(out, work)
         spec = spec.model_copy(update={"folder": str(work)})
-        with closing(Compiler(spec)) as first:
+        with ExitStack() as compilers:
+            first = compilers.enter_context(closing(Compiler(spec)))
             plan = first.plan()
-            results = compile_all(
-                spec, first, plan.jobs, plan.fallbacks, processes or _cpu_count(), on_progress
-            )
+            count = len([*plan.jobs, *plan.fallbacks]) // JOBS_PER_PROCESS
+            others = [
+                compilers.enter_context(closing(Compiler(spec)))
+                for _ in range(min(processes or _cpu_count(), count) - 1)
+            ]
+            results = compile_all([first, *others], plan.jobs, plan.fallbacks)
         notes += [
             f"{job} could not be compiled and is left out: {result.error}"
             for job, result in results.items()

@@ -37,7 +37,7 @@ from ..triton_internals.environment import backend_hash, compiler_settings, desc
 from ..triton_internals.generated_code import generates_equal_code
 from ..triton_internals.hooks import platform_key, set_target
 from ..triton_internals.identity import is_decorated_alike
-from .compilers import BuildPlan, CompileJob, PrewarmSpec
+from .build import BuildPlan, CompileJob, PrewarmSpec
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of
 
 __all__ = ["builder_environment", "plan"]

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from ..errors import PrewarmError
 from ..stores.manifest import BINARIES
-from ..system.worker_process import ParentConnection, serve
+from ..system.workers import ParentConnection, serve
 from ..triton_internals.compilation import recreate_compilation, target_of
 from ..triton_internals.hooks import (
     build_binaries_in,
@@ -26,7 +26,7 @@ from ..triton_internals.hooks import (
     relocatable_cache,
     set_target,
 )
-from .compilers import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
+from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 from .kernel_discovery import DiscoveredKernels, launch_values
 from .plan import plan
 

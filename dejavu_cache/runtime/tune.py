@@ -44,7 +44,7 @@ from .launch_recorder import pause_recording
 from .request import Request
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
 __all__ = ["announce", "note_timings", "tune", "without_suspects"]
 

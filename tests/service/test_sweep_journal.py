@@ -35,7 +35,9 @@ def patient(url: str, folder: Path) -> RemoteStore:
 
 
 def journals(sweeps: Sweeps) -> list[Path]:
-    return list((sweeps.folder / "cache" / "dejavu-cache" / "sweeps").rglob("*.jsonl"))
+    """Return the folders of journals that have records."""
+    folder = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
+    return sorted({folder / path.relative_to(folder).parts[0] for path in folder.rglob("*.json")})
 
 
 def test_a_server_that_goes_away_costs_nothing(sqlite_url: str, sweeps: Sweeps) -> None:

@@ -31,10 +31,8 @@ def say_report(report: SweepReport, url: str, lacking: int, why_empty: str | Non
     for outcome in report.of("failed", "skipped", "busy"):
         reason = _REASONS.get(outcome.status, outcome.status)
         say(f"{outcome.case}: {reason}{': ' + outcome.message if outcome.message else ''}")
-    for case, message in report.lost.items():
-        say(f"{case}: no longer holds: {message}")
-    for outcome in report.of("verified", "due"):
-        say(f"{outcome.case}: {outcome.message or 'not tuned: ' + outcome.scenario}")
+    for outcome in report.of("due"):
+        say(f"{outcome.case}: not tuned: {outcome.scenario}")
     say(f"{_counts(report)} in {url}")
     if lacking:
         say(
@@ -51,7 +49,6 @@ def say_report(report: SweepReport, url: str, lacking: int, why_empty: str | Non
 
 def _counts(report: SweepReport) -> str:
     amounts = {
-        "verified": len(report.of("verified")),
         "not tuned": len(report.of("due")),
         "nobody asked for": len(report.of("unwanted")),
     }
@@ -68,7 +65,6 @@ def report_json(report: SweepReport) -> dict[str, Any]:
     outcomes = report.outcomes.values()
     return {
         "outcomes": [outcome.model_dump(exclude_none=True) for outcome in outcomes],
-        "lost": report.lost,
         "left": report.left,
         "stopped": report.stopped,
         "kept": report.kept,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
+from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.system.notices import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
-from ..errors import NothingFoundError
 from ..extras import require_triton
 from ..options import (
     JsonOption,
@@ -28,8 +25,7 @@ from ..options import (
     SuiteOption,
     parse_suite_options,
 )
-from ..output import show_json
-from ..progress_lines import report_loss, sweep_lines
+from ..output import show_json, show_progress
 from ..sweep_summary import report_json, say_report
 
 if TYPE_CHECKING:
@@ -66,14 +62,6 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which cases are not tuned; measure nothing.")
     ] = False,
-    verify: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Measure N recorded winners again, and tune anew what no longer holds.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite.
@@ -83,9 +71,8 @@ def sweep(
     from dejavu_cache.sweep.runner import Sweep
     from dejavu_cache.sweep.suite import load_suite
 
-    for pair in ((verify, dry_run), (gpus, ray)):
-        if all(pair):
-            raise SettingsError("--verify and --dry-run, or --gpus and --ray: give one of them")
+    if gpus and ray:
+        raise SettingsError("--gpus and --ray: give one of them")
     with open_chosen_store(store) as home:
         url = home.url
     if url.startswith("memory:"):
@@ -96,31 +83,17 @@ def sweep(
         suite = str(Path(suite).absolute())
     spec = _spec(suite, parse_suite_options(option, preset), url, from_misses)
     seconds = _seconds(budget) if budget else None
-    hosts = _hosts(spec, gpus, ray)
+    show_progress()
     try:
-        for host in hosts[1:]:  # they need seconds for it, like the first one
-            threading.Thread(target=_start, args=(host,), daemon=True).start()
-        cases = hosts[0].start()
-        report = Sweep(
-            hosts,
-            cases,
-            do="plan" if dry_run else "verify" if verify else "measure",
-            sample=verify or 0,
-            budget=seconds,
-            on_event=report_loss if as_json else sweep_lines(len(cases)),
-        ).run()
+        report = Sweep(_hosts(spec, gpus, ray), measures=not dry_run, budget=seconds).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finally:
-        for host in hosts:
-            host.close()
-    if verify and cases and not (report.outcomes or report.stopped):
-        raise NothingFoundError("nothing of this suite is tuned yet: sweep without --verify first")
     # Only a sweep over the whole suite can tell which misses have no case.
-    lacking = 0 if verify or report.left else _without_case(spec.misses or (), report)
-    why_empty = None if cases or report.stopped else load_suite(suite).why_empty
+    lacking = 0 if report.left else _without_case(spec.misses or (), report)
+    is_empty = not (report.outcomes or report.left or report.stopped)
+    why_empty = load_suite(suite).why_empty if is_empty else None
     if as_json:
         show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
     else:
@@ -131,13 +104,8 @@ def sweep(
         )
     if report.stopped == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if lacking or report.lost or not report.complete:
+    if lacking or not report.complete:
         raise typer.Exit(1)
-
-
-def _start(host: SweepHost) -> None:
-    with suppress(DejavuError, OSError):  # the sweep starts it again, and says what is wrong
-        host.start()
 
 
 def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
