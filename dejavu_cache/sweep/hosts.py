@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -139,28 +139,8 @@ def single_gpu(number: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
 
 
-class SweepHost(Protocol):
-    """A place that runs jobs, one at a time."""
-
-    def start(self) -> list[str]:
-        """Start a worker if none runs, and return the names of all cases.
-
-        Raises:
-            DejavuError: no worker can be started.
-        """
-
-    def run(self, job: CaseJob) -> CaseOutcome | CaseLoss:
-        """Run a job and return its outcome, or how the worker was lost; the next gets a new one."""
-
-    def close(self) -> None:
-        """Stop the worker; its measurements are kept."""
-
-    def unsaved_journals(self) -> list[str]:
-        """Return the journals of which the store does not take all; call this after `close`."""
-
-
 class LocalHost:
-    """A host on this machine.
+    """A place on this machine that runs jobs, one at a time.
 
     Args:
         spec: the subject of the sweep.
@@ -186,14 +166,21 @@ class LocalHost:
         )
 
     def start(self) -> list[str]:
-        """Start the worker if none runs, and return the names of all cases."""
+        """Start the worker if none runs, and return the names of all cases.
+
+        Raises:
+            DejavuError: none can be started.
+        """
         try:
             return list(self.worker.start()["cases"])
         except WorkerLostError as error:
             raise WorkerLostError(f"no worker can be started: {error}") from None
 
     def run(self, job: CaseJob) -> CaseOutcome | CaseLoss:
-        """Run a job in the worker."""
+        """Run a job in the worker, and return its outcome, or how the worker was lost.
+
+        The next job gets a new worker.
+        """
         try:
             return CaseOutcome.model_validate(self.worker.run(job))
         except WorkerLostError as error:
@@ -205,11 +192,11 @@ class LocalHost:
             )
 
     def close(self) -> None:
-        """Stop the worker if one runs."""
+        """Stop the worker if one runs; its measurements are kept."""
         self.worker.close()
 
     def unsaved_journals(self) -> list[str]:
-        """Return this user's journal if the store does not take all of it."""
+        """Return this user's journal if the store does not take all of it, after `close`."""
         return hand_over_what_is_left(self._store)
 
 
@@ -309,3 +296,6 @@ class RayHost:
             make = ray.remote(**self._resources, max_concurrency=2)(LocalHost)
             self._actor = make.remote(self._spec)
         return self._actor
+
+
+SweepHost = LocalHost | RayHost

@@ -17,6 +17,9 @@ from ..system.safe_files import user_folder
 
 __all__ = ["Journal", "hand_over_what_is_left"]
 
+BRIEFLY = 5.0
+"""Seconds to wait for another process that hands a scenario's record over."""
+
 
 class Journal(Store):
     """A store that writes records to a folder on the local disk first.
@@ -24,7 +27,7 @@ class Journal(Store):
     Sweeps of this user into one store share the folder, which is a store itself. `put` returns when
     its records are there. They are handed over when the scenario's lease ends, so that a large
     file, or a slow server, is written once per scenario. Records that the store does not accept
-    stay: the next sweep into it hands them over, and so does `dejavu-cache import`.
+    stay: the next sweep into it hands them over, and so does `dejavu-cache merge`.
 
     Where the folder cannot be written, `put` hands its records to the store at once.
 
@@ -81,23 +84,31 @@ class Journal(Store):
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
-        """Take the store's lease, and hand the scenario's record over before it ends."""
+        """Take the store's lease, and hand the scenario's record over before it ends.
+
+        The folder's own lease tells sweeps on this machine that the record is not left behind: a
+        server may keep a dead process's lease for a while, or may be away.
+        """
         with self.home.lease(context, scenario, wait=wait) as acquired:
-            try:
-                yield acquired
-            finally:
-                if acquired:
-                    self._hand_over(context, scenario)
+            if not acquired:
+                yield False
+                return
+            with self.local.lease(context, scenario, wait=BRIEFLY) as is_alone:
+                try:
+                    yield is_alone
+                finally:
+                    if is_alone:
+                        self._hand_over(context, scenario)
 
     def hand_over(self) -> bool:
         """Hand all records to the store; return whether it takes all of them.
 
-        A scenario whose lease somebody holds is his: he hands it over when he has measured it.
+        A scenario whose lease a process holds is left to it: it will hand it over.
         """
         takes_all = True
         for context in self.local.contexts():
             for record in [*self.local.records(context)]:
-                with self.home.lease(context, record.scenario, wait=0.0) as acquired:
+                with self.local.lease(context, record.scenario, wait=0.0) as acquired:
                     if acquired:
                         takes_all &= self._hand_over(context, record.scenario)
         return takes_all

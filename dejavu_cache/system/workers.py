@@ -35,7 +35,7 @@ from pydantic import BaseModel
 from ..errors import DejavuError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
-__all__ = ["JobRunner", "ParentConnection", "Worker", "WorkerLostError", "WorkerPool", "serve"]
+__all__ = ["ParentConnection", "Worker", "WorkerLostError", "WorkerPool", "serve"]
 
 END_SECONDS = 15.0
 """Seconds that a process has to end once it has closed its output."""
@@ -426,33 +426,13 @@ class ParentConnection:
             self._events.close()
 
 
-class JobRunner(Protocol):
-    """What a worker does: it runs the jobs of a subject."""
-
-    def __init__(self, subject: Any, parent: ParentConnection) -> None:
-        """Begin with a subject; the parent may be sent events."""
-
-    @property
-    def ready(self) -> Mapping[str, Any]:
-        """What the parent is told before the first job."""
-
-    def run(self, job: Any) -> BaseModel:
-        """Run a job and return its outcome.
-
-        Raises:
-            DejavuError: it cannot be run; the worker can still be used.
-            Exception: the worker cannot be used any longer.
-        """
-
-    def close(self) -> None:
-        """Write what is left, when there are no more jobs."""
-
-
-def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
+def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
     """Run the jobs of the parent until it closes the connection, then end the process.
 
     Args:
-        runner: what runs the jobs.
+        runner: made with the subject and the `ParentConnection`. Its `ready` is what the parent is
+            told before the first job, `run` returns a job's outcome, and `close` writes what is
+            left. A `DejavuError` of `run` leaves it usable; any other error ends the process.
         subject: the type of the subject, which comes first.
         job: the type of the jobs.
     """
@@ -467,10 +447,7 @@ def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel
 
 
 def _serve(
-    parent: ParentConnection,
-    runner: type[JobRunner],
-    subject: type[BaseModel],
-    job: type[BaseModel],
+    parent: ParentConnection, runner: type[Any], subject: type[BaseModel], job: type[BaseModel]
 ) -> None:
     """Run the jobs of the parent until it closes the connection, or one leaves a bad state."""
     line = parent.requests.readline()

@@ -1,7 +1,7 @@
 """Cases of an addition whose every measurement is logged; environment variables make it fail.
 
-FATAL names the size and block whose measurement kills the worker. LOG is the file of measurements, MAKING one that grows while arguments are made, and BENCH_SECONDS
-the time of a measurement.
+FATAL names the size and block whose measurement kills the worker. LOG is the file of measurements,
+MAKING one that grows while arguments are made, and BENCH_SECONDS the time of a measurement.
 """
 
 from __future__ import annotations

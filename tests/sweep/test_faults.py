@@ -270,8 +270,11 @@ def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) ->
     assert not list((tmp_path / "cache").glob("dejavu-cache/sweeps/*/**/*.json"))
 
 
-class LostMachine:
+class LostMachine(LocalHost):
     """A host whose machine is lost under every case."""
+
+    def __init__(self) -> None:
+        """Have no worker."""
 
     def start(self) -> list[str]:
         return ["a"]

@@ -1,4 +1,4 @@
-"""What a sweep left is handed over by the next one, and by whoever holds the scenario's lease."""
+"""What a sweep left is handed over by the next one, unless another one is at it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_what_the_store_does_not_take_stays_and_is_read(left: Path, tmp_path: Pa
 
 def test_what_another_sweep_measures_is_its_own(left: Path, tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
-    with store.lease(context(), record(1).scenario, wait=0.0):
-        assert Journal(FileStore(store.root), left).hand_over()
+    with FileStore(left).lease(context(), record(1).scenario, wait=0.0):
+        assert Journal(store, left).hand_over()
         assert (sizes(store), sizes(FileStore(left))) == ([2], [1])
 
 

@@ -84,7 +84,7 @@ def prewarm(
         note(text)
     if as_json:
         manifest = result.manifest.model_dump(mode="json", exclude={"files"})
-        show_json({"compiled": result.compiled, "notes": result.notes, **manifest})
+        show_json({"notes": result.notes, **manifest})
     else:
         _say_result(result, out)
 
@@ -94,10 +94,9 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     size = sum(file.size for file in manifest.files.values())
     binaries = counted(sum(kernel.binaries for kernel in manifest.kernels), "binary", "binaries")
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
-    what = f"{result.compiled} of {binaries} compiled"
     say(
         f"{out}: {counted(scenarios, 'scenario')} of "
-        f"{counted(len(manifest.kernels), 'kernel')}, {what}, "
+        f"{counted(len(manifest.kernels), 'kernel')}, {binaries}, "
         f"for {', '.join(manifest.targets)}"
     )
     say(f"{size_text(size)} by {manifest.wheel}")
