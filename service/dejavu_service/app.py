@@ -14,23 +14,19 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
-from .middleware.error_pages import ErrorPagesMiddleware
 from .middleware.request_log import RequestLogMiddleware
 from .openapi import DescribedApp, describe
+from .pages import compare, kernel, missing, overview, rendering, scenario
+from .pages import tokens as token_pages
 from .problems import install_handlers
 from .routes import (
     health,
     leases,
     log,
-    login,
     misses,
-    page_actions,
-    pages,
     pins,
     quarantines,
     records,
-    token_exchange,
-    token_pages,
     tokens,
     transfer,
 )
@@ -61,7 +57,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
     for module in (
         tokens,
-        token_exchange,
         records,
         leases,
         misses,
@@ -70,10 +65,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        pages,
-        page_actions,
-        login,
+        overview,
+        kernel,
+        scenario,
+        compare,
+        missing,
         token_pages,
+        rendering,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
@@ -81,7 +79,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
-    app.add_middleware(ErrorPagesMiddleware)
+    app.add_middleware(rendering.ErrorPagesMiddleware)
     return app
 
 

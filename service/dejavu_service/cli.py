@@ -234,7 +234,8 @@ def list_(database: _URL = None) -> None:
         from .services import tokens
         from .services.access import ANYBODY
 
-        for token in tokens.list_tokens(opened, ANYBODY):
+        listed = tokens.list_tokens(opened, ANYBODY)
+        for token in sorted(listed, key=lambda token: token.created):
             line = f"{token.id}  {_rights(token)}  {token.name}  {_end(token)}"
             typer.echo(printable(line.rstrip()))
 

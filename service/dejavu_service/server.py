@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
-from .issuer_keys import IssuerKeys
 from .metrics import Metrics
+from .middleware.authentication import PrincipalCache
 from .middleware.json_body import BodyGate
-from .middleware.principal_cache import PrincipalCache
-from .services.identity_rules import read_issuers
-from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
+
+if TYPE_CHECKING:
+    from .identities import IdentityExchange
 
 __all__ = ["Server"]
 
@@ -90,4 +91,7 @@ class Server:
 def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
     if settings.oidc is None:
         return None
-    return IdentityExchange(read_issuers(settings.oidc), IssuerKeys().find)
+    # What verifies signatures takes time and memory, which other servers need not spend.
+    from .identities import IdentityExchange, read_issuers
+
+    return IdentityExchange(read_issuers(settings.oidc))

@@ -67,11 +67,11 @@ def write_overview(url: str, output: Path) -> None:
         StoreError: The store has no records, or cannot be read.
     """
     with _copied(url) as database:
-        wanted = OverviewFilter(size=sys.maxsize)
-        seen = overview(database, READER, _NAMESPACE, wanted)
+        wanted = OverviewFilter()
+        seen = overview(database, READER, _NAMESPACE, wanted, size=sys.maxsize)
+    named = url or "the user's own store"
     style = rendering.stylesheet()
-    values = {"namespace": url or "the user's own store", "seen": seen, "wanted": wanted}
-    page = rendering.render("overview.html", query="", style=style, **values)
+    page = rendering.render("overview.html", namespace=named, style=style, wanted=wanted, **seen)
     replace_file(output, _DEAD_LINK.sub("", page).encode())
 
 

@@ -12,7 +12,6 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from ..problems import ProblemError
-from .asgi_scope import header
 
 __all__ = ["BodyBudget", "body_chunks", "read_body"]
 
@@ -68,7 +67,7 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
         ClientDisconnect: The client hung up before the end.
         ProblemError: 408, the body arrives too slowly, or 413, it is too long.
     """
-    declared = header(request.scope, b"content-length")
+    declared = request.headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
     size, started, more = 0, time.monotonic(), True

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..metrics import Metrics
 from ..problems import ANSWERED_ERRORS, problem
-from .asgi_scope import client_address, header
+from .authentication import client_address
 
 __all__ = ["RequestLogMiddleware"]
 
@@ -40,7 +40,7 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        sent_id = header(scope, b"x-request-id") or ""
+        sent_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{_ids.getrandbits(64):016x}"
 
         async def send_with_id(message: Message) -> None:
@@ -74,7 +74,9 @@ class RequestLogMiddleware:
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
         path_template = getattr(route, "path", "") or "(none)"
-        self._metrics.count_request(_method_label(scope), path_template, status, seconds)
+        # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count_request(method, path_template, status, seconds)
         # A fleet reads all day long: successful reads are logged at the level `debug` only, except
         # exports, by which somebody takes everything.
         is_read = scope["method"] == "GET" and status < 400 and path_template != _EXPORT
@@ -95,8 +97,3 @@ class RequestLogMiddleware:
 def _path(scope: Scope) -> str:
     path: str = scope["path"]
     return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
-
-
-def _method_label(scope: Scope) -> str:
-    # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
-    return scope["method"] if scope["method"] in _METHODS else "other"
