@@ -226,7 +226,7 @@ class CaseGroup:
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         return self._group.undecided_configs(declared, self._default, self._names, case)
 
-    def _left(self, case: str) -> list[Config]:
+    def _untimed_configs(self, case: str) -> list[Config]:
         """Return the configs that a case has to time and that were not tried in it."""
         undecided = self._undecided_configs(case, self._declared)
         return [config for config in undecided if (case, config) not in self._tried]
@@ -234,10 +234,10 @@ class CaseGroup:
     def _search(self, tuner: CaseTuner) -> int:
         """Time case after case until no config may still win; return how many were measured."""
         measured, is_over = 0, False
-        while not is_over and any(map(self._left, self._names)):
+        while not is_over and any(map(self._untimed_configs, self._names)):
             for case in self._cases:
                 is_over = tuner.is_over and bool(measured)
-                if self._left(case.name) and not is_over:
+                if self._untimed_configs(case.name) and not is_over:
                     measured += self._time(case, tuner)
         self._group.write_scores()
         return measured
@@ -249,7 +249,7 @@ class CaseGroup:
         undecided.sort(key=lambda config: config != self._default)
         if case is self._cases[0]:
             undecided = undecided[: budgeted_count(request, len(undecided))]
-        self._tried.update((name, config) for config in self._left(name))
+        self._tried.update((name, config) for config in self._untimed_configs(name))
         earlier = [
             record.by_config[config].model_copy(update={**_alone(times[name]), "cases": None})
             for config, times in record.times_by_case.items()
