@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
+from .middleware.limits import RequestLimits
 from .middleware.request_log import RequestLogMiddleware
-from .openapi import DescribedApp, describe
+from .openapi import describe
 from .pages import compare, kernel, missing, overview, rendering, scenario
 from .pages import tokens as token_pages
 from .problems import install_handlers
@@ -45,7 +46,7 @@ _FLUSH_SECONDS = 60.0
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server.open(settings)
-    app = DescribedApp(
+    app = FastAPI(
         title="dejavu-cache",
         version=__version__,
         openapi_url=None,
@@ -78,6 +79,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
     app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
+    app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
     app.add_middleware(rendering.ErrorPagesMiddleware)
     return app
