@@ -51,7 +51,7 @@ class CompileWorker:
         set_target(target_of("sm_90"))  # modules may ask for a target when they are imported
         self._kernels = DiscoveredKernels.of(spec.modules)
         folder = Path(spec.folder)
-        (folder / BINARIES).mkdir(exist_ok=True)
+        (folder / BINARIES).mkdir(parents=True, exist_ok=True)
         build_binaries_in(str(folder / BINARIES), relocatable_cache())
         self._tools = folder / "tools"
         _make_tools(self._tools)
