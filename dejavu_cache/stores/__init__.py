@@ -6,7 +6,7 @@ from .base import Found, FoundTree, Store
 from .file import FileStore
 from .memory import MemoryStore
 from .tiered import TieredStore, tiers_of, wait_longer
-from .urls import check_url, make_absolute, open_store, prewarmed_folders, shipped_stores
+from .urls import make_absolute, open_store, prewarmed_folders, shipped_stores
 
 __all__ = [
     "FileStore",
@@ -15,7 +15,6 @@ __all__ = [
     "MemoryStore",
     "Store",
     "TieredStore",
-    "check_url",
     "make_absolute",
     "open_store",
     "prewarmed_folders",

@@ -62,7 +62,7 @@ class TieredStore(Store):
         Args:
             changed: a method that is called with a context after a local copy has changed.
         """
-        if self.remote and current_settings().refresh:
+        if current_settings().refresh:
             self._copies = LocalCopies(self.tiers, changed)
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
@@ -79,7 +79,7 @@ class TieredStore(Store):
                     best = Found(merge_records(best.record, found.record), best.store)
                 else:
                     best = best or found
-        if best is not None:
+        if best is not None and best.store != self.tiers[0].url:
             self._fill_back(context, best)
         return best
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -17,13 +16,12 @@ from ..system.notices import warn_once
 from ..system.safe_files import expand_home
 from .base import Store
 from .file import FileStore
-from .manifest import RECORDS, is_prewarmed
+from .manifest import MANIFEST, RECORDS
 from .memory import MemoryStore
 from .tiered import TieredStore, tiers_of
 
 __all__ = [
     "as_tiers",
-    "check_url",
     "default_store",
     "make_absolute",
     "open_store",
@@ -37,6 +35,8 @@ SCHEMES = "dejavu_cache.stores"
 
 PREWARMED = "prewarmed"
 """Scheme of prewarmed folders, the only ones from which a process loads binaries."""
+
+_BUILT_IN = ("file", "memory", PREWARMED)
 
 SHIPPED = "dejavu_cache.records"
 """Entry-point group of shipped records; an entry point is a package that contains them."""
@@ -60,39 +60,30 @@ def open_store(url: str) -> Store:
     Raises:
         SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
-    check_url(url)
     stores: list[Store] = []
     for part in _urls_of(url):
         scheme = urlsplit(part).scheme
-        opener = _BUILT_IN.get(scheme)
-        if opener is None:
+        if scheme == "memory":
+            stores.append(MemoryStore())
+        elif scheme in _BUILT_IN:
+            stores.append(_open_folder(part))
+        else:
             (point, *_) = entry_points(group=SCHEMES, name=scheme)
-            opener = point.load()
-        stores.append(opener(part))
+            stores.append(point.load()(part))
     return stores[0] if len(stores) == 1 else TieredStore(stores)
-
-
-def check_url(url: str) -> None:
-    """Check that a store can be opened by a URL, as far as its text tells; nothing is opened.
-
-    Raises:
-        SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
-    """
-    if not _urls_of(url):
-        raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
 
 
 def make_absolute(url: str) -> str:
     """Return a URL, or several, with paths as absolute URLs, which hold in every folder.
 
     Raises:
-        SettingsError: one of them is mistyped, or no installed package knows its scheme.
+        SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
     return ",".join(_urls_of(url))
 
 
 def _urls_of(url: str) -> list[str]:
-    """Return the URLs of a list that commas separate; a bare path is a folder's."""
+    """Return the URLs of a list that commas separate, a bare path as a folder's; raise if none."""
     urls = []
     for part in filter(None, map(str.strip, url.split(","))):
         try:
@@ -108,7 +99,9 @@ def _urls_of(url: str) -> list[str]:
                     f"no store knows the scheme {scheme!r} of {part!r}: "
                     f"{did_you_mean(scheme, known)}"
                 )
-        urls.append(part if scheme else _uri_of(part))
+        urls.append(part if scheme else expand_home(part).absolute().as_uri())
+    if not urls:
+        raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
     return urls
 
 
@@ -122,24 +115,21 @@ def prewarmed_folders(url: str) -> list[Path]:
     return [_path_of(part)[0] for part in parts if part.startswith(f"{PREWARMED}://")]
 
 
-def _open_file(url: str) -> FileStore:
+def _open_folder(url: str) -> FileStore:
     """Open a folder of records; of a prewarmed folder, the records alone are used."""
     folder, read_only = _path_of(url)
-    if not is_prewarmed(folder):
-        return FileStore(folder, read_only=read_only)
-    warn_once(
-        f"prewarmed {folder}",
-        f"{folder} is a prewarmed folder, and a path serves its records alone: name it as "
-        f"{PREWARMED}://{folder} in DEJAVU_CACHE_URL to load its binaries too",
-    )
-    return FileStore(folder / RECORDS, read_only=True)
-
-
-def _open_prewarmed(url: str) -> FileStore:
-    folder, _ = _path_of(url)
-    if not is_prewarmed(folder):
+    is_meant, is_prewarmed = urlsplit(url).scheme == PREWARMED, os.path.isfile(folder / MANIFEST)
+    if is_meant and not is_prewarmed:
         raise SettingsError(
             f"{url!r}: `dejavu-cache prewarm` made no folder {folder}, or this user may not read it"
+        )
+    if not is_prewarmed:
+        return FileStore(folder, read_only=read_only)
+    if not is_meant:
+        warn_once(
+            f"prewarmed {folder}",
+            f"{folder} is a prewarmed folder, and a path serves its records alone: name it as "
+            f"{PREWARMED}://{folder} in DEJAVU_CACHE_URL to load its binaries too",
         )
     return FileStore(folder / RECORDS, read_only=True)
 
@@ -161,13 +151,6 @@ def _path_of(url: str) -> tuple[Path, bool]:
     ):
         raise SettingsError(f"{url!r} names no store: {_ACCEPTED}")
     return Path(path), parts.query == "read_only=1"
-
-
-_BUILT_IN: dict[str, Callable[[str], Store]] = {
-    "file": _open_file,
-    "memory": lambda _: MemoryStore(),
-    PREWARMED: _open_prewarmed,
-}
 
 
 def _folder_of(point: EntryPoint) -> Path:
@@ -218,15 +201,9 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
     Args:
         store: the store or its URL; None stands for the default store.
     """
-    if store is None:
-        home = default_store()
-    elif isinstance(store, Store):
-        home = store
-    else:  # a path may have characters, such as commas, that mean more in a URL
-        home = open_store(store if isinstance(store, str) else _uri_of(store))
+    if isinstance(store, os.PathLike):  # it may have characters that mean more in a URL
+        store = open_store(expand_home(store).absolute().as_uri())
+    elif not isinstance(store, Store):
+        store = default_store() if store is None else open_store(store)
     shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *tiers_of(home), MemoryStore()])
-
-
-def _uri_of(path: str | os.PathLike[str]) -> str:
-    return expand_home(path).absolute().as_uri()
+    return TieredStore([*shipped, *tiers_of(store), MemoryStore()])

@@ -28,18 +28,16 @@ from ..model.record import (
     Winner,
     join_results,
 )
-from ..model.resolution import Resolution
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.launch_recorder import pause_recording
-from ..runtime.request import Request
+from ..runtime.request import Request, Resolution
 from ..runtime.resolver import Resolver
 from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
 from ..runtime.tune import announce
 from ..settings import Mode
 from ..stores import Store, TieredStore
-from ..system.notices import whoami
 from ..system.workers import ParentConnection
 from ..triton_internals.compilation import keys_in_memory, release_later
 from ..triton_internals.config_names import describe
@@ -307,7 +305,7 @@ class CaseGroup:
         return request
 
     def _best(self) -> Config | None:
-        return winner(self._group.record, self._selectable, self._default, trusted=whoami())
+        return winner(self._group.record, self._selectable, self._default, here=True)
 
     def _confirm(self, best: Config, tuner: CaseTuner) -> bool:
         """Record a config as the winner if its results are right; else record its failure.

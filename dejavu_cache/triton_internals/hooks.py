@@ -87,7 +87,7 @@ def retry_parsing() -> None:
     """
     from triton.runtime.jit import JITFunction
 
-    if sys.version_info[:2] != (3, 11):
+    if not (3, 11) <= sys.version_info < (3, 11, 8):
         return
     owner: Any = next(kind for kind in JITFunction.__mro__ if "parse" in vars(kind))
     original = owner.parse

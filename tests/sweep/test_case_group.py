@@ -24,9 +24,8 @@ from dejavu_cache.model.record import (
     Record,
     reasons_not_compared,
 )
-from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Scenario, now
-from dejavu_cache.model.selection import CaseScores
+from dejavu_cache.model.selection import CaseScores, evidence_lines
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
 from dejavu_cache.sweep.case_group import CaseGroup, CaseTuner, GroupRecord
 from dejavu_cache.sweep.hosts import CaseJob, LocalHost, MissedScenario, SweepSpec

@@ -12,7 +12,7 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
-from dejavu_cache.stores.folder import read_text
+from dejavu_cache.stores.file import read_text
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
