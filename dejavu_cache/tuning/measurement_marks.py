@@ -26,7 +26,7 @@ from ..system.safe_files import open_folder, user_folder
 from .compile_ahead import device_failure_of, failed_measurement
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]
 

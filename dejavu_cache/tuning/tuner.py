@@ -85,17 +85,28 @@ class ConfigLaunch(TimedLaunch):
 
     def run(self) -> None:
         """Launch as a program does."""
-        try:
-            if self._config.pre_hook is not None:
-                self._config.pre_hook(self._named)
-            self._autotuner.fn.run(*self._args, **self._current)
-        except Exception as error:
-            self.end(error)
-            raise
+        if self._config.pre_hook is not None:
+            self._config.pre_hook(self._named)
+        self._launch()
 
     def end(self, error: Exception | None = None) -> None:
         """Run the hooks that follow a benchmark's launch."""
         self._autotuner.post_hook(self._named, exception=error)
+
+    def __call__(self) -> None:
+        """Launch as Triton does at a benchmark: the config's hook comes before the autotuner's."""
+        if self._config.pre_hook is not None:
+            self._config.pre_hook(self._named)
+        self.begin()
+        self._launch()
+        self.end()
+
+    def _launch(self) -> None:
+        try:
+            self._autotuner.fn.run(*self._args, **self._current)
+        except Exception as error:
+            self.end(error)
+            raise
 
 
 class Tuner:

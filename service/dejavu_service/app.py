@@ -14,8 +14,9 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
+from .middleware.limits import RequestLimits
 from .middleware.request_log import RequestLogMiddleware
-from .openapi import DescribedApp, describe
+from .openapi import describe
 from .pages import compare, kernel, missing, overview, rendering, scenario
 from .pages import tokens as token_pages
 from .problems import install_handlers
@@ -24,13 +25,12 @@ from .routes import (
     leases,
     log,
     misses,
-    pins,
     quarantines,
+    reads,
     records,
     tokens,
     transfer,
 )
-from .routes.quick_reads import QuickReadsMiddleware
 from .server import Server
 from .settings import ServerSettings
 
@@ -45,22 +45,25 @@ _FLUSH_SECONDS = 60.0
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server.open(settings)
-    app = DescribedApp(
+    app = FastAPI(
         title="dejavu-cache",
         version=__version__,
         openapi_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
+        # `/metrics` has what there is to know; otherwise each request looks for tracers.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = server
     install_handlers(app)
-    # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
+    # Reads are the most frequent requests. Tokens come next: otherwise `/v1/tokens` would match the
+    # routes of a namespace.
     for module in (
+        reads,
         tokens,
         records,
         leases,
         misses,
-        pins,
         quarantines,
         transfer,
         log,
@@ -76,8 +79,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
-    app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
+    app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
     app.add_middleware(rendering.ErrorPagesMiddleware)
     return app

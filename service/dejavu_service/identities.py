@@ -30,7 +30,7 @@ from .errors import (
     AccessDeniedError,
     IssuerUnavailableError,
     TokenExistsError,
-    TooManyTokensError,
+    TooManyError,
     UnauthenticatedError,
 )
 from .services import tokens
@@ -298,7 +298,7 @@ class IdentityExchange:
             AccessDeniedError: No rule matches the claims.
             UnauthenticatedError: The token is not valid here, or was exchanged before; the message
                 does not repeat it.
-            TooManyTokensError: There are `MOST_TOKENS` valid tokens for the identity token.
+            TooManyError: There are `MOST_TOKENS` valid tokens for the identity token.
             IssuerUnavailableError: The keys of its issuer cannot be read now.
         """
         claims, issuer = self._verify(presented)
@@ -368,7 +368,7 @@ def _token_id(
 
     Raises:
         UnauthenticatedError: The identity token outlives the row.
-        TooManyTokensError: There are `MOST_TOKENS` valid ones.
+        TooManyError: There are `MOST_TOKENS` valid ones.
     """
     # Without the signature, of which there may be several for one content.
     digest = hashlib.sha256(presented.rpartition(".")[0].encode()).hexdigest()
@@ -382,7 +382,7 @@ def _token_id(
     beginning = digest[:_ID_DIGITS]
     with database.read() as connection:
         if count_valid(connection, beginning) >= MOST_TOKENS:
-            raise TooManyTokensError(
+            raise TooManyError(
                 f"{MOST_TOKENS} tokens for this identity token are valid: use one of them"
             )
     return beginning + secrets.token_hex(8 - _ID_DIGITS // 2)

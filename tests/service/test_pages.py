@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import httpx
 import pytest
 from dejavu_service import metrics
+from dejavu_service.middleware import limits
 from dejavu_service.pages import overview, rendering
 from dejavu_service.pages.scenario import timing_bars
 from dejavu_service.storage import coverage
@@ -367,7 +368,7 @@ def test_few_pages_are_made_at_a_time(
         making.pop()
         return render(template, **values)
 
-    monkeypatch.setattr(rendering, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(limits, "LONGEST_WAIT", 60.0)
     monkeypatch.setattr(rendering, "render", render_slowly)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(client.get, ["/pages/main"] * 20))
@@ -384,7 +385,7 @@ def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
         over.wait(60)
         return render(template, **values)
 
-    monkeypatch.setattr(rendering, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(limits, "LONGEST_WAIT", 0.2)
     monkeypatch.setattr(rendering, "render", render_at_the_end)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]

@@ -1,11 +1,14 @@
-"""Outermost middleware: request ids, the request log, metrics, and a 500 for unexpected errors."""
+"""Logs as JSON lines, and the middleware that logs and counts each request, whatever its end."""
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
+import sys
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -15,14 +18,14 @@ from ..metrics import Metrics
 from ..problems import ANSWERED_ERRORS, problem
 from .authentication import client_address
 
-__all__ = ["RequestLogMiddleware"]
+__all__ = ["RequestLogMiddleware", "configure"]
 
 _logger = logging.getLogger("dejavu_service.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LONGEST_PATH = 500
 _EXPORT = "/v1/{namespace}/export"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
-_ids = random.SystemRandom()
+_ids = random.Random()
 """Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 
@@ -97,3 +100,28 @@ class RequestLogMiddleware:
 def _path(scope: Scope) -> str:
     path: str = scope["path"]
     return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
+
+
+class _JsonFormatter(logging.Formatter):
+    """Formats time, level, logger, message and the fields of `extra={"fields": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(level: str) -> None:
+    """Send all logs of at least this level to stderr as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -17,12 +17,12 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
-from ..services import layers, promotion
+from ..services import promotions
 from ..services.access import NAMESPACE
-from ..services.read_through import RecordView
-from ..storage import arrivals, coverage, summaries
+from ..services.read_through import RecordView, iter_texts
+from ..storage import coverage, record_texts, summaries
 from ..storage.coverage import ContextRow
-from ..storage.differences import DifferenceCounts, count_differences
+from ..storage.summaries import DifferenceCounts, count_differences
 from .forms import AdminForm
 from .rendering import (
     PAGE_METHODS,
@@ -140,7 +140,7 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    promotion.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    promotions.promote(call.database, call.principal, namespace, target, kernel or None, None)
     return redirect(f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}")
 
 
@@ -255,7 +255,7 @@ def _choices(
         loaded = summaries.load(connection, row.id)
         return {digest: SideChoice(entry.chosen, entry.median) for digest, entry in loaded.items()}
     best: dict[str, SideChoice] = {}
-    for digest, text in arrivals.iter_until(connection, row.id, until):
+    for digest, text in record_texts.iter_until(connection, row.id, until):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)
@@ -270,7 +270,7 @@ def _costs(
     """Return how much slower the other side's configs are here, by the digest of their scenario."""
     wanted = {row.scenario.digest: row for row in rows if row.differs and row.ours and row.theirs}
     costs: dict[str, float] = {}
-    for texts in layers.iter_texts(connection, view, list(wanted)):
+    for texts in iter_texts(connection, view, list(wanted)):
         for digest, text in texts.items():
             ours, theirs = wanted[digest].ours, wanted[digest].theirs
             if ours is None or theirs is None or not ours.median or theirs.config is None:

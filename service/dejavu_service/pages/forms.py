@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 
 from ..errors import InvalidRequestError
-from ..middleware.request_body import read_body
+from ..middleware.bodies import read_body
 from ..problems import ProblemError
 from ..routes.common import Call, CurrentCall
 from ..services.access import EVERYWHERE, Role
@@ -56,13 +56,13 @@ async def read_fields(request: Request) -> dict[str, str]:
     """Read the fields of a form.
 
     Raises:
-        ProblemError: 415, it is no form; 413, it is too long; 408, it arrives too slowly.
+        ProblemError: 415, it is no form; 413, it is too long.
         InvalidRequestError: It has too many fields.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != _MEDIA_TYPE:
         raise ProblemError(415, f"this takes what a form of the pages sends: {_MEDIA_TYPE}")
-    body = await read_body(request, _MOST_BYTES, lambda size: None)
+    body = await read_body(request, _MOST_BYTES)
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-import anyio
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -28,8 +27,6 @@ from dejavu_cache import __version__
 from dejavu_cache.system.notices import counted, printable_output
 
 from ..middleware.authentication import NO_TOKENS, is_page
-from ..middleware.write_queue import LONGEST_WAIT
-from ..problems import ProblemError
 from ..routes.common import Call
 from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
 from ..storage import coverage
@@ -103,16 +100,8 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            turns = request.app.state.server.page_turns
-            with anyio.move_on_after(LONGEST_WAIT) as waiting:
-                await turns.acquire()
-            if waiting.cancelled_caught:
-                detail = "other pages are being made for long: try again"
-                raise ProblemError(503, detail, headers={"Retry-After": "2"})
-            try:
+            async with request.app.state.server.page_turns.turn("pages"):
                 return await handler(request)
-            finally:
-                turns.release()
 
         return handle_in_turn
 

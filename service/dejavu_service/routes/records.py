@@ -1,19 +1,19 @@
-"""Routes of `/v1/{namespace}/contexts` and `/v1/{namespace}/records`."""
+"""Routes of `/v1/{namespace}/contexts`, of the records in them, and of their pins."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Query, Request, Response
-from pydantic import BaseModel
+from fastapi import Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Config
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import records
-from ..services.revalidation import Copies, revalidate
-from . import bulk
+from ..services.records import Copies
 from .common import (
     ContextDigest,
     CurrentCall,
@@ -34,11 +34,6 @@ _After = Annotated[str | None, Query(pattern=r"^[0-9a-f]{24}$")]
 _Scenarios = Annotated[
     list[Annotated[str, Query(pattern=r"^[0-9a-f]{24}$")]] | None, Query(max_length=1000)
 ]
-
-
-_OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Unchanged since the `If-None-Match` that was sent"}
-}
 
 
 class Deleted(BaseModel):
@@ -62,43 +57,6 @@ def list_contexts(
     return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 
-@router.get(
-    "/{namespace}/contexts/{context}/records",
-    responses=responds_with("RecordSet") | _OR_UNCHANGED,
-)
-async def read_records(
-    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
-) -> Response:
-    """Return all records of a context."""
-    return await bulk.bulk_read(call, namespace, context, request.scope)
-
-
-@router.get(
-    "/{namespace}/contexts/{context}/scenarios",
-    responses=responds_with("ScenarioList") | _OR_UNCHANGED,
-)
-async def read_scenarios(
-    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
-) -> Response:
-    """Return the scenarios that have records in a context; none if there is no such context."""
-    return await bulk.read_scenarios(call, namespace, context, request.scope)
-
-
-@router.get(
-    "/{namespace}/contexts/{context}/records/{scenario}",
-    responses=responds_with("Record") | _OR_UNCHANGED,
-)
-async def read_record(
-    namespace: Namespace,
-    context: ContextDigest,
-    scenario: ScenarioDigest,
-    request: Request,
-    call: CurrentCall,
-) -> Response:
-    """Return one record."""
-    return await bulk.keyed_read(call, namespace, context, scenario, request.scope)
-
-
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
 @accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
@@ -117,7 +75,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
     reader = call.server.reader
     async with reader.render_turns:
         changes = await run_in_threadpool(
-            revalidate, call.database, views, copies, limit, reader.note_use
+            records.revalidate, call.database, views, copies, limit, reader.note_use
         )
     return json_response(changes)
 
@@ -129,3 +87,37 @@ def delete_records(
     """Delete records with their measurements."""
     deleted = records.delete_records(call.database, call.principal, namespace, context, scenario)
     return Deleted(deleted=deleted)
+
+
+class Choice(BaseModel):
+    """The config that readers shall get, and who chose it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: Config
+    by: str = Field(default="", max_length=200)
+
+
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@accepts("admin")
+def put_pin(
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    choice: Choice,
+    call: CurrentCall,
+) -> Response:
+    """Pin a config, which overrides the measurements."""
+    where = (namespace, context, scenario)
+    record = records.set_pin(call.database, call.principal, *where, choice.config, choice.by)
+    return json_response(record)
+
+
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+def delete_pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Remove a pin."""
+    where = (namespace, context, scenario)
+    record = records.set_pin(call.database, call.principal, *where, config=None, by="")
+    return json_response(record)

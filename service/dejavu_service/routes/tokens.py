@@ -10,8 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ..errors import NotFoundError
 from ..middleware.authentication import EXCHANGE_PATH
-from ..middleware.json_body import accepts, check_media_type, takes_own_turn
-from ..middleware.request_body import body_chunks
+from ..middleware.bodies import accepts, check_media_type, read_body, takes_own_turn
 from ..problems import ProblemError
 from ..services import tokens
 from ..services.access import NAMESPACE_PATTERN, Role
@@ -114,7 +113,7 @@ async def exchange_token(request: Request, call: CurrentCall) -> tokens.Issued:
     if exchange is None:
         raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
     check_media_type(request)
-    body = b"".join([chunk async for chunk in body_chunks(request, _LARGEST)])
+    body = await read_body(request, _LARGEST)
     try:
         sent: IdentityToken = validate_json(body, IdentityToken)
     except (InvalidJsonError, InvalidValueError) as error:

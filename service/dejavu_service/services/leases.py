@@ -6,7 +6,7 @@ import secrets
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError, TooManyLeasesError
+from ..errors import NotFoundError, TooManyError
 from ..storage import leases
 from ..storage.database import Database
 from .access import Principal
@@ -42,19 +42,18 @@ def grant(
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
-        TooManyLeasesError: The principal holds `MOST_LEASES` leases already.
+        TooManyError: The principal holds `MOST_LEASES` leases already.
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
-    # Whoever only says the same name, with another token, is another holder.
-    ending = f" by {principal.name}"
-    owner = f"{holder}{ending}"
     with database.write() as connection:
-        if leases.count_of_owner(connection, namespace, ending) >= MOST_LEASES:
-            raise TooManyLeasesError(
+        if leases.count_of_owner(connection, namespace, principal.name) >= MOST_LEASES:
+            raise TooManyError(
                 f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
             )
-        lease = leases.grant(connection, *scenario_key, owner, ttl, secrets.token_hex(16))
+        lease = leases.grant(
+            connection, *scenario_key, holder, principal.name, ttl, secrets.token_hex(16)
+        )
         if lease is not None:
             return lease, ttl
         return None, leases.seconds_until_free(connection, *scenario_key)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from pydantic import BaseModel
 
-from dejavu_cache.model.record import FORMAT, RecordSet
+from dejavu_cache.model.record import RecordSet
 from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
-from ..storage import contexts, records
-from ..storage.chunks import divide
+from ..storage import contexts, record_texts
 from ..storage.database import Database
+from ..storage.sql import divide
 from .access import Principal
 from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
 from .merging import MOST_RECORD_CHARACTERS
+from .read_through import render
 from .records import check_record_set, merge_record_set
 
-__all__ = ["Imported", "export_lines", "import_lines", "render"]
+__all__ = ["Imported", "export_lines", "import_lines"]
 
 _MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
 """Limits of a line of an export, unless one record is longer."""
@@ -37,11 +38,6 @@ class Imported(BaseModel):
     records: int = 0
     measurements: int = 0
     beside: int = 0
-
-
-def render(context: str, texts: Sequence[str]) -> str:
-    """Render a record set as one line of JSON by joining the stored texts of its records."""
-    return f'{{"context": {context}, "format": {FORMAT}, "records": [{", ".join(texts)}]}}'
 
 
 def export_lines(
@@ -80,11 +76,11 @@ def _lines(
     for digest in digests:
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
-            sizes = dict(records.list_sizes(connection, namespace, digest))
+            sizes = dict(record_texts.list_sizes(connection, namespace, digest))
         note_use((namespace, digest))
         for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
             with database.read() as connection:
-                texts = records.load_texts(connection, namespace, digest, page)
+                texts = record_texts.load_texts(connection, namespace, digest, page)
             if context is not None and texts:
                 present = [texts[scenario] for scenario in page if scenario in texts]
                 yield render(context, present) + "\n"

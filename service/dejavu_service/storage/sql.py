@@ -1,0 +1,156 @@
+"""What both databases need written differently: functions, upserts, the clock, and long lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import Any, ClassVar, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+__all__ = [
+    "byte_length",
+    "chunks",
+    "contains",
+    "database_time",
+    "divide",
+    "ends_with",
+    "epoch",
+    "excluded",
+    "insert",
+    "starts_with",
+    "to_datetime",
+]
+
+T = TypeVar("T")
+
+_CHUNK = 500
+
+
+def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield values, as many at a time as one IN list may have."""
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+
+
+def divide(
+    values: Iterable[T], size: Callable[[T], int], most: int, total: int
+) -> Iterator[list[T]]:
+    """Divide values into parts of at most `most`, and of a `total` size or one larger value."""
+    part: list[T] = []
+    used = 0
+    for value in values:
+        if part and (len(part) == most or used + size(value) > total):
+            yield part
+            part, used = [], 0
+        part.append(value)
+        used += size(value)
+    if part:
+        yield part
+
+
+def insert(connection: Connection, table: Table) -> Any:
+    """Return the dialect's insert with `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def excluded(name: str) -> ColumnElement[Any]:
+    """Return a column of the row that an upsert did not insert.
+
+    SQLAlchemy's own copies all columns of the table for each statement, a quarter of its time.
+    """
+    return literal_column(f"excluded.{name}")
+
+
+class _Function(FunctionElement[T]):
+    """SQL expression that each database writes in its own way, with its arguments in braces."""
+
+    inherit_cache = True
+    postgresql: ClassVar[str]
+    sqlite: ClassVar[str]
+
+
+@compiles(_Function)
+def _compile(element: _Function[Any], compiler: SQLCompiler, **options: Any) -> str:
+    template = element.sqlite if compiler.dialect.name == "sqlite" else element.postgresql
+    return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
+
+
+class epoch(_Function[float]):  # noqa: N801 - reads like the SQL function it is
+    """SQL expression for the present time by the database's clock, in seconds since 1970.
+
+    Replicas agree on it, whatever their own clocks say.
+    """
+
+    type = Double()
+    inherit_cache = True
+    postgresql = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+    sqlite = "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+def database_time(connection: Connection) -> datetime:
+    """Return the present time by the database's clock."""
+    return to_datetime(float(connection.execute(select(epoch())).scalar_one()))
+
+
+def to_datetime(seconds: float) -> datetime:
+    """Return a time that is stored in the database."""
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+class byte_length(_Function[int]):  # noqa: N801 - reads like an SQL function
+    """SQL expression for the bytes of a text in UTF-8."""
+
+    type = Integer()
+    inherit_cache = True
+    postgresql = "octet_length({})"
+    sqlite = "length(CAST({} AS BLOB))"
+
+
+class _Position(_Function[int]):
+    """SQL expression for where a text contains another one, from 1; 0 if it does not."""
+
+    type = Integer()
+    inherit_cache = True
+    postgresql = "strpos({}, {})"
+    sqlite = "instr({}, {})"
+
+
+class _Ending(_Function[str]):
+    """SQL expression for the last characters of a text, or all if it has fewer."""
+
+    type = Text()
+    inherit_cache = True
+    postgresql = "right({}, {})"
+    sqlite = "substr({}, -{})"
+
+
+# LIKE ignores the case of letters on SQLite and minds it on Postgres.
+
+
+def contains(text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+    """Return whether a text contains a part, letter by letter."""
+    return _Position(text, part) > 0
+
+
+def starts_with(text: ColumnElement[Any], beginning: str) -> ColumnElement[bool]:
+    """Return whether a text starts with a beginning, letter by letter."""
+    return func.substr(text, 1, len(beginning)) == beginning
+
+
+def ends_with(text: ColumnElement[Any], ending: str) -> ColumnElement[bool]:
+    """Return whether a text ends with an ending that is not empty, letter by letter."""
+    return _Ending(text, len(ending)) == ending
