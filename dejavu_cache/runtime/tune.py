@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
 from ..model.merge import date_after, merge_records
@@ -45,8 +45,6 @@ from .launch_recorder import pause_recording
 from .request import How, Request, Resolution
 
 if TYPE_CHECKING:
-    from triton.runtime.jit import JITFunction
-
     from ..system.workers import ParentConnection
 
 __all__ = ["tune", "without_suspects"]
@@ -318,7 +316,7 @@ class Tune:
         if self._function is not None:  # else nothing was compiled
             self._release_losers(self._function, best)
 
-    def _release_losers(self, function: JITFunction, winner: Config) -> None:
+    def _release_losers(self, function: Any, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
         with suppress(Exception):  # a kernel that does not compile any more fails at its launch
