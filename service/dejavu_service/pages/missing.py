@@ -13,10 +13,11 @@ from pydantic import Field
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError
-from ..routes.common import CurrentCall, Namespace
+from ..routes.common import Call, CurrentCall, Namespace
 from ..services import misses as service
-from ..storage import leases, misses
+from ..storage import coverage, leases, misses
 from .forms import WriterForm
+from .overview import OverviewFilter, overview
 from .rendering import (
     PAGE_METHODS,
     Wanted,
@@ -33,6 +34,7 @@ __all__ = ["router"]
 router = pages_router()
 
 _MAX_ROWS = 1000
+_MOST_KERNELS = 200
 _DIGEST = re.compile(r"[0-9a-f]{24}")
 
 
@@ -76,6 +78,7 @@ def show_worklist(
     with call.database.read() as connection:
         listed = misses.list_misses(connection, namespace, wanted.kernel or None, _MAX_ROWS)
         holders = leases.list_holders(connection, namespace)
+        devices = coverage.list_devices(connection, namespace)
     views = []
     for row in listed:
         context = Context.model_validate_json(row.context)
@@ -83,7 +86,7 @@ def show_worklist(
         holder = holders.get((context.digest, scenario.digest), "")
         views.append(MissView(context, scenario, *row[2:], holder))
     count = Counter(view.device for view in views)
-    demand: Counter[str] = Counter()
+    demand = Counter(dict.fromkeys(devices, 0))
     for view in views:
         demand[view.device] += view.times
     matching = [view for view in views if wanted.device in ("", view.device)]
@@ -96,6 +99,7 @@ def show_worklist(
         call,
         namespace,
         wanted=wanted,
+        gaps=_gaps(call, namespace, wanted),
         rows=rows,
         columns={name: ScenarioColumns(missed) for name, missed in scenarios.items()},
         total=len(matching),
@@ -103,6 +107,29 @@ def show_worklist(
         devices=[(name, count[name], times) for name, times in demand.most_common()],
         is_cut=len(listed) == _MAX_ROWS,
     )
+
+
+def _gaps(
+    call: Call, namespace: str, wanted: WorklistFilter
+) -> list[tuple[str, str, int, int]] | None:
+    """Return what is tuned elsewhere and not on the wanted GPU, the largest gaps first.
+
+    Of each kernel and Triton there, the numbers of scenarios that are tuned and that are known;
+    None if all GPUs are asked for.
+    """
+    if not wanted.device:
+        return None
+    there = OverviewFilter(q=wanted.kernel, device=wanted.device)
+    seen = overview(call.database, call.principal, namespace, there, size=_MOST_KERNELS)
+    gaps = []
+    kernels = [row for row in seen["kernels"] if wanted.kernel in ("", row.name)]
+    for kernel in kernels:
+        known = seen["known"][kernel.name]
+        tuned = [(entry.triton, entry.row.records) for entry in kernel.current]
+        tuned += [(triton, 0) for _, triton in kernel.lacking]
+        gaps += [(kernel.name, triton, records, known) for triton, records in tuned]
+    gaps = [gap for gap in gaps if gap[2] < gap[3]]
+    return sorted(gaps, key=lambda gap: (gap[2] - gap[3], gap))
 
 
 @router.post("/pages/{namespace}/misses/{change}")
