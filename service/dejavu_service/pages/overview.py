@@ -22,7 +22,14 @@ from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
 from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
-__all__ = ["CoveredContext", "OverviewFilter", "contexts_of", "current_source", "overview"]
+__all__ = [
+    "CoveredContext",
+    "OverviewFilter",
+    "by_kernel",
+    "contexts_of",
+    "current_source",
+    "overview",
+]
 
 router = pages_router()
 
@@ -158,11 +165,10 @@ def overview(
         since = 0.0
         if wanted.days:
             since = database_time(connection).timestamp() - int(wanted.days) * _DAY
-        places = sorted({(entry.device, entry.triton) for entry in filter(wanted.covers, covered)})
         kernels = [
             kernel
-            for kernel in _by_kernel(covered, wanted, places)
-            if places and wanted.q.lower() in kernel.name.lower() and kernel.changed >= since
+            for kernel in by_kernel(covered, wanted)
+            if wanted.q.lower() in kernel.name.lower() and kernel.changed >= since
         ]
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: (-getattr(kernel, wanted.sort), kernel.name))
@@ -209,9 +215,11 @@ def current_source(contexts: Sequence[CoveredContext]) -> str:
     return latest.context.kernel.source
 
 
-def _by_kernel(
-    covered: Sequence[CoveredContext], wanted: OverviewFilter, places: Sequence[tuple[str, str]]
-) -> list[KernelRow]:
+def by_kernel(covered: Sequence[CoveredContext], wanted: OverviewFilter) -> list[KernelRow]:
+    """Group contexts by kernel, those of the wanted GPUs and Tritons, if there are any at all."""
+    places = sorted({(entry.device, entry.triton) for entry in filter(wanted.covers, covered)})
+    if not places:
+        return []
     by_name: dict[str, list[CoveredContext]] = {}
     for entry in covered:
         by_name.setdefault(entry.context.kernel.name, []).append(entry)

@@ -18,7 +18,6 @@ __all__ = [
     "count_changed",
     "count_known",
     "count_misses",
-    "list_devices",
     "list_namespaces",
     "load_contexts",
     "load_costs",
@@ -159,12 +158,6 @@ def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
     query = select(records.c.scenario, records.c.scenario_text)
     rows = connection.execute(query.where(records.c.context_id == context_id))
     return {row.scenario: row.scenario_text for row in rows}
-
-
-def list_devices(connection: Connection, namespace: str) -> list[str]:
-    """List the GPUs of a namespace that anything was tuned or missed on, by name."""
-    query = select(contexts.c.device).where(contexts.c.namespace == namespace).distinct()
-    return list(connection.execute(query.order_by(contexts.c.device)).scalars())
 
 
 def count_changed(connection: Connection, namespace: str, since: float) -> dict[int, int]:
