@@ -13,7 +13,7 @@ from filelock import Timeout
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.stores.folder import hold_lock
+from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system.notices import counted, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
