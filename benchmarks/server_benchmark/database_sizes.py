@@ -109,7 +109,7 @@ def _query_plans(database: Database) -> dict[str, list[str]]:
         "records of a context": "SELECT r.text FROM contexts c "
         "JOIN records r ON r.context_id = c.id "
         f"WHERE c.namespace = 'main' AND c.digest = '{digest}'",
-        "claims of a scenario": "SELECT id FROM measurements "
+        "claims of a scenario": "SELECT id FROM parts "
         "WHERE context_id = 7 AND scenario = 'x' AND digest = 'y'",
     }
     explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
