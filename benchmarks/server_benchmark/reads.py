@@ -25,7 +25,7 @@ RECORDS = 100
 
 
 def measure_reads(url: str, size: int, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """Measure reads of one record, of a context, and unchanged ones, with the bare endpoint in turn.
+    """Measure reads of one record, of all, and unchanged ones, each with a bare endpoint in turn.
 
     Args:
         url: an empty database.

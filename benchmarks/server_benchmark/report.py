@@ -17,8 +17,8 @@ def make_report(result: dict[str, Any]) -> str:
     lines += [
         f"- the context that is read has {RECORDS} records of {CONFIGS} configs; a token on every "
         "request",
-        "- the bare endpoint is Starlette under the same uvicorn, sending the same compressed bytes, "
-        "measured in the same rounds; its figures are in brackets",
+        "- the bare endpoint is Starlette under the same uvicorn, sending the same compressed "
+        "bytes, measured in the same rounds; its figures are in brackets",
         "- medians over the rounds; the goals are a ratio of 0.6, a p99 under 50 ms, and 300 MiB",
     ]
     for kind, measured in result["databases"].items():
