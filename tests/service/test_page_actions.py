@@ -12,7 +12,7 @@ from dejavu_service.pages import tokens as token_pages
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import update
 from support.service import START, body, config, context, record, record_set, scenario

@@ -17,9 +17,9 @@ from ..routes.common import CurrentCall, Namespace
 from ..services.access import Principal
 from ..services.log import LogFilter, read_log
 from ..storage import coverage
-from ..storage.clock import database_time
 from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
+from ..storage.sql import database_time
 from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
 __all__ = ["CoveredContext", "OverviewFilter", "contexts_of", "current_source", "overview"]

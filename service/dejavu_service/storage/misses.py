@@ -9,10 +9,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, 
 
 from dejavu_cache.model.scenario import Scenario
 
-from .chunks import chunks
-from .sql_functions import epoch
+from .sql import chunks, epoch, insert
 from .tables import contexts, misses, summaries
-from .upserts import insert
 
 __all__ = [
     "CountedMiss",
@@ -20,7 +18,6 @@ __all__ = [
     "claim",
     "count_all",
     "dismiss",
-    "drop_all_tuned",
     "drop_old",
     "drop_tuned",
     "find_known",
@@ -99,16 +96,6 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
         connection.execute(
             delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
         )
-
-
-def drop_all_tuned(connection: Connection, context_id: int) -> None:
-    """Delete all scenarios of a context that have a winner or a pin from the worklist."""
-    tuned = select(summaries.c.scenario).where(
-        summaries.c.context_id == context_id, summaries.c.chosen.is_not(None)
-    )
-    connection.execute(
-        delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
-    )
 
 
 def drop_old(connection: Connection, seconds: float) -> int:
