@@ -12,7 +12,7 @@ from ..errors import drop_own_frames
 from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
-from ..stores.urls import as_tiers
+from ..stores.tiered import as_tiers
 from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
 from ..triton_internals.hooks import retry_parsing

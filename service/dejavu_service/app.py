@@ -52,6 +52,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
         openapi_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
+        # `/metrics` has what there is to know; otherwise each request looks for tracers.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = server
     install_handlers(app)

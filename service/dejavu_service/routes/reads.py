@@ -30,6 +30,12 @@ from .common import (
 
 __all__ = ["router"]
 
+_CACHING = (
+    (b"vary", b"Accept-Encoding, Authorization"),
+    (b"cache-control", b"private, no-cache"),
+)
+_GZIPPED = (b"content-encoding", b"gzip")
+
 _PIECE = 64 * 1024
 """Bytes that are expanded at once for a client that accepts no gzip."""
 _GZIP_WINDOW = 31
@@ -122,7 +128,7 @@ async def _read(
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
             metrics.unchanged.inc()
-            return Response(status_code=304, headers=_headers(current.revision))
+            return _respond(Answer(current.revision, None), "")
         answer = await reader.read(view, part, current.revision)
     if answer is None or answer.body is None:
         metrics.misses.inc()
@@ -132,7 +138,7 @@ async def _read(
     metrics.hits.inc()
     if copy is None and current is not None and missing is not None:
         reader.fetches[current.id] += 1
-    return _respond(answer, answer.body, request.headers.get("accept-encoding", ""))
+    return _respond(answer, request.headers.get("accept-encoding", ""))
 
 
 def _names(if_none_match: str, tag: str) -> bool:
@@ -141,25 +147,22 @@ def _names(if_none_match: str, tag: str) -> bool:
     return "*" in tags or tag in tags
 
 
-def _headers(revision: str) -> dict[str, str]:
-    return {
-        "vary": "Accept-Encoding, Authorization",
-        "cache-control": "private, no-cache",
-        "etag": f'"{revision}"',
-    }
-
-
-def _respond(answer: Answer, body: bytes, accept_encoding: str) -> Response:
-    """Send an answer, compressed if the client accepts that."""
-    headers = _headers(answer.revision)
-    if not answer.is_gzipped:
-        return Response(body, headers=headers, media_type="application/json")
-    if _accepts_gzip(accept_encoding):
-        headers["content-encoding"] = "gzip"
-        return Response(body, headers=headers, media_type="application/json")
-    # A gzip stream ends with the length of what it expands to.
-    headers["content-length"] = str(int.from_bytes(body[-4:], "little"))
-    return StreamingResponse(_expand(body), headers=headers, media_type="application/json")
+def _respond(answer: Answer, accept_encoding: str) -> Response:
+    """Send an answer, compressed if the client accepts that; one without a body is a 304."""
+    response: Response
+    if answer.body is None:
+        response = Response(status_code=304)
+    elif answer.is_gzipped and not _accepts_gzip(accept_encoding):
+        response = StreamingResponse(_expand(answer.body), media_type="application/json")
+        # A gzip stream ends with the length of what it expands to.
+        response.headers["content-length"] = str(int.from_bytes(answer.body[-4:], "little"))
+    else:
+        response = Response(answer.body, media_type="application/json")
+        if answer.is_gzipped:
+            response.raw_headers.append(_GZIPPED)
+    # Encoded by hand, which takes a third of Starlette's time.
+    response.raw_headers += [*_CACHING, (b"etag", b'"%s"' % answer.revision.encode())]
+    return response
 
 
 def _expand(body: bytes) -> Iterator[bytes]:

@@ -95,8 +95,6 @@ class ReadThrough:
 
     def beneath(self, namespace: str) -> str | None:
         """Return the namespace beneath another one, or None."""
-        if not self._rules:
-            return None
         pattern = most_specific(self._rules, namespace)
         target = None if pattern is None else self._rules[pattern]
         return None if target == namespace else target
@@ -108,7 +106,7 @@ class ReadThrough:
             AccessDeniedError: The principal may not read the namespace.
         """
         principal.require("read", namespace)
-        beneath = self.beneath(namespace)
+        beneath = self.beneath(namespace) if self._rules else None
         if beneath is None or not principal.may("read", beneath):
             return RecordView(namespace, context)
         return RecordView(namespace, context, beneath)

@@ -121,8 +121,8 @@ class RecordReader:
             self.used.add(key)
             present.append(found)
             revisions.append(found.revision)
-        if not present:
-            return None
+        if view.beneath is None or not present:
+            return present[0] if present else None
         return present[0]._replace(revision=read_through.join_revisions(revisions))
 
     async def read(self, view: RecordView, part: Part, revision: str) -> Answer | None:

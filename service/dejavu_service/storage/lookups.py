@@ -61,8 +61,8 @@ class RevisionLookups:
             failure: Exception | None = None
             try:
                 ask = self._ask_sqlite if self._database.is_sqlite else self._ask_postgres
-                rows = await ask(list(waiting))
-                found = {(row[0], row[1]): Revision(*row[2:]) for row in rows}
+                for namespace, digest, *revision in await ask(list(waiting)):
+                    found[namespace, digest] = Revision(*revision)
             except Exception as error:
                 self._database.note_damage(error)
                 failure = error
@@ -83,8 +83,10 @@ class RevisionLookups:
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
             self._connection.detach()
-        execute = self._connection.dbapi_connection.execute
-        return [row for key in keys if (row := execute(_SQLITE, key).fetchone()) is not None]
+        rows: list[Sequence[Any]] = []
+        for key in keys:
+            rows += self._connection.dbapi_connection.execute(_SQLITE, key)
+        return rows
 
     async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         is_kept = self._connection is not None
