@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config
 
 from ..middleware.bodies import accepts
@@ -33,7 +34,7 @@ class Choice(BaseModel):
     by: str = Field(default="", max_length=200)
 
 
-@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
 @accepts("admin")
 def put_pin(
     namespace: Namespace,
@@ -49,7 +50,7 @@ def put_pin(
     return json_response(record)
 
 
-@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
 def delete_pin(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> Response:
