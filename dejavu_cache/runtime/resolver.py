@@ -26,7 +26,7 @@ from .service_phase import may_benchmark
 from .tune import tune, without_suspects
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
 __all__ = ["OtherCodeError", "Resolver"]
 

@@ -43,7 +43,7 @@ from .launch_recorder import pause_recording
 from .request import How, Request, Resolution
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
 __all__ = ["announce", "tune", "without_suspects"]
 
