@@ -9,6 +9,7 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from dejavu_client.http.transport import shared_transport
 from support.command_line import run_cli
 from support.kernels import launch, load
 from support.records import context, record
@@ -28,6 +29,7 @@ UNUSABLE = {
 def variable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Set one variable to what no connection can be made with, and return its name."""
     monkeypatch.setenv(request.param, UNUSABLE[request.param])
+    monkeypatch.setattr(shared_transport, "_client", None)
     return str(request.param)
 
 
@@ -36,7 +38,7 @@ def test_a_refused_connection_says_what_to_check(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     seen = run_cli("ls", "--store", SERVER)
     assert (seen.returncode, len(seen.stderr.splitlines())) == (3, 1), seen
-    assert "Connection refused; check its URL, and that it runs" in seen.stderr
+    assert "connection attempts failed; check its URL, and that it runs" in seen.stderr
 
 
 def test_a_server_counts_as_unreachable_and_the_variable_is_named(
