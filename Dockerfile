@@ -1,5 +1,7 @@
 # The cache server, and nothing that needs a GPU.
-ARG BASE=python:3.12-slim
+# To pin the base image by its digest:  --build-arg BASE=python:3.12.11-slim-bookworm@DIGEST  with what
+# this prints:  docker buildx imagetools inspect --format '{{.Manifest.Digest}}' python:3.12.11-slim-bookworm
+ARG BASE=python:3.12.11-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src

@@ -1,4 +1,4 @@
-"""Run the operating kit: both proxies, Prometheus and the workflow against real servers.
+"""Run the operating kit: the proxies, Prometheus and the workflow against real servers.
 
     python tools/check_kit.py
 
@@ -34,7 +34,7 @@ RECORDS = ROOT / "examples/container/records.jsonl"
 
 def main() -> None:
     """Check each part in a folder of its own, and print what was checked."""
-    for check in (check_rules, check_dashboard, check_nginx, check_caddy, check_workflow):
+    for check in CHECKS:
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
             print(f"{check.__name__[6:]:10} {check(Path(folder))}", end="")
@@ -52,6 +52,17 @@ def check_rules(folder: Path) -> str:
     execute("promtool", "check", "config", folder / "prometheus.yml")
     execute("promtool", "test", "rules", folder / "alerts_test.yaml")
     return "configuration and alerts pass promtool"
+
+
+def check_images(folder: Path) -> str:
+    """Check that what Kubernetes gets is whole, and that no image is named without its version."""
+    made = subprocess.run([find("kubectl"), "kustomize", KIT], capture_output=True, check=True)
+    (folder / "kubernetes.yaml").write_bytes(made.stdout)
+    files = [folder / "kubernetes.yaml", ROOT / "compose.yaml", *ROOT.rglob("Dockerfile")]
+    pattern = re.compile(r"^ *(?:image: |ARG BASE=)(\S+)", re.MULTILINE)
+    images = {image for file in files for image in pattern.findall(file.read_text())}
+    assert all(re.search(r":\d+\.\d+|@sha256:", image) for image in images), images
+    return f"{', '.join(sorted(images))}"
 
 
 def check_dashboard(folder: Path) -> str:
@@ -90,54 +101,83 @@ def check_dashboard(folder: Path) -> str:
 
 
 def check_nginx(folder: Path) -> str:
-    """Send requests through nginx with TLS, and stop one of two replicas meanwhile."""
+    """Send requests through the nginx of a machine, with TLS."""
     port = free_port()
     with servers(folder, 2) as (ports, token):
         make_certificate(folder)
-        site = (KIT / "nginx/dejavu-cache.conf").read_text()
-        for old, new in (
-            ("127.0.0.1:8765", f"127.0.0.1:{ports[0]}"),
-            ("127.0.0.1:8766", f"127.0.0.1:{ports[1]}"),
-            ("listen 443", f"listen 127.0.0.1:{port}"),
-            ("/etc/ssl/tune.example.com.pem", str(folder / "cert.pem")),
-            ("/etc/ssl/tune.example.com.key", str(folder / "key.pem")),
-        ):
-            assert old in site, old
-            site = site.replace(old, new)
+        changes = {
+            "127.0.0.1:8765": f"127.0.0.1:{ports[0]}",
+            "# server 127.0.0.1:8766": f"server 127.0.0.1:{ports[1]}",
+            "listen 443": f"listen 127.0.0.1:{port}",
+            "/etc/ssl/tune.example.com.pem": str(folder / "cert.pem"),
+            "/etc/ssl/tune.example.com.key": str(folder / "key.pem"),
+            "/etc/nginx/dejavu/": f"{KIT}/nginx/",
+        }
+        site = changed(KIT / "nginx/dejavu-cache.conf", changes)
         temporary = "\n".join(
             f"  {kind}_temp_path {folder}/{kind};"
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
         (folder / "nginx.conf").write_text(
             f"pid {folder}/pid;\nerror_log {folder}/errors;\ndaemon off;\n"
-            "worker_rlimit_nofile 60000;\nevents { worker_connections 50000; }\n"
+            "worker_rlimit_nofile 65536;\nevents { worker_connections 20000; }\n"
             f"http {{\n  access_log off;\n{temporary}\n{site}}}\n"
         )
-        base = f"https://127.0.0.1:{port}"
-        arguments = ["-c", str(folder / "nginx.conf"), "-p", str(folder)]
-        execute("nginx", "-t", *arguments)
-        with running("nginx", *arguments, ready=f"{base}/livez"):
-            return drive(base, token, folder)
+        return run_nginx(folder, f"https://127.0.0.1:{port}", token)
+
+
+def check_container(folder: Path) -> str:
+    """Send requests through the nginx of compose and Kubernetes."""
+    port = free_port()
+    with servers(folder, 2) as (ports, token):
+        replica = "server server:8765 max_fails=0;"  # the name stands for several addresses
+        replicas = [replica.replace("server:8765", f"127.0.0.1:{each}") for each in ports]
+        changes = {
+            replica: " ".join(replicas),
+            "listen 8080": f"listen 127.0.0.1:{port}",
+            "/etc/nginx/dejavu/tls*": f"{folder}/none*",
+            "/etc/nginx/dejavu/": f"{KIT}/nginx/",
+            "/tmp/": f"{folder}/",
+            "error_log stderr": f"error_log {folder}/errors",
+        }
+        text = changed(KIT / "nginx/nginx.conf", changes)
+        (folder / "nginx.conf").write_text(f"daemon off;\n{text}")
+        return run_nginx(folder, f"http://127.0.0.1:{port}", token)
+
+
+def run_nginx(folder: Path, base: str, token: str) -> str:
+    """Run nginx with the folder's configuration, and send requests through it."""
+    arguments = ["-c", str(folder / "nginx.conf"), "-p", str(folder)]
+    execute("nginx", "-t", *arguments)
+    with running("nginx", *arguments, ready=f"{base}/livez"):
+        return drive(base, token, folder)
 
 
 def check_caddy(folder: Path) -> str:
-    """Send requests through Caddy, and stop one of two replicas meanwhile."""
+    """Send requests through Caddy."""
     port = free_port()
     with servers(folder, 2) as (ports, token):
-        site = (KIT / "caddy/Caddyfile").read_text()
-        for old, new in (
-            ("tune.example.com {", f"http://127.0.0.1:{port} {{"),
-            ("127.0.0.1:8765", f"127.0.0.1:{ports[0]}"),
-            ("127.0.0.1:8766", f"127.0.0.1:{ports[1]}"),
-        ):
-            assert old in site, old
-            site = site.replace(old, new, 1)
+        changes = {
+            "tune.example.com {": f"http://127.0.0.1:{port} {{",
+            "127.0.0.1:8765": f"127.0.0.1:{ports[0]}",
+            "127.0.0.1:8766": f"127.0.0.1:{ports[1]}",
+        }
+        site = changed(KIT / "caddy/Caddyfile", changes)
         (folder / "Caddyfile").write_text(site.replace("{\n", "{\n\tadmin off\n", 1))
         base = f"http://127.0.0.1:{port}"
         arguments = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
         execute("caddy", "validate", *arguments)
         with running("caddy", "run", *arguments, ready=f"{base}/livez"):
             return drive(base, token, folder)
+
+
+def changed(file: Path, changes: dict[str, str]) -> str:
+    """Return a file's text for this machine: with its ports, certificate and folders."""
+    text = file.read_text()
+    for old, new in changes.items():
+        assert old in text, (file, old)
+        text = text.replace(old, new)
+    return text
 
 
 def drive(base: str, token: str, folder: Path) -> str:
@@ -152,7 +192,7 @@ def drive(base: str, token: str, folder: Path) -> str:
         assert client.get("/pages/main").status_code == 200
         log = (folder / "server-0").read_text() + (folder / "server-1").read_text()
         assert '"client": "127.0.0.1"' in log, log[-500:]
-        withstood = withstand(client, base)
+        withstood = withstand(client, base, token)
         (folder / "stop-0").touch()
         answers = []
         for _ in range(100):
@@ -164,39 +204,49 @@ def drive(base: str, token: str, folder: Path) -> str:
     )
 
 
-HALF_SENT = {
-    "bodies": b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nt",
-    "heads": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ",
-    "nothing": b"",
+FORM = "POST /login HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+MISSES = "POST /v1/main/misses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+FLOODS = {
+    "half forms": FORM + "Content-Length: 1000\r\n\r\nt",
+    "half bodies": MISSES + "Authorization: Bearer {token}\r\nContent-Length: 100000\r\n\r\n{{",
+    "half heads": "GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ",
+    "silent connections": "",
+    "idle connections": "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",
+    "answers that nobody reads": "GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n",
 }
-"""What strangers send on a connection before they fall silent."""
+"""What strangers send on each of many connections before they fall silent."""
 
 
-def withstand(client: httpx.Client, base: str) -> str:
-    """Hold thousands of silent connections from other addresses, and read meanwhile."""
+def withstand(client: httpx.Client, base: str, token: str) -> str:
+    """Hold thousands of connections from other addresses, and read meanwhile."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(10_000, hard // 2)
     url = httpx.URL(base)
     anyone = ssl.create_default_context()
     anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
-    slowest = 0.0
-    for data in HALF_SENT.values():
+    slowest = dict.fromkeys(("/livez", "/v1/main/contexts"), 0.0)
+    for flood, text in FLOODS.items():
+        data = text.format(token=token).encode()
         with ExitStack() as opened:
             for number in range(count):
                 # Of so many addresses that no limit of connections of one address is met.
                 source = (f"127.0.0.{2 + number % 50}", 0)
-                silent = socket.create_connection((url.host, url.port), source_address=source)
-                opened.enter_context(silent)
+                silent = opened.enter_context(socket.socket())
+                silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                silent.bind(source)
+                silent.connect((url.host, url.port))
                 if url.scheme == "https":
                     silent = opened.enter_context(anyone.wrap_socket(silent))
                 silent.sendall(data)
-            for _ in range(10):
-                for path in ("/livez", "/v1/main/contexts"):
-                    began = time.monotonic()
-                    assert client.get(path, timeout=10).status_code == 200, (data, path)
-                    slowest = max(slowest, time.monotonic() - began)
-    return f"{count} half-sent {', '.join(HALF_SENT)}: the slowest read took {slowest:.3f} s"
+            client.get("/livez", timeout=60)  # once those that are whole were answered
+            for path in [*slowest] * 10:
+                began = time.monotonic()
+                answer = client.get(path, timeout=10)
+                assert answer.status_code == 200, (flood, path, answer.text)
+                slowest[path] = max(slowest[path], time.monotonic() - began)
+    seconds = ", ".join(f"{path} in {longest:.3f} s" for path, longest in slowest.items())
+    return f"beside {count} {', '.join(FLOODS)}, at the slowest {seconds}"
 
 
 def check_workflow(folder: Path) -> str:
@@ -340,7 +390,8 @@ def wait_for(url: str, is_alive: Callable[[], bool] = lambda: True) -> None:
 def make_certificate(folder: Path) -> None:
     """Make a certificate that nobody has signed."""
     names = ["-subj", "/CN=127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
-    execute("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names)
+    curve = ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    execute("openssl", "req", "-x509", "-newkey", "ec", *curve, "-nodes", "-days", "1", *names)
 
 
 def execute(program: str, *arguments: str | Path) -> None:
@@ -364,6 +415,16 @@ def free_port() -> int:
         port: int = free.getsockname()[1]
         return port
 
+
+CHECKS = (
+    check_rules,
+    check_images,
+    check_dashboard,
+    check_nginx,
+    check_container,
+    check_caddy,
+    check_workflow,
+)
 
 if __name__ == "__main__":
     main()

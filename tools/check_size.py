@@ -1,7 +1,8 @@
 """Measure how much there is to know, and hold the figures reached; `make check` runs this.
 
 The limits are in `pyproject.toml`, in `[tool.size]`: no figure may exceed its limit, and `--lower`
-writes what was reached as the new limits. With `--static`, as in `make lint`, nothing is launched.
+writes what was reached as the new limits. With `--static`, as in `make lint`, nothing is run.
+`--show` prints which functions were passed.
 
 A module that one module of its own folder imports is a part of that one, unless it is long or
 `[tool.size.rooms]` says why it is a room of its own.
@@ -10,6 +11,7 @@ A module that one module of its own folder imports is a part of that one, unless
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import re
@@ -30,6 +32,8 @@ PACKAGES = {
     "dejavu_client": ROOT / "client" / "dejavu_client",
     "dejavu_service": ROOT / "service" / "dejavu_service",
 }
+BENCHMARKS = ROOT / "benchmarks"
+"""Where the made-up records are."""
 LONG = 250
 """Lines from which on a module is a room, whoever imports it."""
 
@@ -49,6 +53,14 @@ GOALS = {
     "files of a found record": 25,
     "functions of a tune": 260,
     "files of a tune": 45,
+    "service lines": 8_000,
+    "service files": 50,
+    "client/http lines": 2_000,
+    "client/http files": 8,
+    "functions of a cached read": 25,
+    "files of a cached read": 10,
+    "functions of a POST": 60,
+    "files of a POST": 20,
 }
 """What each figure should come to."""
 
@@ -92,12 +104,22 @@ def count_lines() -> dict[str, int]:
     library = modules("dejavu_cache")
     product = [path for package in PACKAGES for path in modules(package).values()]
     tests = list((ROOT / "tests").rglob("*.py"))
+    service = modules("dejavu_service")
+    http = {
+        name: path
+        for name, path in modules("dejavu_client").items()
+        if name.startswith("dejavu_client.http")
+    }
     return {
         "library lines": sum(map(length, library.values())),
         "library files": len(library),
         "product lines": sum(map(length, product)),
         "product files": len(product),
         "test lines": sum(map(length, tests)),
+        "service lines": sum(map(length, service.values())),
+        "service files": len(service),
+        "client/http lines": sum(map(length, http.values())),
+        "client/http files": len(http),
     }
 
 
@@ -177,25 +199,52 @@ def parse(path: Path) -> ast.Module:
 
 
 def count_calls() -> dict[str, int]:
-    """Return how many functions and files a launch passes, in processes of their own."""
+    """Return how many functions and files a launch and a request pass, in their own processes."""
     figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        for launch in ("a tune", "a found record"):
-            functions, files = _trace_in_process(folder)
-            figures[f"functions of {launch}"] = functions
-            figures[f"files of {launch}"] = files
+        traced = [(name, _trace("launch", folder)[""]) for name in ("a tune", "a found record")]
+        traced += _trace("requests", folder).items()
+    for name, (functions, files) in traced:
+        figures[f"functions of {name}"] = functions
+        figures[f"files of {name}"] = files
     return figures
 
 
-def _trace_in_process(store: str) -> list[int]:
-    settings = {"TRITON_INTERPRET": "1", "DEJAVU_CACHE_SHIPPED": "0", "DEJAVU_CACHE_URL": store}
-    path = os.pathsep.join(str(folder.parent) for folder in PACKAGES.values())
+def _trace(what: str, folder: str) -> dict[str, list[int]]:
+    settings = {"TRITON_INTERPRET": "1", "DEJAVU_CACHE_SHIPPED": "0", "DEJAVU_CACHE_URL": folder}
+    path = os.pathsep.join([*(str(folder.parent) for folder in PACKAGES.values()), str(BENCHMARKS)])
     done = subprocess.run(
-        [sys.executable, __file__, "--launch"],
+        [sys.executable, __file__, f"--trace={what}", *({"--show"} & set(sys.argv))],
         env={**os.environ, **settings, "PYTHONPATH": path},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+class Tracer:
+    """Notes which functions of the product are called."""
+
+    def __init__(self) -> None:
+        """Trace this thread, and those that it starts."""
+        self._called: set[tuple[str, str]] = set()
+        self._folders = tuple(str(folder) + os.sep for folder in PACKAGES.values())
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+        if event == "call" and code.co_filename.startswith(self._folders) and name[0] != "<":
+            self._called.add((code.co_filename, name))
+
+    def take(self) -> list[int]:
+        """Return the numbers of functions and files since the last call."""
+        called = self._called.copy()
+        self._called.clear()
+        if "--show" in sys.argv:
+            listed = sorted(f"{os.path.relpath(file, ROOT)}: {name}" for file, name in called)
+            print(*listed, "", sep="\n", file=sys.stderr)
+        return [len(called), len({file for file, _ in called})]
 
 
 def trace_launch() -> None:
@@ -217,22 +266,56 @@ def trace_launch() -> None:
         total = tl.load(x + at, mask=at < n) + tl.load(y + at, mask=at < n)
         tl.store(out + at, total, mask=at < n)
 
-    called: set[tuple[str, str]] = set()
-    folders = tuple(str(folder) + os.sep for folder in PACKAGES.values())
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        code = frame.f_code
-        name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-        if event == "call" and code.co_filename.startswith(folders) and name[0] != "<":
-            called.add((code.co_filename, name))
-
     x, out = torch.ones(1000), torch.empty(1000)
-    threading.setprofile(note)
-    sys.setprofile(note)
+    tracer = Tracer()
     add_kernel[(16,)](x, x, out, 1000)
-    sys.setprofile(None)
-    print(json.dumps([len(called), len({file for file, _ in called})]))
+    print(json.dumps({"": tracer.take()}))
+
+
+async def trace_requests() -> None:
+    """Send a server two requests, and print how many functions and files each passed."""
+    import httpx
+    from dejavu_service.app import create_app
+    from dejavu_service.services import tokens
+    from dejavu_service.services.access import ANYBODY
+    from dejavu_service.settings import ServerSettings
+    from dejavu_service.storage import schema
+    from dejavu_service.storage.database import Database
+    from server_benchmark.made_up_records import make_context, make_record
+
+    from dejavu_cache.model.record import RecordSet
+
+    url = f"sqlite:///{os.environ['DEJAVU_CACHE_URL']}/server.sqlite3"
+    database = Database(url)
+    schema.upgrade(database)
+    token = tokens.issue(database, ANYBODY, "tracer", "admin", ["*"], None).token
+    database.close()
+    record_set = RecordSet(context=make_context("a.kernel"), records=(make_record(1),))
+    body = record_set.model_dump(mode="json", exclude_none=True)
+    where = f"/v1/main/contexts/{record_set.context.digest}/records"
+    figures = {}
+    tracer = Tracer()  # before the app starts the threads that are traced
+    app = create_app(ServerSettings(database=url))
+    transport, headers = httpx.ASGITransport(app), {"Authorization": f"Bearer {token}"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://server", headers=headers) as client,
+    ):
+        await client.get("/v1/main/contexts")  # from here on, the token is known
+        tracer.take()
+        (await client.post("/v1/main/records", json=body)).raise_for_status()
+        figures["a POST"] = tracer.take()
+        (await client.get(where)).raise_for_status()
+        tracer.take()
+        (await client.get(where)).raise_for_status()
+        figures["a cached read"] = tracer.take()
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    trace_launch() if "--launch" in sys.argv else main()
+    if "--trace=launch" in sys.argv:
+        trace_launch()
+    elif "--trace=requests" in sys.argv:
+        asyncio.run(trace_requests())
+    else:
+        main()

@@ -20,6 +20,7 @@ import typer
 from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
 from dejavu_client.cli.main import all_commands
 from dejavu_service.app import create_app
+from dejavu_service.openapi import description
 from dejavu_service.settings import ServerSettings
 from pydantic import BaseModel, TypeAdapter
 
@@ -57,12 +58,12 @@ def render_pages() -> dict[str, str]:
     """Return the text of all pages by the name of their file."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/server.sqlite3"
-        description = create_app(ServerSettings(database=url)).openapi()
+        described = json.loads(description(create_app(ServerSettings(database=url))))
     return {
         "api.md": render_api(),
         "commands.md": render_commands(),
         "settings.md": render_settings(),
-        "http.md": render_protocol(description),
+        "http.md": render_protocol(described),
         "records.schema.json": to_json(RecordSet.model_json_schema()),
         "policy.schema.json": to_json(TypeAdapter(dict[str, list[Rule]]).json_schema()),
     }

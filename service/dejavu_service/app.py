@@ -14,23 +14,20 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
-from .middleware.error_pages import ErrorPagesMiddleware
+from .middleware.limits import RequestLimits
 from .middleware.request_log import RequestLogMiddleware
-from .openapi import DescribedApp, describe
+from .openapi import describe
+from .pages import compare, kernel, missing, overview, rendering, scenario
+from .pages import tokens as token_pages
 from .problems import install_handlers
 from .routes import (
     health,
     leases,
     log,
-    login,
     misses,
-    page_actions,
-    pages,
     pins,
     quarantines,
     records,
-    token_exchange,
-    token_pages,
     tokens,
     transfer,
 )
@@ -49,7 +46,7 @@ _FLUSH_SECONDS = 60.0
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server.open(settings)
-    app = DescribedApp(
+    app = FastAPI(
         title="dejavu-cache",
         version=__version__,
         openapi_url=None,
@@ -61,7 +58,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
     for module in (
         tokens,
-        token_exchange,
         records,
         leases,
         misses,
@@ -70,18 +66,22 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        pages,
-        page_actions,
-        login,
+        overview,
+        kernel,
+        scenario,
+        compare,
+        missing,
         token_pages,
+        rendering,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
     app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
+    app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
-    app.add_middleware(ErrorPagesMiddleware)
+    app.add_middleware(rendering.ErrorPagesMiddleware)
     return app
 
 

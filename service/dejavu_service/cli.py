@@ -62,8 +62,6 @@ def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on [127.0.0.1].")] = None,
     port: Annotated[Optional[int], typer.Option(help="The port to listen on [8765].")] = None,  # noqa: UP045
     database: _URL = None,
-    tls_cert: Annotated[Optional[str], typer.Option(help="A certificate chain, PEM.")] = None,  # noqa: UP045
-    tls_key: Annotated[Optional[str], typer.Option(help="Its private key, PEM.")] = None,  # noqa: UP045
     open_read: Annotated[
         Optional[bool],  # noqa: UP045
         typer.Option(
@@ -84,8 +82,6 @@ def serve(
     flags: dict[str, object] = {
         "host": host,
         "port": port,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
         "open_read": open_read,
         "without_tokens": without_tokens,
         "log_level": log_level,
@@ -234,7 +230,8 @@ def list_(database: _URL = None) -> None:
         from .services import tokens
         from .services.access import ANYBODY
 
-        for token in tokens.list_tokens(opened, ANYBODY):
+        listed = tokens.list_tokens(opened, ANYBODY)
+        for token in sorted(listed, key=lambda token: token.created):
             line = f"{token.id}  {_rights(token)}  {token.name}  {_end(token)}"
             typer.echo(printable(line.rstrip()))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -15,7 +16,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from .problems import Refusal
 
-__all__ = ["DescribedApp", "describe"]
+__all__ = ["describe", "description"]
 
 
 class ContextPage(BaseModel):
@@ -77,23 +78,17 @@ _MODELS: tuple[type[BaseModel], ...] = (
 )
 
 
-class DescribedApp(FastAPI):
-    """An app that describes itself when it is first asked to, which takes longer than all else."""
-
-    def openapi(self) -> dict[str, Any]:
-        """Return FastAPI's description, and what it does not know of."""
-        if self._description is None:
-            description = super().openapi()
-            _complete(description)
-            self._description = description
-        return self._description
-
-    _description: dict[str, Any] | None = None
-
-
-def describe(request: Request) -> JSONResponse:
+def describe(request: Request) -> Response:
     """Answer with the app's OpenAPI; in a thread, since making it takes a while."""
-    return JSONResponse(request.app.openapi())
+    return Response(description(request.app), media_type="application/json")
+
+
+@cache
+def description(app: FastAPI) -> str:
+    """Return FastAPI's description of an app, with what it does not know of, as JSON."""
+    schema = app.openapi()
+    _complete(schema)
+    return json.dumps(schema)
 
 
 def _complete(schema: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -25,18 +25,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from .errors import (
-    AccessDeniedError,
-    InvalidRequestError,
-    IssuerUnavailableError,
-    NotFoundError,
-    ServerStoppingError,
-    ServiceError,
-    TooLargeError,
-    TooManyLeasesError,
-    TooManyTokensError,
-    UnauthenticatedError,
-)
+from .errors import ServiceError
 from .storage.database import FILE_IS_GONE, UNPREPARED, is_damage
 
 __all__ = [
@@ -56,18 +45,6 @@ _logger = logging.getLogger(__name__)
 
 _MAX_ERRORS = 20
 """Validation errors of one body that are listed."""
-
-_STATUS: dict[type[ServiceError], int] = {
-    UnauthenticatedError: 401,
-    AccessDeniedError: 403,
-    NotFoundError: 404,
-    TooLargeError: 413,
-    InvalidRequestError: 422,
-    TooManyLeasesError: 429,
-    TooManyTokensError: 429,
-    IssuerUnavailableError: 503,
-    ServerStoppingError: 503,
-}
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
     OperationalError,
@@ -101,12 +78,11 @@ _DESCRIPTIONS = {
     401: "No token, or one that is wrong, expired or revoked",
     403: "The token may not do this",
     404: "Nothing there",
-    408: "The body arrived too slowly",
     413: "Too large",
     415: "Not application/json",
     422: "Understood, and wrong",
     429: "Too many requests",
-    503: "The database is away or busy",
+    503: "The server or its database is away or busy",
 }
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": _CONTENT} for status, text in _DESCRIPTIONS.items()
@@ -118,7 +94,7 @@ def problem(
     status: int,
     detail: str,
     *,
-    errors: Iterable[Mapping[str, Any]] | None = None,
+    errors: list[dict[str, Any]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Build a response with problem details.
@@ -129,15 +105,9 @@ def problem(
         errors: The single errors of a malformed body.
         headers: Headers of the response.
     """
-    body: dict[str, Any] = {
-        "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "detail": detail,
-    }
-    if errors is not None:
-        body["errors"] = list(errors)
-    content = json.dumps(body, ensure_ascii=True)
+    title = HTTPStatus(status).phrase
+    said = Refusal(title=title, status=status, detail=detail, errors=errors)
+    content = json.dumps(said.model_dump(exclude_none=True))
     return Response(content, status, headers, media_type="application/problem+json")
 
 
@@ -197,10 +167,9 @@ def respond_to(error: Exception) -> Response:
     """Build the response to a domain error or to a failure of the database."""
     if not isinstance(error, ServiceError):
         return database_unavailable(error)
-    status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    seconds = {429: "10", 503: "2"}.get(status)
+    seconds = {429: "10", 503: "2"}.get(error.status)
     headers = {"Retry-After": seconds} if seconds else None
-    return problem(status, str(error), headers=headers)
+    return problem(error.status, str(error), headers=headers)
 
 
 async def _handle_error(_: Request, error: Exception) -> Response:

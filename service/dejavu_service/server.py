@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
-from .issuer_keys import IssuerKeys
 from .metrics import Metrics
-from .middleware.json_body import BodyGate
-from .middleware.principal_cache import PrincipalCache
-from .services.identity_rules import read_issuers
-from .services.identity_tokens import IdentityExchange
+from .middleware.authentication import PrincipalCache
+from .middleware.bodies import BodyTurns
+from .middleware.limits import Turns
 from .services.read_through import ReadThrough
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
+
+if TYPE_CHECKING:
+    from .identities import IdentityExchange
 
 __all__ = ["Server"]
 
@@ -34,7 +36,7 @@ class Server:
         settings: The server's settings.
         database: The database and its connections.
         principals: The cache of tokens' principals.
-        bodies: The bounds of what requests with bodies take.
+        bodies: The turns of requests with bodies.
         identities: The exchange of other issuers' tokens; None if there is none.
         exchanging: The turns to exchange a token, of which a hanging issuer may take all.
         page_turns: The turns to make a page, which may take long and much memory.
@@ -48,10 +50,10 @@ class Server:
     settings: ServerSettings
     database: Database
     principals: PrincipalCache
-    bodies: BodyGate
+    bodies: BodyTurns
     identities: IdentityExchange | None
     exchanging: asyncio.Semaphore
-    page_turns: asyncio.Semaphore
+    page_turns: Turns
     read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
@@ -70,10 +72,10 @@ class Server:
             settings=settings,
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
-            bodies=BodyGate(settings.max_body, settings.pool),
+            bodies=BodyTurns(settings.max_body, settings.pool),
             identities=_open_exchange(settings),
             exchanging=asyncio.Semaphore(_EXCHANGES),
-            page_turns=asyncio.Semaphore(_PAGES),
+            page_turns=Turns(_PAGES, _PAGES),
             read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
@@ -90,4 +92,7 @@ class Server:
 def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
     if settings.oidc is None:
         return None
-    return IdentityExchange(read_issuers(settings.oidc), IssuerKeys().find)
+    # What verifies signatures takes time and memory, which other servers need not spend.
+    from .identities import IdentityExchange, read_issuers
+
+    return IdentityExchange(read_issuers(settings.oidc))

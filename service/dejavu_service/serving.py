@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
 import gc
 import os
+import resource
 import socket
-import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +18,8 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.safe_files import data_folder
 
 from .app import create_app
-from .connections import BoundedConnection, raise_open_files
-from .errors import ListenError
-from .logs import configure
 from .middleware.authentication import is_loopback
+from .middleware.request_log import configure
 from .server import Server
 from .services import tokens
 from .services.access import ANYBODY, EVERYWHERE
@@ -37,6 +34,8 @@ _SHUTDOWN_SECONDS = 10
 """Seconds that requests have to end after a signal to stop."""
 _DRAIN_STEP = 0.1
 """Seconds after which a draining server notices that it is to stop at once."""
+_IDLE_SECONDS = 75
+"""Seconds for which an idle connection is kept: longer than proxies keep theirs to a server."""
 _STARTUP_FAILURE = 3
 """Exit code if the server could not start to listen, as of uvicorn's own command."""
 _ARENA_MAX = -8
@@ -53,10 +52,8 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
 
     Raises:
         SchemaError: The database must be upgraded first.
-        SettingsError: The server would listen beyond loopback without tokens, or only one of the
-            two TLS settings is set, or their files cannot be used.
+        SettingsError: The server would listen beyond loopback without tokens.
     """
-    _check_tls_files(settings.tls_cert, settings.tls_key)
     schema.require_current(database)
     issued = has_tokens(database)
     if not issued and not is_loopback(settings.host):
@@ -75,20 +72,6 @@ def has_tokens(database: Database) -> bool:
         return any_issued(connection)
 
 
-def _check_tls_files(certificate: Path | None, key: Path | None) -> None:
-    if certificate is None and key is None:
-        return
-    if certificate is None or key is None:
-        raise SettingsError("TLS needs both --tls-cert and --tls-key")
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except OSError as error:
-        raise SettingsError(
-            f"--tls-cert {certificate} and --tls-key {key} are no certificate chain and its "
-            f"private key, as PEM files that this user may read: {error}"
-        ) from None
-
-
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     """Issue an admin token, and write it to a file that only this user can read.
 
@@ -99,28 +82,23 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     if path is None:
         folder = database.file.parent if database.file else data_folder()
         path = folder / f"{database.file.name if database.file else 'server'}.token"
+    issued = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                issued = tokens.issue(database, ANYBODY, "first admin", "admin", [EVERYWHERE], None)
+                file.write(f"{issued.token}\n")
+        except BaseException:
+            path.unlink()  # an empty file would keep the next start from writing one
+            if issued is not None:
+                tokens.revoke(database, ANYBODY, issued.id)
+            raise
     except OSError as error:
         raise SettingsError(
             f"the first token cannot be written to {path} ({error.strerror}): name another file "
-            "in DEJAVU_SERVER_TOKEN_FILE, or run  dejavu-cache token create"
-        ) from None
-    issued = None
-    try:
-        with open(descriptor, "w", encoding="ascii") as file:
-            issued = tokens.issue(database, ANYBODY, "first admin", "admin", [EVERYWHERE], None)
-            file.write(f"{issued.token}\n")
-    except BaseException as error:
-        path.unlink(missing_ok=True)  # an empty file would keep the next start from writing one
-        if issued is not None:
-            tokens.revoke(database, ANYBODY, issued.id)
-        if issued is None or not isinstance(error, OSError):
-            raise
-        raise SettingsError(
-            f"the first token cannot be written to {path} ({error.strerror}), and is revoked: "
-            f"run  {token_command(database)}"
+            f"in DEJAVU_SERVER_TOKEN_FILE, or run  {token_command(database)}"
         ) from None
     return path
 
@@ -134,12 +112,13 @@ def run(settings: ServerSettings) -> None:
     """Serve until a signal to stop."""
     _share_arenas()
     configure(settings.log_level)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = make_server(settings)
     # Exclude the objects of start-up from garbage collection: they stay, and a full collection
     # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
-    BoundedConnection.max_connections = settings.connections or raise_open_files()
     with suppress(KeyboardInterrupt):  # raised again once the server has stopped
         server.run()
     if not server.started:
@@ -161,17 +140,15 @@ def make_server(settings: ServerSettings) -> StoppingServer:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http=BoundedConnection,
         ws="none",
         host=settings.host,
         port=settings.port,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
         log_config=None,
         access_log=False,
         server_header=False,
         # Trust nobody's X-Forwarded-For by default, loopback included.
         forwarded_allow_ips=settings.proxies,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     return StoppingServer(config, app.state.server)
@@ -188,39 +165,12 @@ class StoppingServer(uvicorn.Server):
         super().__init__(config)
         self._server = server
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen.
-
-        Raises:
-            ListenError: The address cannot be listened on.
-        """
-        try:
-            await super().startup(sockets)
-        except SystemExit as error:  # uvicorn's, from the handler of what went wrong
-            if isinstance(error.__context__, OSError):
-                raise ListenError(self._refused_address(error.__context__)) from None
-            raise
-
-    def _refused_address(self, error: OSError) -> str:
-        host, port = self.config.host, self.config.port
-        number = error.errno or 0  # negative where the host's name was not found
-        reason = os.strerror(number) if number > 0 else error.strerror
-        remedy = (
-            f"stop what listens on port {port}, or choose another one with --port"
-            if number == errno.EADDRINUSE
-            else "choose another address with --host and --port"
-        )
-        return f"{host}:{port} cannot be listened on: {reason}: {remedy}"
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, and close the connections."""
-        await self._drain()
-        await super().shutdown(sockets)
-
-    async def _drain(self) -> None:
         self._server.stopping.set()
         # A client that keeps its connection would otherwise send on it when it is closed.
         self.server_state.default_headers.append((b"connection", b"close"))
         deadline = time.monotonic() + self._server.settings.drain
         while time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(_DRAIN_STEP)
+        await super().shutdown(sockets)

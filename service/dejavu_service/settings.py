@@ -17,10 +17,8 @@ __all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_set
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
 
-_SERVICE_LINK = re.compile(
-    r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
-)
-_LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+)(_\w+)?=.*|PORT=[a-z]+://.*")
+"""Variables that Kubernetes makes for a Service that is called `dejavu-server`."""
 
 
 def default_database() -> str:
@@ -44,8 +42,6 @@ class ServerSettings(BaseModel):
     """`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`."""
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
     proxies: str = ""
     """Addresses of reverse proxies, separated by commas, whose `X-Forwarded-For` counts."""
     without_tokens: bool = False
@@ -64,8 +60,8 @@ class ServerSettings(BaseModel):
     """Largest body of an import, in bytes."""
     max_records: int = Field(default=10_000, ge=1)
     """Largest number of records or misses in one request."""
-    connections: int | None = Field(default=None, ge=1)
-    """Connections that may be open at a time; None for as many as open files allow."""
+    requests: int = Field(default=1000, ge=1)
+    """Requests that may be in progress at a time; others get a 503."""
     rate: float = Field(default=1000.0, ge=0)
     """Requests a second from one token, or from one address without a token; 0 means no limit."""
     burst: int = Field(default=20_000, ge=1)
@@ -93,12 +89,16 @@ def read_settings(
     Raises:
         SettingsError: A variable is unknown or its value is invalid.
     """
-    values: dict[str, Any] = {
-        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+    own = {
+        name.removeprefix(ENVIRONMENT_PREFIX): value
         for name, value in environ.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and value and not _is_service_link(name, value)
+        if name.startswith(ENVIRONMENT_PREFIX) and value
     }
-    values.setdefault("proxies", environ.get("FORWARDED_ALLOW_IPS", ""))
+    values: dict[str, Any] = {
+        name.lower(): value
+        for name, value in own.items()
+        if not _SERVICE_LINK.fullmatch(f"{name}={value}")
+    }
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return ServerSettings.model_validate(values)
@@ -106,14 +106,6 @@ def read_settings(
         wrong = "; ".join(f"{_variable(*item['loc'])}: {item['msg']}" for item in error.errors())
         variables = ", ".join(_variable(field) for field in ServerSettings.model_fields)
         raise SettingsError(f"{wrong}; a server knows {variables}") from None
-
-
-def _is_service_link(name: str, value: str) -> bool:
-    """Return whether Kubernetes made a variable for a Service that is called `dejavu-server`."""
-    rest = name.removeprefix(ENVIRONMENT_PREFIX)
-    return _SERVICE_LINK.fullmatch(rest) is not None or (
-        rest == "PORT" and _LINK_ADDRESS.match(value) is not None
-    )
 
 
 def _variable(*path: int | str) -> str:

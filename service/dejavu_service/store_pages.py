@@ -47,7 +47,7 @@ def serve_pages(url: str, port: int) -> None:
     Raises:
         StoreError: The store has no records, or cannot be read.
     """
-    with _copied(url) as database, socket.create_server(("127.0.0.1", port)) as listener:
+    with _open_copy(url) as database, socket.create_server(("127.0.0.1", port)) as listener:
         # Whoever has no token may read once there is one, and nobody knows this one.
         tokens.issue(database, ANYBODY, "pages", "read", [EVERYWHERE], None)
         server = make_server(ServerSettings(database=str(database.url), open_read=True))
@@ -66,17 +66,17 @@ def write_overview(url: str, output: Path) -> None:
     Raises:
         StoreError: The store has no records, or cannot be read.
     """
-    with _copied(url) as database:
-        wanted = OverviewFilter(size=sys.maxsize)
-        seen = overview(database, READER, _NAMESPACE, wanted)
+    with _open_copy(url) as database:
+        wanted = OverviewFilter()
+        seen = overview(database, READER, _NAMESPACE, wanted, size=sys.maxsize)
+    named = url or "the user's own store"
     style = rendering.stylesheet()
-    values = {"namespace": url or "the user's own store", "seen": seen, "wanted": wanted}
-    page = rendering.render("overview.html", query="", style=style, **values)
+    page = rendering.render("overview.html", namespace=named, style=style, wanted=wanted, **seen)
     replace_file(output, _DEAD_LINK.sub("", page).encode())
 
 
 @contextmanager
-def _copied(url: str) -> Iterator[Database]:
+def _open_copy(url: str) -> Iterator[Database]:
     """Copy a store's records into the database of a temporary folder."""
     settings = current_settings()
     store = wait_longer(open_store(url or settings.url or settings.default_url), _PATIENCE)

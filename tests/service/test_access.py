@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware import principal_cache
-from dejavu_service.middleware.principal_cache import PrincipalCache
+from dejavu_service.middleware import authentication
+from dejavu_service.middleware.authentication import PrincipalCache
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
@@ -246,14 +246,14 @@ def test_a_token_in_use_is_looked_up_again_while_nobody_waits(
     presented = token("read")["Authorization"].removeprefix("Bearer ")
     look_ups.clear()
     clock = [0.0]
-    monkeypatch.setattr(principal_cache, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(authentication, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     async def ask() -> None:
         principals = PrincipalCache(database, ttl=4)
         await principals.find(presented)
         for clock[0] in range(1, 10):
             assert principals.cached_principal(presented) is not None
-            while principals._principals[presented].refresh_at <= clock[0]:  # it is looked up
+            while principals.entries[presented].refresh_at <= clock[0]:  # it is looked up
                 await asyncio.sleep(0.01)
                 assert principals.cached_principal(presented) is not None
 

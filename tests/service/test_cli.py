@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shlex
 import socket
@@ -78,7 +77,7 @@ def test_a_first_token_that_cannot_be_kept_is_not_left(
         return issued.model_copy(update={"token": "\N{SNOWMAN}"})
 
     monkeypatch.setattr(tokens, "issue", fail)
-    with pytest.raises((OSError, UnicodeEncodeError)):
+    with pytest.raises((SettingsError, UnicodeEncodeError)):
         serving.prepare(settings, database)
     assert not list(tmp_path.glob("*.token"))
     assert all(token.revoked for token in tokens.list_tokens(database, ANYBODY))
@@ -156,12 +155,6 @@ def test_the_hint_masks_a_password() -> None:
     opened = Database("postgresql://me:secret@db/x")
     assert "me:***@db/x" in serving.token_command(opened)
     opened.close()
-
-
-def test_tls_needs_both_files(sqlite_url: str) -> None:
-    assert "both" in run(sqlite_url, "serve", "--tls-cert", "cert.pem")[1]
-    code, said = run(sqlite_url, "serve", "--tls-cert", "cert.pem", "--tls-key", "key.pem")
-    assert (code, "--tls-cert cert.pem and --tls-key key.pem" in said) == (ExitCode.USAGE, True)
 
 
 def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) -> None:
@@ -245,7 +238,7 @@ def test_a_fresh_machine_serves(tmp_path: Path) -> None:
     assert "this machine only" in (tmp_path / "log").read_text()
 
 
-def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_ends_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         url = f"sqlite:///{tmp_path / 'records.db'}"
@@ -255,10 +248,7 @@ def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.returncode == ExitCode.UNUSABLE
     assert "until a token is created" in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        f"error: 127.0.0.1:{port} cannot be listened on: Address already in use: "
-        f"stop what listens on port {port}, or choose another one with --port"
-    )
+    assert f"('127.0.0.1', {port}): address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -272,39 +262,6 @@ def test_a_start_without_tokens_says_if_there_are_some(sqlite_url: str) -> None:
         )  # fmt: skip
     assert "--without-tokens has no effect" in done.stderr
     assert "until a token is created" not in done.stderr
-
-
-def test_an_address_that_is_no_machines_is_said_in_one_line(sqlite_url: str) -> None:
-    run(sqlite_url, "token", "create", "--name", "ops", "--role", "admin")
-    port = free_port()
-    done = subprocess.run(
-        command("serve", "--host", "127.0.0.1.invalid", "--port", str(port)),
-        env={**os.environ, "DEJAVU_SERVER_DATABASE": sqlite_url}, timeout=240, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == ExitCode.UNUSABLE
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: 127.0.0.1.invalid:{port} cannot be listened on: ")
-    assert last.endswith(": choose another address with --host and --port")
-    assert "Traceback" not in done.stderr
-
-
-def test_serve_answers_over_tls_with_a_certificate_and_its_key(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    wanted = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    made = subprocess.run(
-        ["openssl", "req", *wanted, "-keyout", key, "-out", cert], capture_output=True
-    )
-    if made.returncode:
-        pytest.skip("there is no openssl here")
-    port = free_port()
-    environ = {**os.environ, "DEJAVU_SERVER_DATABASE": f"sqlite:///{tmp_path / 'x.sqlite3'}"}
-    serving = command("serve", "--port", str(port), "--tls-cert", str(cert), "--tls-key", str(key))
-    with subprocess.Popen(serving, env=environ, stderr=subprocess.DEVNULL) as process:
-        transport = httpx.HTTPTransport(verify=False, retries=8)
-        with httpx.Client(transport=transport) as client:
-            assert client.get(f"https://127.0.0.1:{port}/livez").status_code == 200
-        process.terminate()
 
 
 def test_the_first_start_makes_a_token_in_a_file(tmp_path: Path) -> None:

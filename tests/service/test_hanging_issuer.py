@@ -14,12 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service import issuer_keys
+from dejavu_service import identities
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from support.service import client_of
-
-pytest.importorskip("jwt")
 
 Write = Callable[[bytes], Any]
 
@@ -74,7 +72,7 @@ def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_TIMEOUT", "_LONGEST"):
-        monkeypatch.setattr(issuer_keys, name, 60.0)
+        monkeypatch.setattr(identities, name, 60.0)
     asked, over = threading.Event(), threading.Event()
 
     def hang(_: Write) -> None:
@@ -97,7 +95,7 @@ def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
 def test_an_issuer_that_drips_is_left(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(issuer_keys, "_LONGEST", 0.3)
+    monkeypatch.setattr(identities, "_LONGEST", 0.3)
     left = threading.Event()
 
     def drip(write: Write) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.routes import token_pages
+from dejavu_service.pages import tokens as token_pages
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
@@ -111,7 +111,7 @@ def test_an_admin_pins_and_unpins(admin: Visitor) -> None:
     assert "<strong>This pin costs 20.0%.</strong>" in page
     assert re.search(r"a admin \(\w+\)</strong> pinned", page)
     assert admin.send(f"{SCENARIO}/pin", proof, config="0" * 24).status_code == 404
-    assert admin.send(f"{SCENARIO}/unpin", proof).headers["location"] == SCENARIO
+    assert admin.send(f"{SCENARIO}/pin", proof).headers["location"] == SCENARIO
     page = admin.get(SCENARIO)
     assert "This pin costs" not in page
     assert "<td>unpin BLOCK_M=64" in page, "the log has it"
@@ -222,7 +222,7 @@ def test_tokens_of_many_jobs_hide_no_other(
 def post_paths() -> list[str]:
     miss = "/pages/main/misses"
     return [
-        f"{SCENARIO}/pin", f"{SCENARIO}/unpin", "/pages/main/promote", f"{miss}/claim",
+        f"{SCENARIO}/pin", "/pages/main/promote", f"{miss}/claim",
         f"{miss}/release", f"{miss}/dismiss", "/tokens", "/tokens/revoke",
     ]  # fmt: skip
 

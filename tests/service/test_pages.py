@@ -11,9 +11,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import httpx
 import pytest
 from dejavu_service import metrics
-from dejavu_service.pages import rendering
-from dejavu_service.pages.views import scenario_row
-from dejavu_service.routes import page_response, pages
+from dejavu_service.middleware import limits
+from dejavu_service.pages import overview, rendering
+from dejavu_service.pages.scenario import timing_bars
 from dejavu_service.storage import coverage
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
@@ -244,8 +244,8 @@ def test_namespaces_are_searched_and_opened(client: httpx.Client) -> None:
 def test_pages_stay_small_however_many_names_a_writer_invents(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_response, "_MOST_NAMES", 2)
-    monkeypatch.setattr(pages, "_MOST_NAMESPACES", 3)
+    monkeypatch.setattr(rendering, "_MOST_NAMES", 2)
+    monkeypatch.setattr(overview, "_MOST_NAMESPACES", 3)
     for number, records in enumerate((1, 3, 2, 1)):
         sent = record_set(*(record(m) for m in range(records)))
         client.post(f"/v1/pr-{number}/records", json=body(sent))
@@ -295,33 +295,23 @@ def test_pages_answer_head(client: httpx.Client) -> None:
         assert client.head(path).status_code == 200, path
 
 
-def test_near_ties_and_failures_are_counted() -> None:
-    shown = scenario_row(
-        Record(
-            scenario=scenario(),
-            winner=record(median=0.1).winner,
-            measurements=(
-                measurement(config(16), 0.1),
-                measurement(config(32), 0.101),
-                measurement(config(64), 0.3),
-                measurement(config(128), None),
-            ),
-        )
-    )
-    assert (shown.near, shown.failed, len(shown.bars)) == (1, 1, 4)
-    assert shown.gain is not None
-    assert abs(shown.gain - 3) < 1e-9
-    assert [bar.chosen for bar in shown.bars] == [True, False, False, False]
+def test_configs_are_shown_fastest_first_and_then_those_that_failed() -> None:
+    medians = {128: None, 64: 0.3, 16: 0.1, 32: 0.101}
+    measured = tuple(measurement(config(block), median) for block, median in medians.items())
+    bars = timing_bars(Record(scenario=scenario(), measurements=measured), config(16))
+    assert [bar.measurement.median for bar in bars] == [0.1, 0.101, 0.3, None]
+    assert [bar.chosen for bar in bars] == [True, False, False, False]
+    assert [bar.share for bar in bars] == [33, 34, 100, 0]
 
 
-def test_a_record_without_timings_is_shown_too() -> None:
-    shown = scenario_row(
-        Record(
-            scenario=scenario(),
-            measurements=(measurement(config(), None), measurement(config(16), 0.0)),
-        )
-    )
-    assert (shown.chosen, shown.timing, shown.gain) == (None, None, None)
+def test_a_record_without_timings_is_shown_too(client: httpx.Client) -> None:
+    measured = (measurement(config(), None), measurement(config(16), 0.0))
+    untimed = Record(scenario=scenario(), measurements=measured)
+    client.post("/v1/main/records", json=body(record_set(untimed))).raise_for_status()
+    where = f"/pages/main/contexts/{context().digest}"
+    assert "no winner yet" in client.get(where).text
+    page = client.get(f"{where}/scenarios/{scenario().digest}")
+    assert "No config has won yet" in page.text
 
 
 def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
@@ -378,7 +368,7 @@ def test_few_pages_are_made_at_a_time(
         making.pop()
         return render(template, **values)
 
-    monkeypatch.setattr(page_response, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(limits, "LONGEST_WAIT", 60.0)
     monkeypatch.setattr(rendering, "render", render_slowly)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(client.get, ["/pages/main"] * 20))
@@ -395,7 +385,7 @@ def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
         over.wait(60)
         return render(template, **values)
 
-    monkeypatch.setattr(page_response, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(limits, "LONGEST_WAIT", 0.2)
     monkeypatch.setattr(rendering, "render", render_at_the_end)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]

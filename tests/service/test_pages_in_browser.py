@@ -120,7 +120,7 @@ def test_equal_shares_have_equal_bars_beside_whole_columns(base: str) -> None:
 
 def act(browser: Browser, base: str) -> None:
     browser.open(f"{base}{SCENARIO}")
-    assert "This pin costs" not in browser.click("form[action$=unpin] button")
+    assert "This pin costs" not in browser.click(".answer + form button")
     assert "This pin costs 10.0%" in browser.click("tr:nth-child(2) form[action$=pin] button")
     browser.open(f"{base}/pages/main/misses")
     assert "since" in browser.click("form[action$=claim] button")

@@ -16,8 +16,7 @@ import httpx
 import psycopg
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware.limits import RateLimiter
-from dejavu_service.problems import ProblemError, respond_to
+from dejavu_service.problems import respond_to
 from dejavu_service.settings import ServerSettings
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
@@ -284,20 +283,6 @@ def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
         _check_problem(answers[-1], 429)
         assert 0 < int(answers[-1].headers["retry-after"]) <= 100
         assert client.get("/livez").status_code == 200
-
-
-def test_a_bucket_fills_again() -> None:
-    moment = [0.0]
-    rate = RateLimiter(2, 2, lambda: moment[0])
-    for _ in range(2):
-        rate.take("a")
-    with pytest.raises(ProblemError):
-        rate.take("a")
-    rate.take("b")
-    moment[0] = 0.5
-    rate.take("a")
-    with pytest.raises(ProblemError):
-        rate.take("a")
 
 
 def test_what_nobody_foresaw_names_the_request(

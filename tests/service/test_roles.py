@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
+import dejavu_service.pages
 import dejavu_service.routes
 import httpx
 import pytest
@@ -25,6 +26,7 @@ FILLED = {
     "lease": "0" * 32,
     "token": "0" * 16,
     "quarantine_id": "0" * 16,
+    "change": "claim",
 }
 ADMINS_LISTS = {"log", "writers", "quarantines"}
 READING_BODIES = {"/v1/{namespace}/misses", "/v1/{namespace}/revalidation"}
@@ -42,8 +44,12 @@ def issue(
 def routes() -> Iterator[tuple[str, str, str]]:
     """Yield method, template and path in `main` of every route of a namespace."""
     seen = set()
-    for module in pkgutil.iter_modules(dejavu_service.routes.__path__):
-        router = getattr(import_module(f"dejavu_service.routes.{module.name}"), "router", None)
+    packages = (dejavu_service.routes, dejavu_service.pages)
+    modules = (
+        f"{of.__name__}.{part.name}" for of in packages for part in iter_modules(of.__path__)
+    )
+    for name in modules:
+        router = getattr(import_module(name), "router", None)
         for route in router.routes if isinstance(router, APIRouter) else ():
             assert isinstance(route, APIRoute)
             path = route.path.replace("{namespace}", "main")

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import jwt
 import pytest
-from dejavu_service import issuer_keys
+from dejavu_service import identities
 from dejavu_service.app import create_app
-from dejavu_service.services import identity_tokens, retention
-from dejavu_service.services.identity_rules import read_issuers
+from dejavu_service.identities import read_issuers
+from dejavu_service.services import retention
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
@@ -96,7 +96,7 @@ def test_an_identity_token_that_is_shared_has_a_bounded_number_of_tokens(
     sqlite_url: str, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever holds it cannot fill the database; those that expire make room."""
-    monkeypatch.setattr(identity_tokens, "MOST_TOKENS", 3)
+    monkeypatch.setattr(identities, "MOST_TOKENS", 3)
     rules = write_rules(tmp_path / "oidc.toml", issuer)
     rules.write_text(rules.read_text().replace("audience", "once = false\naudience"))
     with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as client:
@@ -180,7 +180,7 @@ def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
 def test_keys_are_cached_and_followed_when_they_change(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(issuer_keys, "_PAUSE", 600.0)
+    monkeypatch.setattr(identities, "_PAUSE", 600.0)
     before = issuer.fetches
     for _ in range(3):
         assert exchange(client, issuer.token()).status_code == 201
@@ -188,16 +188,16 @@ def test_keys_are_cached_and_followed_when_they_change(
     issuer.make_key("second")
     assert exchange(client, issuer.token("second")).status_code == 401, "asked a moment ago"
     assert issuer.fetches == before + 1
-    monkeypatch.setattr(issuer_keys, "_PAUSE", 0.0)
+    monkeypatch.setattr(identities, "_PAUSE", 0.0)
     assert exchange(client, issuer.token("second")).status_code == 201
     retired = issuer.keys.pop("second")
     issuer.broken = True
-    monkeypatch.setattr(issuer_keys, "_FRESH", 0.0)
+    monkeypatch.setattr(identities, "_FRESH", 0.0)
     assert exchange(client, issuer.token()).status_code == 201, "the issuer is away for a while"
-    monkeypatch.setattr(issuer_keys, "_STALE", 0.0)
+    monkeypatch.setattr(identities, "_STALE", 0.0)
     assert exchange(client, issuer.token()).status_code == 503
     issuer.broken = False
-    monkeypatch.setattr(issuer_keys, "_STALE", 60.0)
+    monkeypatch.setattr(identities, "_STALE", 60.0)
     issuer.keys["second"] = retired
     withdrawn = issuer.token("second")
     del issuer.keys["second"]
@@ -211,7 +211,7 @@ def test_an_issuer_describes_itself_and_no_other(
     other = {**issuer.description, "issuer": "https://other.example.com"}
     plain = {**issuer.description, "jwks_uri": "http://keys.example.com/keys"}
     local = {**issuer.description, "jwks_uri": "file:///etc/passwd"}
-    monkeypatch.setattr(issuer_keys, "_PAUSE", 0.0)
+    monkeypatch.setattr(identities, "_PAUSE", 0.0)
     for description in (other, plain, local, {}):
         monkeypatch.setattr(issuer, "description", description)
         assert exchange(client, issuer.token()).status_code == 503
@@ -220,7 +220,8 @@ def test_an_issuer_describes_itself_and_no_other(
 def test_keys_come_from_a_file_too(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> None:
     rules = write_rules(tmp_path / "oidc.toml", issuer)
     file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"keys": [issuer.public("first"), {"kty": "oct", "kid": "x"}, 1]}))
+    symmetric = {"kty": "oct", "kid": "x", "k": "eA"}
+    file.write_text(json.dumps({"keys": [issuer.public("first"), symmetric]}))
     text = rules.read_text().replace("audience =", f'jwks = "{file}"\naudience =')
     rules.write_text(text)
     before = issuer.fetches

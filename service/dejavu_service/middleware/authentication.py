@@ -1,4 +1,8 @@
-"""Authentication middleware: rate and token, checked before the body is read."""
+"""Authentication middleware: who sends a request, checked with its rate before its body is read.
+
+A request of another site's page is refused first, then one without a valid token. The principals of
+tokens are cached, so that a request whose token was seen costs one look-up in a dict.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +10,134 @@ import asyncio
 import base64
 import binascii
 import ipaddress
+import re
+import time
+from collections import OrderedDict
 from contextlib import nullcontext
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..bulk_read.single_flight import SingleFlight
 from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, problem
+from ..services import tokens
 from ..services.access import ANYBODY, NOBODY, READER, Principal
 from ..settings import ServerSettings
-from .asgi_scope import client_address, header
-from .browser_guard import NO_TOKENS, refuse_foreign_page, refuse_proxied
+from ..storage.database import Database
+from ..storage.tokens import any_issued
 from .limits import RateLimiter
-from .login_cookie import read_cookie
-from .principal_cache import PrincipalCache
 
-__all__ = ["EXCHANGE_PATH", "AuthenticationMiddleware", "is_loopback", "is_page"]
+__all__ = [
+    "EXCHANGE_PATH",
+    "LOGIN_COOKIE",
+    "NO_TOKENS",
+    "AuthenticationMiddleware",
+    "PrincipalCache",
+    "client_address",
+    "is_loopback",
+    "is_page",
+]
 
 EXCHANGE_PATH = "/v1/token-exchange"
+NO_TOKENS = "without tokens, "
+"""Beginning of what is said to those whom a server without tokens does not answer."""
+LOGIN_COOKIE = "dejavu_token"
+"""The cookie with which a browser presents the token that somebody logged in with."""
+
+_COOKIE = re.compile(rf"(?:^|;)\s*{LOGIN_COOKIE}=([A-Za-z0-9_-]{{1,200}})\s*(?=;|$)")
 _WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
 """Paths where somebody gets a token, or presents one in the body, which their routes verify."""
-
 _PUBLIC_PATHS = {"/livez", "/readyz", "/v1/openapi.json", "/style.css"}
 _PUBLIC_PATHS |= {"/favicon.svg", "/favicon.ico"}
+_PROXY_HEADERS = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_RARE_HEADERS = {b"origin", b"sec-fetch-site", b"content-encoding"}
+"""Headers that programs leave out, and for which some requests are refused."""
+_MAX_TOKENS = 1000
+"""Tokens whose principals are cached."""
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address can be reached from this machine only."""
-    name = host.strip("[]")
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
+class _CachedPrincipal(NamedTuple):
+    principal: Principal
+    refresh_at: float
+    """When a request starts a new look-up in the background."""
+    expires_at: float
+    """When the entry is no longer used."""
+
+
+class PrincipalCache:
+    """Principals of tokens, as the database had them at most `ttl` seconds ago.
+
+    A token in use is looked up again in the background after half of that time, once for all
+    requests. Otherwise all of them would find the entry expired together, take a connection each,
+    and wait.
+
+    Attributes:
+        entries: The principals by token.
+    """
+
+    def __init__(self, database: Database, ttl: float) -> None:
+        """Cache look-ups in a database for `ttl` seconds."""
+        self._database = database
+        self._ttl = ttl
+        self.entries: OrderedDict[str, _CachedPrincipal] = OrderedDict()
+        self._verifying: SingleFlight[str, Principal | None] = SingleFlight()
+        self._checking_tokens: SingleFlight[None, bool] = SingleFlight()
+        self._tokens_exist = False
+        self._tokens_checked_at = float("-inf")
+
+    def cached_principal(self, presented: str) -> Principal | None:
+        """Return the cached principal of a token, or None."""
+        entry, now = self.entries.get(presented), time.monotonic()
+        if entry is None or entry.expires_at <= now:
+            return None
+        if entry.refresh_at <= now:
+            self._verifying.start(presented, lambda: self._verify(presented))
+        return entry.principal
+
+    async def find(self, presented: str) -> Principal | None:
+        """Return the principal of a token; None if it is wrong, expired or revoked."""
+        return self.cached_principal(presented) or await self._verifying.get(
+            presented, lambda: self._verify(presented)
+        )
+
+    async def tokens_exist(self) -> bool:
+        """Return whether any token was ever issued; once true, this is never asked again."""
+        if not self._tokens_exist and time.monotonic() - self._tokens_checked_at > self._ttl:
+            self._tokens_exist = await self._checking_tokens.get(None, self._check_tokens)
+        return self._tokens_exist
+
+    def clear(self) -> None:
+        """Drop all entries, and the results of look-ups in progress."""
+        self.entries, self._verifying = OrderedDict(), SingleFlight()
+        self._tokens_checked_at = float("-inf")
+
+    async def _verify(self, presented: str) -> Principal | None:
+        # `clear` replaces the dict: a look-up that began before it must not write to the new one.
+        entries, started = self.entries, time.monotonic()
+        verified = await run_in_threadpool(tokens.verify, self._database, presented)
+        if verified is None:
+            entries.pop(presented, None)
+            return None
+        ttl = self._ttl if verified.expires_in is None else min(self._ttl, verified.expires_in)
+        entries[presented] = _CachedPrincipal(
+            verified.principal, refresh_at=started + ttl / 2, expires_at=started + ttl
+        )
+        while len(entries) > _MAX_TOKENS:
+            entries.popitem(last=False)
+        return verified.principal
+
+    async def _check_tokens(self) -> bool:
+        started = time.monotonic()
+        issued = await run_in_threadpool(self._any_issued)
+        self._tokens_checked_at = started
+        return issued
+
+    def _any_issued(self) -> bool:
+        with self._database.read() as connection:
+            return any_issued(connection)
 
 
 class AuthenticationMiddleware:
@@ -54,36 +156,54 @@ class AuthenticationMiddleware:
         if scope["type"] != "http" or scope["path"] in _PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
+        sent = dict(scope["headers"])
+        scheme, _, token = sent.get(b"authorization", b"").decode("latin-1").partition(" ")
+        entry = self._principals.entries.get(token)
         try:
-            refuse_foreign_page(scope)
-            scope["principal"] = await self._authenticate(scope)
-            _refuse_compression(scope)
+            if (
+                entry is not None
+                and time.monotonic() < entry.refresh_at
+                and scheme == "Bearer"
+                and _RARE_HEADERS.isdisjoint(sent)
+            ):
+                scope["principal"], scope["credential"] = entry.principal, token
+                self._rate_limiter.take(entry.principal.name)
+            else:
+                scope["principal"] = await self._authenticate(scope, Headers(scope=scope))
         except ProblemError as error:
-            headers = dict(error.headers or {})
+            added = dict(error.headers or {})
             if error.status_code == 401:
-                headers["WWW-Authenticate"] = _challenge(scope)
-            await problem(error.status_code, error.detail, headers=headers)(scope, receive, send)
+                added["WWW-Authenticate"] = (
+                    'Basic realm="dejavu-cache: any user, the token as password"'
+                    if is_page(scope)
+                    else "Bearer"
+                )
+            await problem(error.status_code, error.detail, headers=added)(scope, receive, send)
             return
         except DATABASE_ERRORS as error:
             await database_unavailable(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    async def _authenticate(self, scope: Scope) -> Principal:
+    async def _authenticate(self, scope: Scope, headers: Headers) -> Principal:
+        _refuse_foreign_page(scope, headers)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ProblemError(
+                415, "compressed bodies are not accepted: leave out Content-Encoding"
+            )
         if scope["path"] in _WITHOUT_TOKEN:
             self._rate_limiter.take(client_address(scope))
             return NOBODY
-        token = _presented_token(scope)
+        token = _presented_token(scope, headers)
         scope["credential"] = token or ""
-        cached = None if token is None else self._principals.cached_principal(token)
-        if cached is not None:
-            self._rate_limiter.take(cached.name)
-            return cached
-        address = client_address(scope)
-        if token is not None:
-            return await self._verify(token, address)
-        self._rate_limiter.take(address)
-        return await self._without_token(scope)
+        if token is None:
+            self._rate_limiter.take(client_address(scope))
+            return await self._without_token(headers)
+        principal = self._principals.cached_principal(token)
+        if principal is None:
+            principal = await self._verify(token, client_address(scope))
+        self._rate_limiter.take(principal.name)
+        return principal
 
     async def _verify(self, token: str, address: str) -> Principal:
         # Wrong tokens count for their address. Good ones behind the same address are not refused
@@ -96,10 +216,9 @@ class AuthenticationMiddleware:
             raise ProblemError(
                 401, "the token is wrong, expired or revoked: ask an admin for a new one"
             )
-        self._rate_limiter.take(principal.name)
         return principal
 
-    async def _without_token(self, scope: Scope) -> Principal:
+    async def _without_token(self, headers: Headers) -> Principal:
         if await self._principals.tokens_exist():
             if self._settings.open_read:
                 return READER
@@ -110,17 +229,15 @@ class AuthenticationMiddleware:
             )
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
-        if not is_loopback(_without_port(header(scope, b"host") or "")):
+        if not is_loopback(_without_port(headers.get("host", ""))):
             raise ProblemError(
                 401, f"{NO_TOKENS}only requests to localhost are answered: create a token"
             )
-        refuse_proxied(scope)
+        if any(name in headers for name in _PROXY_HEADERS):
+            raise ProblemError(
+                401, f"{NO_TOKENS}no request that came through a proxy is answered: create a token"
+            )
         return ANYBODY
-
-
-def _refuse_compression(scope: Scope) -> None:
-    if (header(scope, b"content-encoding") or "identity").lower() != "identity":
-        raise ProblemError(415, "compressed bodies are not accepted: leave out Content-Encoding")
 
 
 def is_page(scope: Scope) -> bool:
@@ -128,16 +245,53 @@ def is_page(scope: Scope) -> bool:
     return not scope["path"].startswith("/v1/")
 
 
-def _challenge(scope: Scope) -> str:
-    if is_page(scope):
-        return 'Basic realm="dejavu-cache: any user, the token as password"'
-    return "Bearer"
+def client_address(scope: Scope) -> str:
+    """Return the address that a request came from."""
+    return scope["client"][0] if scope.get("client") else "unknown"
 
 
-def _presented_token(scope: Scope) -> str | None:
-    authorization = header(scope, b"authorization")
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address can be reached from this machine only."""
+    name = host.strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if port.isdigit() and not host.endswith("]") else host
+
+
+def _refuse_foreign_page(scope: Scope, headers: Headers) -> None:
+    """Check that no other site's page sends a request, except for pages, which may be linked to.
+
+    Browsers name the page's site in `Sec-Fetch-Site` or `Origin`, and no page can change either;
+    programs send neither.
+
+    Raises:
+        ProblemError: 403.
+    """
+    if scope["method"] in ("GET", "HEAD") and is_page(scope):
+        return
+    is_own = True
+    if (origin := headers.get("origin")) is not None:
+        try:
+            named = urlsplit(origin).netloc.lower()
+        except ValueError:
+            named = ""
+        is_own = bool(named) and named == headers.get("host", "").lower()
+    site = headers.get("sec-fetch-site", "").lower()
+    if site in ("cross-site", "same-site") or not is_own:
+        raise ProblemError(403, "a page of another site may not send this request")
+
+
+def _presented_token(scope: Scope, headers: Headers) -> str | None:
+    authorization = headers.get("authorization")
     if authorization is None:
-        return read_cookie(scope) if is_page(scope) else None
+        found = _COOKIE.search(headers.get("cookie", "")) if is_page(scope) else None
+        return found.group(1) if found else None
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
@@ -149,8 +303,3 @@ def _presented_token(scope: Scope) -> str | None:
         except (binascii.Error, UnicodeDecodeError):
             return ""
     raise ProblemError(401, "the token goes into  Authorization: Bearer TOKEN")
-
-
-def _without_port(host: str) -> str:
-    name, _, port = host.rpartition(":")
-    return name if port.isdigit() and not host.endswith("]") else host

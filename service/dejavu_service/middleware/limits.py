@@ -1,17 +1,80 @@
-"""Limits on the rate of requests."""
+"""Limits of what requests take: how many there are at a time, for how long, how often, in turn."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 
-from ..problems import ProblemError
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["RateLimiter"]
+from ..problems import ProblemError, problem
 
+__all__ = ["LONGEST_WAIT", "RateLimiter", "RequestLimits", "Turns"]
+
+LONGEST_WAIT = 10.0
+"""Seconds that a request waits for its turns, of all kinds together.
+
+Its client shall get a 503 that says when to come again before it, or a proxy, gives the answer up.
+"""
+_SECONDS = 60.0
+"""Seconds from a request's head to its answer, and between two pieces of the answer."""
+_LONG_SECONDS = 3600.0
+"""The same for requests that concern a whole namespace."""
+_LONG = re.compile(r"/v1/[^/]+/(import|export|promote)")
+_HEALTH = {"/livez", "/readyz"}
 _MAX_CALLERS = 10_000
 """Callers whose bucket is kept; a caller that was evicted starts with a full bucket."""
+
+
+class RequestLimits:
+    """ASGI middleware that bounds the requests in progress, and the time of each.
+
+    Whether the server lives and is ready is answered in any case. The time is that to the answer,
+    in which the client also sends its body, and then that between two pieces of the answer.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        """Pass at most `most` requests at a time to an app."""
+        self._app = app
+        self._most = most
+        self._in_progress = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it with 503."""
+        if scope["type"] != "http" or scope["path"] in _HEALTH:
+            await self._app(scope, receive, send)
+            return
+        if self._in_progress >= self._most:
+            await _busy("the server has too many requests now")(scope, receive, send)
+            return
+        seconds = _LONG_SECONDS if _LONG.fullmatch(scope["path"]) else _SECONDS
+        limit = anyio.move_on_after(seconds)
+        began = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+            limit.deadline = anyio.current_time() + seconds
+
+        self._in_progress += 1
+        try:
+            with limit:
+                await self._app(scope, receive, send_on)
+            # An answer that has begun is cut off by returning: the server closes its connection.
+            if limit.cancelled_caught and not began:
+                await _busy(f"the request took over {seconds:g} s")(scope, receive, send)
+        finally:
+            self._in_progress -= 1
+
+
+def _busy(said: str) -> ASGIApp:
+    return problem(503, f"{said}: try again", headers={"Retry-After": "2", "Connection": "close"})
 
 
 class RateLimiter:
@@ -50,3 +113,46 @@ class RateLimiter:
                 f"over {self._rate:g} requests a second: wait {wait} s",
                 headers={"Retry-After": str(wait)},
             )
+
+
+class Turns:
+    """Turns for requests: `of_each` for each key at a time, and `total` for all keys.
+
+    A request that waits here holds no thread, no connection to the database and no memory.
+    """
+
+    def __init__(self, total: int, of_each: int = 2) -> None:
+        """Give `total` turns at a time, of which `of_each` for the same key."""
+        self._all = asyncio.Semaphore(total)
+        self._of_each = of_each
+        self._by_key: dict[Hashable, asyncio.Semaphore] = {}
+        self._users: dict[Hashable, int] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable, seconds: float | None = None) -> AsyncIterator[None]:
+        """Wait for a turn for some seconds, by default the longest, and hold it within the block.
+
+        Raises:
+            ProblemError: 503, the requests before this one did not end in time.
+        """
+        queue = self._by_key.setdefault(key, asyncio.Semaphore(self._of_each))
+        self._users[key] = self._users.get(key, 0) + 1
+        taken: list[asyncio.Semaphore] = []
+        try:
+            with anyio.move_on_after(LONGEST_WAIT if seconds is None else seconds):
+                for semaphore in (queue, self._all):
+                    await semaphore.acquire()
+                    taken.append(semaphore)
+            if len(taken) < 2:
+                raise ProblemError(
+                    503,
+                    "other requests of this kind take long: try again",
+                    headers={"Retry-After": "2"},
+                )
+            yield
+        finally:
+            for semaphore in taken:
+                semaphore.release()
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key], self._by_key[key]

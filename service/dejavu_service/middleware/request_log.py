@@ -1,11 +1,14 @@
-"""Outermost middleware: request ids, the request log, metrics, and a 500 for unexpected errors."""
+"""Logs as JSON lines, and the middleware that logs and counts each request, whatever its end."""
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import re
+import sys
 import time
+from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -13,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..metrics import Metrics
 from ..problems import ANSWERED_ERRORS, problem
-from .asgi_scope import client_address, header
+from .authentication import client_address
 
-__all__ = ["RequestLogMiddleware"]
+__all__ = ["RequestLogMiddleware", "configure"]
 
 _logger = logging.getLogger("dejavu_service.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -40,7 +43,7 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        sent_id = header(scope, b"x-request-id") or ""
+        sent_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{_ids.getrandbits(64):016x}"
 
         async def send_with_id(message: Message) -> None:
@@ -74,7 +77,9 @@ class RequestLogMiddleware:
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
         path_template = getattr(route, "path", "") or "(none)"
-        self._metrics.count_request(_method_label(scope), path_template, status, seconds)
+        # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count_request(method, path_template, status, seconds)
         # A fleet reads all day long: successful reads are logged at the level `debug` only, except
         # exports, by which somebody takes everything.
         is_read = scope["method"] == "GET" and status < 400 and path_template != _EXPORT
@@ -97,6 +102,26 @@ def _path(scope: Scope) -> str:
     return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
 
 
-def _method_label(scope: Scope) -> str:
-    # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
-    return scope["method"] if scope["method"] in _METHODS else "other"
+class _JsonFormatter(logging.Formatter):
+    """Formats time, level, logger, message and the fields of `extra={"fields": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(level: str) -> None:
+    """Send all logs of at least this level to stderr as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

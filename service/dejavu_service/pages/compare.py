@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import date, datetime, timezone
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import urlencode
 
+from fastapi import Query, Response
+from pydantic import Field
 from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
-from ..errors import NotFoundError
-from ..services import layers
-from ..services.access import Principal
+from ..errors import InvalidRequestError, NotFoundError
+from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
+from ..services import layers, promotion
+from ..services.access import NAMESPACE
 from ..services.read_through import RecordView
 from ..storage import arrivals, coverage, summaries
 from ..storage.coverage import ContextRow
-from ..storage.database import Database
 from ..storage.differences import DifferenceCounts, count_differences
-from .columns import ConfigNames, ScenarioColumns
-from .paging import take_page
+from .forms import AdminForm
+from .rendering import (
+    PAGE_METHODS,
+    Wanted,
+    count_pages,
+    list_namespaces,
+    pages_router,
+    redirect,
+    render_page,
+    take_page,
+)
+from .tables import ConfigNames, ScenarioColumns
 
-__all__ = ["ContextComparison", "ContextSide", "compare_contexts", "compare_with_namespace"]
+__all__ = ["router"]
 
+router = pages_router()
 
 _MOST_CONTEXTS = 50
 _MOST_RECORDS = 20_000
@@ -32,83 +47,78 @@ _MOST_OTHERS = 100
 """Contexts that are listed of those that only the other namespace has."""
 
 
-class ComparedContext(NamedTuple):
-    """A context, the number of its records in both namespaces, and how they differ."""
+class NamespacesFilter(Wanted):
+    """Another namespace, and a kernel by its full name, empty for any."""
 
-    digest: str
-    context: Context
-    records: int
-    theirs: int
-    difference: DifferenceCounts
+    to: str = Field(default="", max_length=500)
+    kernel: str = Field(default="", max_length=500)
 
 
-class NamespaceComparison(NamedTuple):
-    """A page of the contexts of two namespaces.
-
-    Attributes:
-        rows: The contexts of the first namespace.
-        only_there: Contexts that the other one alone has, with their numbers of records.
-        total: The number of records in the first namespace.
-        pages: The number of pages.
-        records: The number of records of the page's contexts.
-        absent: How many of them the other one lacks.
-        differing: How many of them have another config in the other one.
-        pinned: How many of those are pinned there.
-    """
-
-    rows: list[ComparedContext]
-    only_there: list[tuple[Context, int]]
-    total: int
-    pages: int
-    records: int
-    absent: int
-    differing: int
-    pinned: int
+@router.api_route("/pages/{namespace}/compare", methods=PAGE_METHODS)
+def compare_namespaces(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]
+) -> Response:
+    """Compare two namespaces; for an admin of both, the preview of a promotion."""
+    call.principal.require("read", namespace)
+    readable = {name for name, *_ in list_namespaces(call.database, call.principal)}
+    other = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else ""
+    is_compared = bool(other) and other != namespace
+    return render_page(
+        "compare.html",
+        call,
+        namespace,
+        wanted=wanted,
+        to=other,
+        others=sorted(readable - {namespace}),
+        is_compared=is_compared,
+        may_promote=bool(other) and call.principal.may("admin", other),
+        **(_differences(call, namespace, other, wanted) if is_compared else {}),
+    )
 
 
-def compare_with_namespace(
-    database: Database, principal: Principal, namespace: str, other: str, kernel: str, page: int
-) -> NamespaceComparison:
-    """Compare what readers get in two namespaces, of a kernel by its full name or of all.
-
-    Raises:
-        AccessDeniedError: The principal may not read both.
-    """
-    principal.require("read", namespace)
-    principal.require("read", other)
-    with database.read() as connection:
+def _differences(
+    call: Call, namespace: str, other: str, wanted: NamespacesFilter
+) -> dict[str, Any]:
+    """Compare what readers get in two namespaces, a page of contexts at a time."""
+    call.principal.require("read", other)
+    with call.database.read() as connection:
         ours, theirs = (
-            [row for row in coverage.load_contexts(connection, name, kernel or None) if row.records]
+            [
+                row
+                for row in coverage.load_contexts(connection, name, wanted.kernel or None)
+                if row.records
+            ]
             for name in (namespace, other)
         )
         pages = _paginate(ours)
-        shown = pages[page - 1] if page <= len(pages) else []
-        counted = count_differences(connection, [row.id for row in shown], other)
+        shown = pages[wanted.page - 1] if wanted.page <= len(pages) else []
+        counts = count_differences(connection, [row.id for row in shown], other)
     there = {row.digest: row.records for row in theirs}
     here = {row.digest for row in ours}
     rows = [
-        ComparedContext(
-            row.digest,
+        (
+            row,
             Context.model_validate_json(row.text),
-            row.records,
             there.get(row.digest, 0),
-            counted.get(row.id, DifferenceCounts(row.records, 0, 0)),
+            counts.get(row.id, DifferenceCounts(row.records, 0, 0)),
         )
         for row in shown
     ]
-    others = [row for row in theirs if row.digest not in here] if page >= len(pages) else []
-    return NamespaceComparison(
-        rows=rows,
-        only_there=[
-            (Context.model_validate_json(row.text), row.records) for row in others[:_MOST_OTHERS]
+    only_there = [row for row in theirs if row.digest not in here]
+    return {
+        "rows": rows,
+        "only_there": [
+            (Context.model_validate_json(row.text), row.records)
+            for row in only_there[:_MOST_OTHERS]
+            if wanted.page >= len(pages)
         ],
-        total=sum(row.records for row in ours),
-        pages=max(len(pages), 1),
-        records=sum(row.records for row in rows),
-        absent=sum(row.difference.absent for row in rows),
-        differing=sum(row.difference.differing for row in rows),
-        pinned=sum(row.difference.pinned for row in rows),
-    )
+        "total": sum(row.records for row in ours),
+        "pages": len(pages),
+        "records": sum(row.records for row in shown),
+        "absent": sum(difference.absent for *_, difference in rows),
+        "differing": sum(difference.differing for *_, difference in rows),
+        "pinned": sum(difference.pinned for *_, difference in rows),
+    }
 
 
 def _paginate(rows: Sequence[ContextRow]) -> list[list[ContextRow]]:
@@ -124,21 +134,25 @@ def _paginate(rows: Sequence[ContextRow]) -> list[list[ContextRow]]:
     return pages
 
 
-class ContextSide(NamedTuple):
-    """One side of a comparison.
-
-    Attributes:
-        namespace: The namespace.
-        digest: The digest of the context.
-        until: Only measurements that had arrived at the end of that day count; None for now.
-    """
-
-    namespace: str
-    digest: str
-    until: date | None = None
+@router.post("/pages/{namespace}/promote")
+def promote(namespace: Namespace, form: AdminForm) -> Response:
+    """Copy a namespace's records to another, of all kernels or one, and show both compared."""
+    call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
+    if not re.fullmatch(NAMESPACE, target):
+        raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
+    promotion.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    return redirect(f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}")
 
 
-class _Choice(NamedTuple):
+class ContextsFilter(Wanted):
+    """The digest of another context, another namespace, and a day; empty for the same and now."""
+
+    other: str = Field(default="", pattern=r"^[0-9a-f]{0,24}$")
+    to: str = Field(default="", max_length=500)
+    until: str = Field(default="", pattern=r"^(\d{4}-\d{2}-\d{2})?$")
+
+
+class SideChoice(NamedTuple):
     """The config that a side runs, as JSON, and its median there."""
 
     config: str | None
@@ -146,16 +160,11 @@ class _Choice(NamedTuple):
 
 
 class ComparedScenario(NamedTuple):
-    """A scenario, and what each side runs; None where a side has no record.
-
-    Attributes:
-        cost: What the other side's config costs over this side's, by this side's timings.
-    """
+    """A scenario, and what each side runs; None where a side has no record."""
 
     scenario: Scenario
-    ours: _Choice | None
-    theirs: _Choice | None
-    cost: float | None = None
+    ours: SideChoice | None
+    theirs: SideChoice | None
 
     @property
     def differs(self) -> bool:
@@ -163,133 +172,112 @@ class ComparedScenario(NamedTuple):
         return (self.ours and self.ours.config) != (self.theirs and self.theirs.config)
 
 
-class ContextComparison(NamedTuple):
-    """Two sides, scenario by scenario, those that differ first.
-
-    Attributes:
-        context: The first side's context.
-        other: The other side's context.
-        choices: The contexts of the kernel in the namespace, to compare with.
-        same: The number of scenarios with the same config on both sides.
-        differing: The number of scenarios with different configs.
-        ours_only: The number of scenarios that the first side alone has.
-        theirs_only: The number of scenarios that the other side alone has.
-        columns: The arguments of the scenarios.
-        names: The short names of the configs.
-        rows: A page of scenarios.
-        total: The number of scenarios.
-    """
-
-    context: Context
-    other: Context
-    choices: list[tuple[str, Context]]
-    same: int
-    differing: int
-    ours_only: int
-    theirs_only: int
-    columns: ScenarioColumns
-    names: ConfigNames
-    rows: list[ComparedScenario]
-    total: int
-
-
+@router.api_route("/pages/{namespace}/contexts/{context}/compare", methods=PAGE_METHODS)
 def compare_contexts(
-    database: Database, principal: Principal, ours: ContextSide, theirs: ContextSide, page: int
-) -> ContextComparison:
-    """Compare a context with another one, or with itself elsewhere or at another time.
-
-    Raises:
-        AccessDeniedError: The principal may not read both namespaces.
-        NotFoundError: A side has no records.
-    """
-    for side in (ours, theirs):
-        principal.require("read", side.namespace)
-    with database.read() as connection:
-        left, right = _load(connection, ours), _load(connection, theirs)
-        context, other = (Context.model_validate_json(row.text) for row in (left, right))
+    namespace: Namespace,
+    context: ContextDigest,
+    call: CurrentCall,
+    wanted: Annotated[ContextsFilter, Query()],
+) -> Response:
+    """Compare a context with another GPU or Triton, namespace or date, what differs first."""
+    there = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else namespace
+    for name in (namespace, there):
+        call.principal.require("read", name)
+    with call.database.read() as connection:
+        left = _load(connection, namespace, context)
+        right = _load(connection, there, wanted.other or context)
+        ours = _choices(connection, left)
+        theirs = _choices(connection, right, _end_of_day(wanted.until))
         texts = coverage.load_scenarios(connection, right.id)
         texts |= coverage.load_scenarios(connection, left.id)
-        our_choices = _choices(connection, left, ours)
-        their_choices = _choices(connection, right, theirs)
-        siblings = coverage.load_contexts(connection, ours.namespace, context.kernel.name)
+        parsed, other = (Context.model_validate_json(row.text) for row in (left, right))
+        siblings = coverage.load_contexts(connection, namespace, parsed.kernel.name)
         compared = [
             ComparedScenario(
-                Scenario.model_validate_json(texts[digest]),
-                our_choices.get(digest),
-                their_choices.get(digest),
+                Scenario.model_validate_json(texts[digest]), ours.get(digest), theirs.get(digest)
             )
-            for digest in our_choices.keys() | their_choices.keys()
+            for digest in ours.keys() | theirs.keys()
             if digest in texts
         ]
         columns = ScenarioColumns(row.scenario for row in compared)
         compared.sort(key=lambda row: (not row.differs, columns.order(row.scenario)))
-        shown = take_page(compared, page)
-        wanted = {
-            row.scenario.digest: row for row in shown if row.differs and row.ours and row.theirs
-        }
-        view = RecordView(ours.namespace, ours.digest)
-        costs = {
-            digest: _cost(wanted[digest], text)
-            for texts in layers.iter_texts(connection, view, list(wanted))
-            for digest, text in texts.items()
-        }
-    both = [row for row in compared if row.ours and row.theirs]
+        rows = take_page(compared, wanted.page)
+        costs = _costs(connection, RecordView(namespace, context), rows)
     choices = [choice for row in compared for choice in (row.ours, row.theirs) if choice]
     chosen = {choice.config for choice in choices if choice.config}
-    return ContextComparison(
-        context=context,
+    both = [row for row in compared if row.ours and row.theirs]
+    return render_page(
+        "compare_context.html",
+        call,
+        namespace,
+        wanted=wanted,
+        context=parsed,
         other=other,
-        choices=[
-            (row.digest, Context.model_validate_json(row.text)) for row in siblings if row.records
-        ],
+        there=there,
+        siblings=[Context.model_validate_json(row.text) for row in siblings if row.records],
         same=sum(not row.differs for row in both),
         differing=sum(row.differs for row in both),
         ours_only=sum(row.theirs is None for row in compared),
         theirs_only=sum(row.ours is None for row in compared),
         columns=columns,
         names=ConfigNames([Config.model_validate_json(text) for text in chosen]),
-        rows=[row._replace(cost=costs.get(row.scenario.digest)) for row in shown],
+        rows=[(row, costs.get(row.scenario.digest)) for row in rows],
         total=len(compared),
+        pages=count_pages(len(compared)),
     )
 
 
-def _load(connection: Connection, side: ContextSide) -> ContextRow:
-    rows = coverage.load_contexts(connection, side.namespace, digest=side.digest)
-    row = next((row for row in rows if row.records), None)
-    if row is None:
+def _load(connection: Connection, namespace: str, digest: str) -> ContextRow:
+    rows = coverage.load_contexts(connection, namespace, digest=digest)
+    if not rows or not rows[0].records:
         raise NotFoundError(
-            f"namespace {side.namespace!r} has no records of this context: choose another"
+            f"namespace {namespace!r} has no records of this context: choose another"
         )
-    return row
+    return rows[0]
 
 
-def _choices(connection: Connection, row: ContextRow, side: ContextSide) -> dict[str, _Choice]:
+def _end_of_day(text: str) -> float | None:
+    """Return the end of a day (UTC) in seconds since 1970; None for no day."""
+    try:
+        day = date.fromisoformat(text) if text else None
+    except ValueError:
+        raise InvalidRequestError(f"until: {text} is no day: write it as 2026-11-30") from None
+    if day is None:
+        return None
+    return datetime(day.year, day.month, day.day, tzinfo=timezone.utc).timestamp() + 86400
+
+
+def _choices(
+    connection: Connection, row: ContextRow, until: float | None = None
+) -> dict[str, SideChoice]:
     """Return what a side runs in each scenario; of the past, the fastest of what had arrived."""
-    if side.until is None:
+    if until is None:
         loaded = summaries.load(connection, row.id)
-        return {
-            digest: _Choice(summary.chosen, summary.median) for digest, summary in loaded.items()
-        }
-    end = datetime(side.until.year, side.until.month, side.until.day, tzinfo=timezone.utc)
-    best: dict[str, _Choice] = {}
-    for digest, text in arrivals.iter_until(connection, row.id, end.timestamp() + 86400):
+        return {digest: SideChoice(entry.chosen, entry.median) for digest, entry in loaded.items()}
+    best: dict[str, SideChoice] = {}
+    for digest, text in arrivals.iter_until(connection, row.id, until):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)
         if median and (previous is None or not previous.median or median < previous.median):
-            best[digest] = _Choice(Config.model_validate(measured["config"]).text, median)
+            best[digest] = SideChoice(Config.model_validate(measured["config"]).text, median)
     return best
 
 
-def _cost(row: ComparedScenario, text: str) -> float | None:
-    """Return how much slower the other side's config is here, as a share of this side's time."""
-    if row.theirs is None or row.theirs.config is None:
-        return None
-    if row.ours is None or not row.ours.median:
-        return None
-    wanted = Config.model_validate_json(row.theirs.config)
-    for measured in json.loads(text)["measurements"]:
-        median = measured.get("median")
-        if median and Config.model_validate(measured["config"]) == wanted:
-            return float(median) / row.ours.median - 1
-    return None
+def _costs(
+    connection: Connection, view: RecordView, rows: list[ComparedScenario]
+) -> dict[str, float]:
+    """Return how much slower the other side's configs are here, by the digest of their scenario."""
+    wanted = {row.scenario.digest: row for row in rows if row.differs and row.ours and row.theirs}
+    costs: dict[str, float] = {}
+    for texts in layers.iter_texts(connection, view, list(wanted)):
+        for digest, text in texts.items():
+            ours, theirs = wanted[digest].ours, wanted[digest].theirs
+            if ours is None or theirs is None or not ours.median or theirs.config is None:
+                continue
+            config = Config.model_validate_json(theirs.config)
+            for measured in json.loads(text)["measurements"]:
+                median = measured.get("median")
+                if median and Config.model_validate(measured["config"]) == config:
+                    costs[digest] = median / ours.median - 1
+    return costs

@@ -1,54 +1,72 @@
-"""The overview: for every kernel, what is tuned where, what that cost, and what reuse saved."""
+"""What is tuned: the namespaces, the kernels of one, and what changed there lately."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlencode
+
+from fastapi import Query, Response
+from fastapi.responses import RedirectResponse
+from pydantic import Field
 
 from dejavu_cache.model.scenario import Context
 
+from ..routes.common import CurrentCall, Namespace
 from ..services.access import Principal
+from ..services.log import read_log
 from ..storage import coverage
 from ..storage.clock import database_time
 from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
+from ..storage.log import LogFilter
+from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
-__all__ = [
-    "CoveredContext",
-    "KernelRow",
-    "Overview",
-    "OverviewFilter",
-    "SortKey",
-    "contexts_of",
-    "current_source",
-    "overview",
-]
+__all__ = ["CoveredContext", "OverviewFilter", "contexts_of", "current_source", "overview"]
+
+router = pages_router()
 
 _DAY = 86400.0
+_MOST_NAMESPACES = 1000
+"""Namespaces that are listed: each pull request may have one."""
+_MOST_ENTRIES = 100
+"""Entries of the log on a page."""
+_Text = Annotated[str, Query(max_length=500)]
 
-SortKey = Literal["kernel", "records", "missing", "tuning", "saved", "changed"]
+
+@router.api_route("/", methods=PAGE_METHODS)
+def show_front(call: CurrentCall) -> Response:
+    """Redirect to the namespace with the most records."""
+    records = {row[0]: row[2] for row in list_namespaces(call.database, call.principal)}
+    largest = max(records, key=lambda name: records[name], default="main")
+    return RedirectResponse(f"/pages/{largest}")
 
 
-class OverviewFilter(NamedTuple):
-    """What kernels to show, and in what order; an empty text stands for any.
+@router.api_route("/namespaces", methods=PAGE_METHODS)
+def show_namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response:  # noqa: A002
+    """List the namespaces whose name contains a text, or go to one."""
+    search = open or q
+    listed = list_namespaces(call.database, call.principal, search)
+    if open in {name for name, *_ in listed}:
+        return RedirectResponse(f"/pages/{open}", 303)
+    shown = listed[:_MOST_NAMESPACES]
+    return render_page("namespaces.html", call, "", listed=shown, total=len(listed), search=search)
 
-    Attributes:
-        search: A part of the kernel's name, in any case.
-        device: The name of a GPU.
-        triton: A version of Triton.
-        days: The largest age of the last change; None for any.
-        sort: The column to sort by.
-        page: The number of the page, from 1.
-        size: The number of kernels on a page.
-    """
 
-    search: str = ""
-    device: str = ""
-    triton: str = ""
-    days: int | None = None
-    sort: SortKey = "kernel"
-    page: int = 1
-    size: int = 25
+class OverviewFilter(Wanted):
+    """What kernels to show, and in what order; an empty text stands for any."""
+
+    q: str = Field(default="", max_length=500)
+    """A part of the kernel's name, in any case."""
+    device: str = Field(default="", max_length=500)
+    triton: str = Field(default="", max_length=500)
+    days: str = Field(default="", pattern=r"^\d{0,5}$")
+    """The largest age of the last change."""
+    sort: Literal["kernel", "records", "missing", "tuning", "saved", "changed"] = "kernel"
+
+    def covers(self, entry: CoveredContext) -> bool:
+        """Return whether a context has the wanted GPU and Triton."""
+        return self.device in ("", entry.device) and self.triton in ("", entry.triton)
 
 
 class CoveredContext(NamedTuple):
@@ -82,62 +100,44 @@ class CoveredContext(NamedTuple):
 
 
 class KernelRow(NamedTuple):
-    """A kernel with its contexts: those of its current source, and of earlier ones."""
+    """A kernel with its contexts, and the sums of them.
+
+    Attributes:
+        name: The kernel's name.
+        current: The contexts of its current source.
+        outdated: The contexts of earlier sources.
+        latest: The context that changed last.
+        records: The number of records.
+        missing: The number of scenarios that were missed.
+        tuning: The cost of all measurements, in seconds.
+        saved: The estimated time that reuse saved, in seconds.
+        changed: When the records changed last, in seconds since 1970.
+    """
 
     name: str
     current: list[CoveredContext]
     outdated: list[CoveredContext]
-    known: int = 0
-    """Scenarios that are tuned or missed anywhere, for the current source."""
-
-    @property
-    def all(self) -> list[CoveredContext]:
-        """Contexts of all sources."""
-        return [*self.current, *self.outdated]
-
-    @property
-    def latest(self) -> CoveredContext:
-        """Context that changed last."""
-        return max(self.all, key=lambda covered: covered.changed_at)
-
-    @property
-    def misses(self) -> int:
-        """Number of scenarios that were missed."""
-        return sum(covered.missing for covered in self.all)
-
-    @property
-    def seconds(self) -> float:
-        """Cost of all measurements."""
-        return sum(covered.seconds for covered in self.all)
-
-    @property
-    def savings(self) -> float:
-        """Estimated time that reuse saved, in seconds."""
-        return sum(covered.saved for covered in self.all)
-
-    @property
-    def records(self) -> int:
-        """Number of records."""
-        return sum(covered.row.records for covered in self.all)
-
-
-class Overview(NamedTuple):
-    """One page of kernels, the totals of all that were asked for, and what may be chosen."""
-
-    kernels: list[KernelRow]
-    matching: int
+    latest: CoveredContext
     records: int
-    seconds: float
+    missing: int
+    tuning: float
     saved: float
-    devices: list[str]
-    tritons: list[str]
-    pages: int
+    changed: float
+
+
+@router.api_route("/pages/{namespace}", methods=PAGE_METHODS)
+def show_overview(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Query()]
+) -> Response:
+    """Show what is tuned of every kernel, what that cost, and what reuse saved."""
+    seen = overview(call.database, call.principal, namespace, wanted)
+    return render_page("overview.html", call, namespace, wanted=wanted, **seen)
 
 
 def overview(
-    database: Database, principal: Principal, namespace: str, wanted: OverviewFilter
-) -> Overview:
-    """Load a page of the overview of a namespace.
+    database: Database, principal: Principal, namespace: str, wanted: OverviewFilter, size: int = 25
+) -> dict[str, Any]:
+    """Load what the overview of a namespace shows: a page of kernels, and the totals of all.
 
     Raises:
         AccessDeniedError: The principal may not read the namespace.
@@ -149,45 +149,50 @@ def overview(
             coverage.load_costs(connection, namespace),
             coverage.count_misses(connection, namespace),
         )
-        since = (
-            None
-            if wanted.days is None
-            else database_time(connection).timestamp() - wanted.days * _DAY
-        )
-        kernels = [kernel for kernel in _by_kernel(covered) if _is_wanted(kernel, wanted, since)]
-        kernels.sort(key=_ORDER[wanted.sort])
-        start = (wanted.page - 1) * wanted.size
-        page = kernels[start : start + wanted.size]
+        since = 0.0
+        if wanted.days:
+            since = database_time(connection).timestamp() - int(wanted.days) * _DAY
+        kernels = [
+            kernel
+            for kernel in _by_kernel(covered)
+            if wanted.q.lower() in kernel.name.lower() and kernel.changed >= since
+            if any(map(wanted.covers, [*kernel.current, *kernel.outdated]))
+        ]
+        if wanted.sort != "kernel":
+            kernels.sort(key=lambda kernel: (-getattr(kernel, wanted.sort), kernel.name))
+        page = kernels[(wanted.page - 1) * size : wanted.page * size]
         groups = {kernel.name: _comparable(kernel) for kernel in page}
         known = coverage.count_known(connection, groups)
-    return Overview(
-        kernels=[kernel._replace(known=known[kernel.name]) for kernel in page],
-        matching=len(kernels),
-        records=sum(kernel.records for kernel in kernels),
-        seconds=sum(kernel.seconds for kernel in kernels),
-        saved=sum(kernel.savings for kernel in kernels),
-        devices=sorted({entry.device for entry in covered}),
-        tritons=sorted({entry.triton for entry in covered}),
-        pages=max(-(-len(kernels) // wanted.size), 1),
-    )
+    return {
+        "kernels": page,
+        "known": known,
+        "matching": len(kernels),
+        "records": sum(kernel.records for kernel in kernels),
+        "seconds": sum(kernel.tuning for kernel in kernels),
+        "saved": sum(kernel.saved for kernel in kernels),
+        "devices": sorted({entry.device for entry in covered}),
+        "tritons": sorted({entry.triton for entry in covered}),
+        "pages": -(-len(kernels) // size),
+    }
 
 
 def contexts_of(
-    rows: Sequence[ContextRow], costs: Mapping[int, TuningCost], missing: Mapping[int, int]
+    rows: Iterable[ContextRow],
+    costs: Mapping[int, TuningCost] | None = None,
+    missing: Mapping[int, int] | None = None,
 ) -> list[CoveredContext]:
     """Combine contexts with their costs and misses; those that have neither are left out."""
     covered = []
     for row in rows:
-        if not row.records and row.id not in missing:
+        missed = (missing or {}).get(row.id, 0)
+        if not row.records and not missed:
             continue
-        cost = costs.get(row.id, TuningCost(0.0, row.created_at))
+        cost = (costs or {}).get(row.id, TuningCost(0.0, row.created_at))
         # A machine fetches because it wants one scenario at least, which it need not tune then.
         saved = row.fetches * cost.seconds / row.records if row.records else 0.0
         changed_at = row.changed_at or cost.changed_at
         context = Context.model_validate_json(row.text)
-        covered.append(
-            CoveredContext(row, context, missing.get(row.id, 0), cost.seconds, saved, changed_at)
-        )
+        covered.append(CoveredContext(row, context, missed, cost.seconds, saved, changed_at))
     return covered
 
 
@@ -203,38 +208,61 @@ def _by_kernel(covered: Sequence[CoveredContext]) -> list[KernelRow]:
     by_name: dict[str, list[CoveredContext]] = {}
     for entry in covered:
         by_name.setdefault(entry.context.kernel.name, []).append(entry)
-    kernels = []
-    for name, entries in by_name.items():
-        entries.sort(key=lambda entry: (entry.device, entry.triton, entry.row.digest))
-        source = current_source(entries)
-        current = [entry for entry in entries if entry.context.kernel.source == source]
-        outdated = [entry for entry in entries if entry.context.kernel.source != source]
-        kernels.append(KernelRow(name, current, outdated))
-    return kernels
+    return [_kernel_row(name, by_name[name]) for name in sorted(by_name)]
 
 
-def _is_wanted(kernel: KernelRow, wanted: OverviewFilter, since: float | None) -> bool:
-    return (
-        wanted.search.lower() in kernel.name.lower()
-        and (since is None or kernel.latest.changed_at >= since)
-        and any(
-            wanted.device in ("", entry.device) and wanted.triton in ("", entry.triton)
-            for entry in kernel.all
-        )
+def _kernel_row(name: str, entries: list[CoveredContext]) -> KernelRow:
+    entries.sort(key=lambda entry: (entry.device, entry.triton, entry.row.digest))
+    source = current_source(entries)
+    latest = max(entries, key=lambda entry: entry.changed_at)
+    return KernelRow(
+        name=name,
+        current=[entry for entry in entries if entry.context.kernel.source == source],
+        outdated=[entry for entry in entries if entry.context.kernel.source != source],
+        latest=latest,
+        records=sum(entry.row.records for entry in entries),
+        missing=sum(entry.missing for entry in entries),
+        tuning=sum(entry.seconds for entry in entries),
+        saved=sum(entry.saved for entry in entries),
+        changed=latest.changed_at,
     )
 
 
 def _comparable(kernel: KernelRow) -> list[int]:
     """Return the ids of the contexts whose scenarios can be those of the current source."""
     keys = kernel.current[0].context.problem.keys
-    return [entry.row.id for entry in kernel.all if entry.context.problem.keys == keys]
+    entries = [*kernel.current, *kernel.outdated]
+    return [entry.row.id for entry in entries if entry.context.problem.keys == keys]
 
 
-_ORDER: dict[SortKey, Callable[[KernelRow], Any]] = {
-    "kernel": lambda kernel: kernel.name,
-    "records": lambda kernel: (-kernel.records, kernel.name),
-    "missing": lambda kernel: (-kernel.misses, kernel.name),
-    "tuning": lambda kernel: (-kernel.seconds, kernel.name),
-    "saved": lambda kernel: (-kernel.savings, kernel.name),
-    "changed": lambda kernel: (-kernel.latest.changed_at, kernel.name),
-}
+@router.api_route("/pages/{namespace}/activity", methods=PAGE_METHODS)
+def show_activity(
+    namespace: Namespace,
+    call: CurrentCall,
+    days: Annotated[int, Query(ge=1, le=3650)] = 7,
+    actor: Annotated[str, Query(max_length=300)] = "",
+    before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+) -> Response:
+    """Show what people changed, by the log, and what was tuned in the last days."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        since = database_time(connection).timestamp() - days * _DAY
+        changed = coverage.count_changed(connection, namespace, since)
+        rows = [row for row in coverage.load_contexts(connection, namespace) if row.id in changed]
+    tuned = [entry for entry in contexts_of(rows) if actor in (entry.row.changed_by or "")]
+    tuned.sort(key=lambda entry: -entry.changed_at)
+    log = None
+    if call.principal.may("admin", namespace):
+        filtered = LogFilter(namespace, actor or None, since=since, before=before)
+        log = read_log(call.database, call.principal, filtered, _MOST_ENTRIES)
+    return render_page(
+        "activity.html",
+        call,
+        namespace,
+        log=log,
+        tuned=tuned,
+        changed=changed,
+        days=days,
+        actor=actor,
+        query=urlencode({"days": days, "actor": actor}),
+    )

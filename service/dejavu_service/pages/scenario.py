@@ -3,158 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fastapi import Response
+from sqlalchemy import Connection
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.model.selection import distance
 
 from ..errors import NotFoundError
-from ..services.access import Principal
+from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
+from ..services import pins
 from ..services.log import LogEntry, read_log
 from ..storage import arrivals, contexts, coverage, records, summaries
-from ..storage.database import Database
 from ..storage.log import LogFilter
-from ..storage.summaries import Summary
-from .columns import ConfigNames, ScenarioColumns
-from .context import LOUD
-from .views import ScenarioRow, TimingBar, scenario_row
+from .forms import AdminForm
+from .rendering import PAGE_METHODS, pages_router, redirect, render_page
+from .tables import LOUD, ConfigNames, ScenarioColumns
 
-__all__ = ["ScenarioView", "find_config", "scenario_page"]
+__all__ = ["TimingBar", "router", "timing_bars"]
 
+router = pages_router()
+
+_NEAR_TIE = 0.02
+"""Relative distance to the best median within which another run could have chosen a config."""
 _NEIGHBOURS = 8
 _MOST_ARRIVALS = 500
 _MOST_ENTRIES = 1000
+_PATH = "/pages/{namespace}/contexts/{context}/scenarios/{scenario}"
 
 
-class Neighbour(NamedTuple):
-    """Another scenario of the context, how far away it is, and its values that differ."""
-
-    digest: str
-    distance: float
-    differing: dict[str, Any]
-    summary: Summary
-
-
-class Elsewhere(NamedTuple):
-    """The same scenario in another context of the kernel."""
-
-    digest: str
-    context: Context
-    summary: Summary
-
-
-class ArrivalView(NamedTuple):
-    """A measurement that arrived, who sent it when, and whether readers get it."""
-
-    measurement: Measurement
-    stands: bool
-    sender: str
-    received_at: float
-
-
-class ScenarioView(NamedTuple):
-    """A scenario as its page shows it.
+class TimingBar(NamedTuple):
+    """A measurement, compared with the other configs of its scenario.
 
     Attributes:
-        context: The context.
-        row: The record, compared.
-        names: The short names of the configs.
-        best: The fastest config's timing.
-        runner_up: The fastest config after the one that readers get.
-        excess: The share by which the chosen config is slower than the best.
-        neighbours: The nearest scenarios of the context.
-        elsewhere: The same scenario on other GPUs and Tritons.
-        arrivals: The measurements in the order in which they arrived, newest first.
-        log: What people changed; None for those who may not read the log.
+        measurement: The measurement.
+        ratio: Its median over the best median; None if the config failed.
+        share: Its median in percent of the slowest median.
+        chosen: Whether readers get the config.
     """
 
-    context: Context
-    row: ScenarioRow
-    names: ConfigNames
-    best: TimingBar | None
-    runner_up: TimingBar | None
-    excess: float | None
-    neighbours: list[Neighbour]
-    elsewhere: list[Elsewhere]
-    arrivals: list[ArrivalView]
-    log: list[LogEntry] | None
-
-    @property
-    def is_loud(self) -> bool:
-        """Return whether a person's choice costs 5% or more."""
-        return self.row.record.pinned is not None and (self.excess or 0) >= LOUD
+    measurement: Measurement
+    ratio: float | None
+    share: int
+    chosen: bool
 
 
-def scenario_page(
-    database: Database, principal: Principal, namespace: str, digest: str, scenario: str
-) -> ScenarioView:
-    """Load a scenario with all that is known of it.
-
-    Raises:
-        AccessDeniedError: The principal may not read the namespace.
-        NotFoundError: There is no record of the scenario.
-    """
-    principal.require("read", namespace)
-    with database.read() as connection:
-        text = contexts.load_text(connection, namespace, digest)
-        stored = records.load_text(connection, namespace, digest, scenario)
-        if text is None or stored is None or stored[1] is None:
-            raise NotFoundError("there is no record of this scenario")
-        context = Context.model_validate_json(text)
-        record = Record.model_validate_json(stored[1])
-        rows = coverage.load_contexts(connection, namespace, context.kernel.name)
-        own = next(row for row in rows if row.digest == digest)
-        near = _nearest(record.scenario, coverage.load_scenarios(connection, own.id))
-        near_summaries = summaries.load(connection, own.id, [entry.digest for entry, _ in near])
+@router.api_route(_PATH, methods=PAGE_METHODS)
+def show_scenario(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Show why a scenario's config runs, all its measurements, neighbours and history."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        record = _load_record(connection, namespace, context, scenario)
+        text = contexts.load_text(connection, namespace, context)
+        assert text is not None
+        parsed = Context.model_validate_json(text)
+        rows = coverage.load_contexts(connection, namespace, parsed.kernel.name)
+        (own,) = (row.id for row in rows if row.digest == context)
+        near = _nearest(record.scenario, coverage.load_scenarios(connection, own))
+        near_by = summaries.load(connection, own, [other.digest for other, _ in near])
         elsewhere = [
-            Elsewhere(row.digest, Context.model_validate_json(row.text), loaded[scenario])
+            (Context.model_validate_json(row.text), loaded[scenario])
             for row in rows
-            if row.id != own.id
+            if row.id != own
             and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
         ]
-        arrived = arrivals.list_arrivals(connection, namespace, digest, scenario, _MOST_ARRIVALS)
-    neighbours = [
-        Neighbour(
-            entry.digest, gap, _differences(record.scenario, entry), near_summaries[entry.digest]
-        )
-        for entry, gap in near
-        if entry.digest in near_summaries
-    ]
-    row = scenario_row(record)
-    timed = [bar for bar in row.bars if bar.ratio is not None]
-    chosen = next((bar for bar in timed if bar.chosen), None)
-    return ScenarioView(
-        context=context,
-        row=row,
+        arrived = arrivals.list_arrivals(connection, namespace, context, scenario, _MOST_ARRIVALS)
+    call.server.reader.note_use((namespace, context))
+    chosen = record.pinned or (record.winner.config if record.winner else None)
+    bars = timing_bars(record, chosen)
+    others = [bar for bar in bars if bar.ratio is not None and not bar.chosen]
+    over_best = next((bar.ratio for bar in bars if bar.chosen), None)
+    return render_page(
+        "scenario.html",
+        call,
+        namespace,
+        context=parsed,
+        record=record,
+        chosen=chosen,
+        timing=record.by_config.get(chosen) if chosen else None,
+        bars=bars,
+        runner_up=others[0] if others else None,
+        near=sum((bar.ratio or 0) <= 1 + _NEAR_TIE for bar in others),
+        excess=over_best - 1 if over_best else 0.0,
+        is_loud=record.pinned is not None and (over_best or 1) - 1 >= LOUD,
         names=ConfigNames([measurement.config for measurement in record.measurements]),
-        best=timed[0] if timed else None,
-        runner_up=next((bar for bar in timed if not bar.chosen), None),
-        excess=chosen.ratio - 1 if chosen and chosen.ratio else None,
-        neighbours=neighbours,
-        elsewhere=elsewhere,
-        arrivals=[
-            ArrivalView(Measurement.model_validate_json(item.text), *item[1:]) for item in arrived
+        neighbours=[
+            (_differences(record.scenario, other), gap, near_by[other.digest])
+            for other, gap in near
+            if other.digest in near_by
         ],
-        log=_log(database, principal, namespace, context, record),
+        elsewhere=elsewhere,
+        arrivals=[(Measurement.model_validate_json(item.text), item) for item in arrived],
+        log=_log(call, namespace, parsed, record),
     )
 
 
-def find_config(
-    database: Database, namespace: str, context: str, scenario: str, digest: str
-) -> Config:
-    """Return the measured config of a record that has a digest.
+@router.post(f"{_PATH}/pin")
+def pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, form: AdminForm
+) -> Response:
+    """Pin one of a scenario's measured configs, or remove the pin if the form names none."""
+    call, digest = form.call, form.text("config", 24)
+    config = None
+    if digest:
+        with call.database.read() as connection:
+            record = _load_record(connection, namespace, context, scenario)
+        configs = {measured.config.digest: measured.config for measured in record.measurements}
+        config = configs.get(digest)
+        if config is None:
+            raise NotFoundError("this config was not measured in this scenario: reload the page")
+    pins.set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
+    return redirect(f"/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 
-    Raises:
-        NotFoundError: There is no record of the scenario, or it has no such config.
-    """
-    with database.read() as connection:
-        stored = records.load_text(connection, namespace, context, scenario)
-    if stored is not None and stored[1] is not None:
-        for measurement in Record.model_validate_json(stored[1]).measurements:
-            if measurement.config.digest == digest:
-                return measurement.config
-    raise NotFoundError("this config was not measured in this scenario: reload the page")
+
+def timing_bars(record: Record, chosen: Config | None) -> list[TimingBar]:
+    """Compare the configs of a scenario, fastest first, then those that failed."""
+    timed = sorted(
+        (measurement.median, measurement.config.text, measurement)
+        for measurement in record.measurements
+        if measurement.median is not None
+    )
+    best, slowest = (timed[0][0], timed[-1][0]) if timed else (0.0, 0.0)
+    bars = [
+        TimingBar(
+            measurement=measurement,
+            ratio=median / best if best else 1.0,
+            share=max(round(100 * median / slowest) if slowest else 0, 1),
+            chosen=measurement.config == chosen,
+        )
+        for median, _, measurement in timed
+    ]
+    return bars + [
+        TimingBar(measurement, None, 0, measurement.config == chosen)
+        for measurement in record.measurements
+        if measurement.failure
+    ]
+
+
+def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:
+    stored = records.load_text(connection, namespace, context, scenario)
+    if stored is None or stored[1] is None:
+        raise NotFoundError("there is no record of this scenario")
+    return Record.model_validate_json(stored[1])
 
 
 def _nearest(scenario: Scenario, texts: Mapping[str, str]) -> list[tuple[Scenario, float]]:
@@ -168,18 +162,17 @@ def _nearest(scenario: Scenario, texts: Mapping[str, str]) -> list[tuple[Scenari
     return [(other, gap) for other, gap in near if gap != float("inf")]
 
 
-def _differences(scenario: Scenario, other: Scenario) -> dict[str, Any]:
+def _differences(scenario: Scenario, other: Scenario) -> list[tuple[str, object]]:
     columns = ScenarioColumns([scenario, other])
-    return dict(zip(columns.varying, columns.cells(other), strict=True))
+    return list(zip(columns.varying, columns.cells(other), strict=True))
 
 
-def _log(
-    database: Database, principal: Principal, namespace: str, context: Context, record: Record
-) -> list[LogEntry] | None:
-    if not principal.may("admin", namespace):
+def _log(call: Call, namespace: str, context: Context, record: Record) -> list[LogEntry] | None:
+    """Return what people changed; None for those who may not read the log."""
+    if not call.principal.may("admin", namespace):
         return None
     wanted = LogFilter(namespace=namespace, kernel=context.kernel.name)
-    page = read_log(database, principal, wanted, _MOST_ENTRIES)
+    page = read_log(call.database, call.principal, wanted, _MOST_ENTRIES)
     return [
         entry
         for entry in page.entries

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache
 
 from fastapi import Response
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from ..bulk_read.answer_cache import Answer
 from ..bulk_read.answers import RecordReader, etag
 from ..errors import NotFoundError
-from ..middleware.asgi_scope import header
 from ..services.read_through import RecordView
 from ..storage.contexts import Revision
 from .common import Call
@@ -93,7 +93,7 @@ async def _read(
     view = call.server.read_through.view(call.principal, namespace, context)
     reader, metrics = call.server.reader, call.server.metrics
     revision = await reader.revision(view)
-    copy = header(scope, b"if-none-match")
+    copy = Headers(scope=scope).get("if-none-match")
     if revision is not None and _matches(copy, etag(revision)):
         metrics.unchanged.inc()
         return _StoredResponse(Answer(etag(revision), None), status=304)
@@ -118,7 +118,7 @@ def _matches(if_none_match: str | None, tag: str) -> bool:
 
 def respond(answer: Answer, scope: Scope) -> Response:
     """Send an answer that has a body, compressed if the client accepts that."""
-    if answer.is_gzipped and not _accepts_gzip(header(scope, b"accept-encoding") or ""):
+    if answer.is_gzipped and not _accepts_gzip(Headers(scope=scope).get("accept-encoding", "")):
         return _StoredResponse(answer, is_expanded=True)
     return _StoredResponse(answer)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from ..middleware.json_body import StrictRoute
+from ..middleware.bodies import StrictRoute
 from ..problems import RESPONSES
 from ..server import Server
 from ..services.access import NAMESPACE, Principal

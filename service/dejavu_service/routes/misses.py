@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import misses
 from ..storage.misses import CountedMiss
 from .common import (

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dejavu_cache.model.scenario import Config
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import pins
 from .common import (
     ContextDigest,

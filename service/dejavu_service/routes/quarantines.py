@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from dejavu_cache.model.scenario import Moment
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import quarantine
 from ..storage.quarantine import WriterFilter
 from .common import DIGEST, CurrentCall, Namespace, versioned_router

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import RecordSet
 
-from ..middleware.json_body import accepts
+from ..middleware.bodies import accepts
 from ..services import records
 from ..services.revalidation import Copies, revalidate
 from . import bulk

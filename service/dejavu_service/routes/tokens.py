@@ -1,15 +1,20 @@
-"""Routes of `/v1/tokens`."""
+"""Routes of `/v1/tokens`, and of `/v1/token-exchange`."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
+from starlette.concurrency import run_in_threadpool
 
-from ..middleware.json_body import accepts
+from ..errors import NotFoundError
+from ..middleware.authentication import EXCHANGE_PATH
+from ..middleware.bodies import accepts, check_media_type, read_body, takes_own_turn
+from ..problems import ProblemError
 from ..services import tokens
 from ..services.access import NAMESPACE_PATTERN, Role
+from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from .common import CurrentCall, versioned_router
 
 __all__ = ["TokenWish", "router"]
@@ -18,6 +23,8 @@ router = versioned_router()
 
 _Pattern = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
 _ID = r"^[0-9a-f]{16}$"
+_LARGEST = 32 * 1024
+"""Bytes of a body with an identity token."""
 
 
 class TokenWish(BaseModel):
@@ -68,7 +75,7 @@ def list_tokens(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> TokenPage:
     """List all tokens, including expired and revoked ones, page by page."""
-    listed = tokens.list_page(call.database, call.principal, after or "", limit)
+    listed = tokens.list_tokens(call.database, call.principal, after or "", limit + 1)
     is_last = len(listed) <= limit
     return TokenPage(tokens=listed[:limit], next=None if is_last else listed[limit - 1].id)
 
@@ -78,3 +85,38 @@ def revoke_token(token: Annotated[str, Path(pattern=_ID)], call: CurrentCall) ->
     """Revoke a token; other replicas notice within seconds."""
     tokens.revoke(call.database, call.principal, token)
     call.server.principals.clear()
+
+
+class IdentityToken(BaseModel):
+    """A token that another issuer signed, for this server's audience."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=1)
+
+
+@router.post(
+    EXCHANGE_PATH.removeprefix("/v1"),
+    status_code=201,
+    openapi_extra={
+        "security": [],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": IdentityToken.model_json_schema()}},
+        },
+    },
+)
+@takes_own_turn
+async def exchange_token(request: Request, call: CurrentCall) -> tokens.Issued:
+    """Issue a short-lived token of this server for an identity token, by the server's rules."""
+    exchange = call.server.identities
+    if exchange is None:
+        raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
+    check_media_type(request)
+    body = await read_body(request, _LARGEST)
+    try:
+        sent: IdentityToken = validate_json(body, IdentityToken)
+    except (InvalidJsonError, InvalidValueError) as error:
+        raise ProblemError(400, f'send {{"token": TEXT}}: {error}') from None
+    async with call.server.exchanging:
+        return await run_in_threadpool(exchange.exchange, call.database, sent.token)

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from ..errors import AccessDeniedError
-from ..middleware.json_body import accepts, takes_own_turn
-from ..middleware.request_body import body_chunks
+from ..middleware.bodies import accepts, body_chunks, takes_own_turn
 from ..problems import ProblemError
 from ..services import promotion as promotions
 from ..services import transfer
@@ -94,11 +93,11 @@ async def import_records(
     if media_type in _OF_FORMS:
         raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
     settings = call.server.settings
-    gate = call.server.bodies
-    async with gate.imports.turn(call.principal.name):
+    turns = call.server.bodies
+    async with turns.imports.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, settings.max_import)
-            async with gate.queue.turn((namespace, "import")):
+            async with turns.queue.turn((namespace, "import")):
                 return await run_in_threadpool(
                     transfer.import_lines,
                     call.database,

@@ -6,7 +6,7 @@ import secrets
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError, TooManyLeasesError
+from ..errors import NotFoundError, TooManyError
 from ..storage import leases
 from ..storage.database import Database
 from .access import Principal
@@ -42,7 +42,7 @@ def grant(
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
-        TooManyLeasesError: The principal holds `MOST_LEASES` leases already.
+        TooManyError: The principal holds `MOST_LEASES` leases already.
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
@@ -51,7 +51,7 @@ def grant(
     owner = f"{holder}{ending}"
     with database.write() as connection:
         if leases.count_of_owner(connection, namespace, ending) >= MOST_LEASES:
-            raise TooManyLeasesError(
+            raise TooManyError(
                 f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
             )
         lease = leases.grant(connection, *scenario_key, owner, ttl, secrets.token_hex(16))

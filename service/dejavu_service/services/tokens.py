@@ -25,7 +25,6 @@ __all__ = [
     "Token",
     "VerifiedToken",
     "issue",
-    "list_page",
     "list_tokens",
     "list_unexpired",
     "revoke",
@@ -126,18 +125,13 @@ def _roles(role: Role, namespaces: Sequence[str], grants: Mapping[str, Role]) ->
     return roles
 
 
-def list_tokens(database: Database, principal: Principal) -> list[Token]:
-    """List all tokens, oldest first, including expired and revoked ones."""
+def list_tokens(
+    database: Database, principal: Principal, after: str = "", limit: int | None = None
+) -> list[Token]:
+    """List tokens by their ids, also expired and revoked ones: all, or some after an id."""
     principal.require("admin", EVERYWHERE)
     with database.read() as connection:
-        return [_token(row) for row in tokens.list_tokens(connection)]
-
-
-def list_page(database: Database, principal: Principal, after: str, limit: int) -> list[Token]:
-    """List a page of all tokens, ordered by id, and one more if there is a next page."""
-    principal.require("admin", EVERYWHERE)
-    with database.read() as connection:
-        return [_token(row) for row in tokens.list_page(connection, after, limit + 1)]
+        return [_token(row) for row in tokens.list_tokens(connection, after, limit)]
 
 
 def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:

@@ -16,7 +16,6 @@ __all__ = [
     "count_valid",
     "drop_expired",
     "get",
-    "list_page",
     "list_tokens",
     "list_unexpired",
     "revoke",
@@ -55,13 +54,8 @@ def get(connection: Connection, identity: str) -> Row[Any] | None:
     return connection.execute(select(tokens).where(tokens.c.id == identity)).first()
 
 
-def list_tokens(connection: Connection) -> list[Row[Any]]:
-    """List all tokens, oldest first."""
-    return list(connection.execute(select(tokens).order_by(tokens.c.created_at, tokens.c.id)))
-
-
-def list_page(connection: Connection, after: str, limit: int) -> list[Row[Any]]:
-    """List tokens whose id comes after another one, ordered by it."""
+def list_tokens(connection: Connection, after: str, limit: int | None) -> list[Row[Any]]:
+    """List tokens whose id comes after another one, ordered by it; all of them if unlimited."""
     query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
     return list(connection.execute(query))
 

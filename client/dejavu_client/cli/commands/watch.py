@@ -88,7 +88,7 @@ class _Watched:
         self._records[context] = now
         for digest in dict.fromkeys([*before, *now]):
             if before.get(digest) != now.get(digest):
-                yield _happening(context, before.get(digest), now.get(digest))
+                yield _describe_change(context, before.get(digest), now.get(digest))
 
     def _new_misses(self) -> Iterator[Happening]:
         for miss in worklist(self._url):
@@ -133,7 +133,7 @@ def watch(
             return
 
 
-def _happening(context: Context, before: Record | None, record: Record | None) -> Happening:
+def _describe_change(context: Context, before: Record | None, record: Record | None) -> Happening:
     known = record or before
     assert known is not None
     scenario = settings_text(ordered_values(known.scenario, context.problem.keys))

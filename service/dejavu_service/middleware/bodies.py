@@ -1,4 +1,4 @@
-"""Routes with JSON bodies: who may send one is decided before the body is read."""
+"""Bodies of requests: who may send one, how large, how many at a time, and their JSON."""
 
 from __future__ import annotations
 
@@ -18,21 +18,27 @@ from ..errors import AccessDeniedError
 from ..problems import ProblemError
 from ..services.access import EVERYWHERE, READER, Role
 from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
-from .request_body import BodyBudget, read_body
-from .write_queue import LONGEST_WAIT, WriteQueue
+from .limits import LONGEST_WAIT, Turns
 
-__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type", "takes_own_turn"]
+__all__ = [
+    "BodyTurns",
+    "StrictRoute",
+    "accepts",
+    "body_chunks",
+    "check_media_type",
+    "read_body",
+    "takes_own_turn",
+]
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 _SMALL = 16 * 1024
 """Bytes of a body that is parsed on the event loop, because a thread would cost more."""
-_LARGE = 256 * 1024
-"""Bytes of a body beyond which few requests are handled at a time."""
+_LARGE = 128 * 1024
+"""Bytes of a body beyond which it is read only in its turn."""
 _LARGE_AT_ONCE = 3
-"""Large bodies that are handled at a time, of which one principal has two at most."""
-_BUDGET = 64 * 2**20
-"""Bytes of bodies that are in memory at a time."""
+"""Large bodies in memory at a time, of which one principal has two at most."""
 
 
 class BodyRule(NamedTuple):
@@ -67,21 +73,25 @@ def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
     return endpoint
 
 
-class BodyGate:
-    """Bounds the memory and the turns that the requests with bodies take."""
+class BodyTurns:
+    """The turns of requests with bodies.
 
-    def __init__(self, max_body: int, turns: int) -> None:
-        """Accept bodies of `max_body` bytes, `turns` at a time."""
+    Attributes:
+        max_body: Bytes of the largest body.
+        queue: The turns to write, by what is written to.
+        imports: The turns to send an import, by principal: it takes room on the disk alone.
+    """
+
+    def __init__(self, max_body: int, writers: int) -> None:
+        """Accept bodies of `max_body` bytes, and let `writers` write at a time."""
         self.max_body = max_body
-        self.budget = BodyBudget(max(_BUDGET, 2 * max_body))
-        self.queue = WriteQueue(turns)
-        # An import keeps its body on the disk while that arrives, however slowly.
-        self.imports = WriteQueue(turns)
-        self._large = WriteQueue(_LARGE_AT_ONCE)
+        self.queue = Turns(writers)
+        self.imports = Turns(writers)
+        self._large = Turns(_LARGE_AT_ONCE)
 
     @asynccontextmanager
-    async def turn_for(self, principal: str, size: int) -> AsyncIterator[float]:
-        """Wait until a principal's body of this size may be handled, which the block does.
+    async def turn_for(self, principal: str, size: int | None) -> AsyncIterator[float]:
+        """Wait until a principal may send a body of this size, which the block reads and handles.
 
         Yields:
             The seconds for which the request may wait for further turns.
@@ -89,7 +99,7 @@ class BodyGate:
         Raises:
             ProblemError: 503, other large requests did not end in time.
         """
-        if size <= _LARGE:
+        if size is not None and size <= _LARGE:
             yield LONGEST_WAIT
             return
         began = time.monotonic()
@@ -113,7 +123,7 @@ class _ParsedRequest(Request):
 class StrictRoute(APIRoute):
     """A route that requires `application/json` and validates its body outside the event loop."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> _Handler:
         """Return FastAPI's handler behind the checks of the body.
 
         Raises:
@@ -123,44 +133,42 @@ class StrictRoute(APIRoute):
         if self.body_field is None:
             is_read = (self.methods or set()) <= {"GET", "HEAD"}
             has_turn = is_read or hasattr(self.endpoint, "takes_own_turn")
-            return handler if has_turn else _take_turns(handler)
+            return handler if has_turn else _write_in_turn(handler)
         rule = getattr(self.endpoint, "body_rule", None)
         if not isinstance(rule, BodyRule):
             raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
-        model: Any = self.body_field.field_info.annotation
-
-        async def handle_strictly(request: Request) -> Response:
-            principal = request.scope["principal"]
-            principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
-            if rule.writes and principal is READER:
-                raise AccessDeniedError("without a token you may only read here: send one")
-            check_media_type(request)
-            gate: BodyGate = request.app.state.server.bodies
-            with gate.budget.reserve(principal.name) as take:
-                body = await read_body(
-                    request, min(rule.max_bytes or gate.max_body, gate.max_body), take
-                )
-                async with gate.turn_for(principal.name, len(body)) as seconds:
-                    value = await _validate(body, model)
-                    parsed = _ParsedRequest(request, body, value)
-                    del body
-                    if not rule.writes:
-                        return await handler(parsed)
-                    async with gate.queue.turn(_key(request, value), seconds):
-                        return await handler(parsed)
-
-        return handle_strictly
+        return _read_body_first(handler, rule, self.body_field.field_info.annotation)
 
 
-def _take_turns(
-    handler: Callable[[Request], Coroutine[Any, Any, Response]],
-) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+def _write_in_turn(handler: _Handler) -> _Handler:
     async def handle_in_turn(request: Request) -> Response:
-        gate: BodyGate = request.app.state.server.bodies
-        async with gate.queue.turn(_key(request, None)):
+        turns: BodyTurns = request.app.state.server.bodies
+        async with turns.queue.turn(_key(request, None)):
             return await handler(request)
 
     return handle_in_turn
+
+
+def _read_body_first(handler: _Handler, rule: BodyRule, model: Any) -> _Handler:
+    async def handle_strictly(request: Request) -> Response:
+        principal = request.scope["principal"]
+        principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
+        if rule.writes and principal is READER:
+            raise AccessDeniedError("without a token you may only read here: send one")
+        check_media_type(request)
+        turns: BodyTurns = request.app.state.server.bodies
+        longest = min(rule.max_bytes or turns.max_body, turns.max_body)
+        async with turns.turn_for(principal.name, _declared_size(request, longest)) as seconds:
+            body = await read_body(request, longest)
+            value = await _validate(body, model)
+            parsed = _ParsedRequest(request, body, value)
+            del body
+            if not rule.writes:
+                return await handler(parsed)
+            async with turns.queue.turn(_key(request, value), seconds):
+                return await handler(parsed)
+
+    return handle_strictly
 
 
 def _key(request: Request, value: BaseModel | None) -> Hashable:
@@ -194,3 +202,46 @@ def check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
+
+
+async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield a body as it arrives, counted whatever the headers declare.
+
+    Raises:
+        ClientDisconnect: The client hung up before the end.
+        ProblemError: 413, it is too long.
+    """
+    _declared_size(request, max_bytes)
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a body into memory.
+
+    Raises:
+        ClientDisconnect: The client hung up before the end.
+        ProblemError: 413, it is too long.
+    """
+    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+
+
+def _declared_size(request: Request, max_bytes: int) -> int | None:
+    """Return the size that the headers declare; None if they declare none.
+
+    Raises:
+        ProblemError: 413, it is too large.
+    """
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdigit() else None
+    if size is not None and size > max_bytes:
+        raise _too_large(max_bytes)
+    return size
+
+
+def _too_large(max_bytes: int) -> ProblemError:
+    return ProblemError(413, f"the body has over {max_bytes} bytes: send fewer records at a time")

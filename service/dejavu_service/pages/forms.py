@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
 from ..errors import InvalidRequestError
-from ..middleware.request_body import read_body
+from ..middleware.bodies import read_body
 from ..problems import ProblemError
+from ..routes.common import Call, CurrentCall
 from ..services.access import EVERYWHERE, Role
-from .common import Call, CurrentCall
 
 __all__ = ["AdminForm", "Form", "WriterForm", "form_proof", "read_fields"]
 
@@ -57,13 +56,13 @@ async def read_fields(request: Request) -> dict[str, str]:
     """Read the fields of a form.
 
     Raises:
-        ProblemError: 415, it is no form; 413, it is too long; 408, it arrives too slowly.
+        ProblemError: 415, it is no form; 413, it is too long.
         InvalidRequestError: It has too many fields.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != _MEDIA_TYPE:
         raise ProblemError(415, f"this takes what a form of the pages sends: {_MEDIA_TYPE}")
-    body = await read_body(request, _MOST_BYTES, lambda size: None)
+    body = await read_body(request, _MOST_BYTES)
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
@@ -73,24 +72,27 @@ async def read_fields(request: Request) -> dict[str, str]:
     return dict(pairs)
 
 
-def _form_for(role: Role) -> Callable[[Request, Call], Coroutine[Any, Any, Form]]:
-    """Return the dependency of a route that takes a form from who has a role.
+async def _read_form(role: Role, request: Request, call: Call) -> Form:
+    """Read a form of who has a role in the path's namespace, or in all if the path has none.
 
-    The role is needed in the path's namespace, or in all if the path has none, and is checked
-    before the form is read.
+    The role is checked before the form is read.
     """
-
-    async def read_form(request: Request, call: CurrentCall) -> Form:
-        call.principal.require(role, request.path_params.get("namespace", EVERYWHERE))
-        fields = await read_fields(request)
-        if not hmac.compare_digest(fields.pop("proof", "").encode(), form_proof(call).encode()):
-            raise ProblemError(
-                403, "this form is of another site or an earlier login: reload the page, try again"
-            )
-        return Form(call, fields)
-
-    return read_form
+    call.principal.require(role, request.path_params.get("namespace", EVERYWHERE))
+    fields = await read_fields(request)
+    if not hmac.compare_digest(fields.pop("proof", "").encode(), form_proof(call).encode()):
+        raise ProblemError(
+            403, "this form is of another site or an earlier login: reload the page, try again"
+        )
+    return Form(call, fields)
 
 
-AdminForm = Annotated[Form, Depends(_form_for("admin"))]
-WriterForm = Annotated[Form, Depends(_form_for("write"))]
+async def _read_admins_form(request: Request, call: CurrentCall) -> Form:
+    return await _read_form("admin", request, call)
+
+
+async def _read_writers_form(request: Request, call: CurrentCall) -> Form:
+    return await _read_form("write", request, call)
+
+
+AdminForm = Annotated[Form, Depends(_read_admins_form)]
+WriterForm = Annotated[Form, Depends(_read_writers_form)]

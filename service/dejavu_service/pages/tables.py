@@ -7,7 +7,19 @@ from typing import Any
 
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
-__all__ = ["ConfigNames", "ScenarioColumns"]
+from ..storage.summaries import Summary
+
+__all__ = ["LOUD", "ConfigNames", "ScenarioColumns", "excess_of"]
+
+LOUD = 0.05
+"""Share by which a choice is slower than the best from which pages say so loudly."""
+
+
+def excess_of(summary: Summary) -> float | None:
+    """Return the share by which a chosen config is slower than the best; None if unknown."""
+    if summary.median is None or not summary.best:
+        return None
+    return summary.median / summary.best - 1
 
 
 class ScenarioColumns:
