@@ -38,7 +38,7 @@ def test_a_refused_connection_says_what_to_check(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     seen = run_cli("ls", "--store", SERVER)
     assert (seen.returncode, len(seen.stderr.splitlines())) == (3, 1), seen
-    assert "connection attempts failed; check its URL, and that it runs" in seen.stderr
+    assert "Connection refused; check its URL, and that it runs" in seen.stderr
 
 
 def test_a_server_counts_as_unreachable_and_the_variable_is_named(

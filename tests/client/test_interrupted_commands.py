@@ -89,7 +89,7 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
 ) -> None:
     """The exit code and the error tell it from one that failed altogether."""
     monkeypatch.setattr("dejavu_client.cli.chosen_store.COMMAND_WAIT", 0.5)
-    monkeypatch.setattr("dejavu_client.http.transport.WHOLE_SECONDS", 1.0)
+    monkeypatch.setattr("dejavu_client.http.transport.WHOLE_SECONDS", 5.0)
     reached = threading.Event()
     with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
         seen = run_cli("clear", "--yes", "--store", proxy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -134,8 +133,9 @@ def asking(answer: Callable[[httpx.Request], object]) -> ProtocolClient:
 
 
 def test_who_has_no_connection_is_silent_too() -> None:
-    async def never_answer(_: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(3600)
+    def never_answer(request: httpx.Request) -> httpx.Response:
+        request.extensions["trace"]("connection.connect_tcp.started", {})
+        time.sleep(3600)
         raise AssertionError
 
     with pytest.raises(SilenceError) as caught:
@@ -155,8 +155,10 @@ def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:
     progress = transport._Progress()
     seconds = []
     for step in ("connection.connect_tcp", "connection.start_tls", "http11.receive_response_body"):
-        asyncio.run(progress.trace(f"{step}.started", {}))
+        progress.trace(f"{step}.started")
         seconds.append([progress.tick() for _ in range(3)][-1])
+        progress.trace(f"{step}.complete")
+        progress.tick()
     assert [round(count / transport.TICK) for count in seconds] == [3, 6, 6]
 
 

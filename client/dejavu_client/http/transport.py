@@ -1,27 +1,29 @@
-"""The process's HTTP connections: one thread that runs an event loop, and a deadline for all.
+"""The process's HTTP connections: a thread for each request, and a deadline for all of it.
 
-A launch waits in its own thread for what it asks here, so nothing is locked while a request is on
-its way, and whatever nobody waits for any more is cancelled: when a server is silent, when the user
-presses Ctrl-C, and when the program ends.
+A socket's timeout limits the gap between two bytes, not the whole answer, and Python cannot stop a
+thread. So whoever asks waits beside a thread that sends the request, and leaves when the server is
+silent for too long. At the deadline and at the program's end, the connections are shut down, so
+that the threads end.
 """
 
 from __future__ import annotations
 
-import asyncio
 import encodings.idna  # noqa: F401
 import math
 import os
 import queue
 import re
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-# httpx and sockets import these with the first request. A child that is forked while the loop does
-# that would find them half imported, and could never send anything.
-import anyio._backends._asyncio  # noqa: F401
+# httpx and sockets import these with the first request. A child that is forked while a background
+# thread does that would find them half imported, and could never send anything.
 import certifi  # noqa: F401
 import httpcore  # noqa: F401
 import httpx
@@ -40,8 +42,6 @@ from dejavu_cache.system.notices import warn_once
 from .errors import NonsenseError, SilenceError, UnreachableError
 
 __all__ = ["ServerAnswer", "TokenSource", "Transport", "shared_transport"]
-
-T = TypeVar("T")
 
 TICK = 0.01
 """Seconds between two looks at a request that may not be silent for long."""
@@ -98,12 +98,17 @@ class Transport(Finisher):
         handler: answers requests in place of connections, for tests.
     """
 
-    def __init__(self, handler: httpx.AsyncBaseTransport | None = None) -> None:
-        """Start no thread, and open no connection yet."""
+    def __init__(self, handler: httpx.BaseTransport | None = None) -> None:
+        """Open no connection yet."""
         self._handler = handler
+        self.abandon()
+        at_program_end(self)
+
+    def abandon(self) -> None:
+        """Begin anew in a forked child: the connections are its parent's."""
         self._lock = ForkLock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx.Client | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def send(
         self,
@@ -133,12 +138,13 @@ class Transport(Finisher):
             NonsenseError: the answer is too large, or compressed in an unknown way.
             SettingsError: the URL is not one.
         """
-        deadline = WHOLE_SECONDS if seconds is None else seconds
-        deadline += len(request.get("content", "")) / SLOWEST_UPLOAD
-        attempts = 2 if repeatable else 1
-        exchange = partial(self._exchange, attempts, server, method, url, **request)
+        seconds = WHOLE_SECONDS if seconds is None else seconds
+        seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
+        request |= {"method": method, "url": url}
+        request["timeout"] = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        exchange = partial(self._exchange, server, 2 if repeatable else 1, request)
         try:
-            return self._wait_for(partial(_bounded, exchange, silence, deadline))
+            return self._wait_for(exchange, silence, seconds)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.DecodingError as error:
@@ -152,87 +158,95 @@ class Transport(Finisher):
                 f"{server} does not answer: {reason}{_hint(error, repeatable)}"
             ) from error
 
-    def _wait_for(self, work: Callable[[], Coroutine[Any, Any, ServerAnswer]]) -> ServerAnswer:
-        """Have the loop do some work, and return its result."""
-        # Not a `Future`, whose lock in Python a signal handler that raises could leave locked.
-        outcomes: queue.SimpleQueue[asyncio.Task[ServerAnswer]] = queue.SimpleQueue()
-        loop, tasks = self._running_loop(), []
+    def _wait_for(
+        self, exchange: Callable[[_Progress], ServerAnswer], silence: float, seconds: float
+    ) -> ServerAnswer:
+        """Return what an exchange returns in a thread of its own, unless it takes too long."""
+        progress = _Progress()
+        outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
 
-        def begin() -> None:
-            tasks.append(loop.create_task(work()))
-            tasks[0].add_done_callback(outcomes.put)
+        def ask() -> None:
+            try:
+                outcomes.put(exchange(progress))
+            except BaseException as error:
+                outcomes.put(error)
 
-        try:
-            loop.call_soon_threadsafe(begin)
-            return outcomes.get().result()
-        except BaseException as error:
-            # Cancelled with the program, or too late for a loop that is closed.
-            if isinstance(error, (asyncio.CancelledError, RuntimeError)) and program_is_ending():
-                raise UnreachableError("no server is asked while the program ends") from None
-            if isinstance(error, KeyboardInterrupt):
-                loop.call_soon_threadsafe(tasks[0].cancel)
-            raise
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if program_is_ending():
-            raise UnreachableError("no server is asked while the program ends")
-        with uninterrupted(), self._lock:
-            if self._loop is None:
-                loop = asyncio.SelectorEventLoop()
-                loop.set_default_executor(_DaemonThreads())
-                if start_thread(partial(_run, loop), "dejavu-cache connections") is None:
-                    raise UnreachableError("no thread for connections can be started any more")
-                self._loop = loop
-                at_program_end(self)
-            return self._loop
+        if start_thread(ask, "dejavu-cache request") is None:
+            ask()
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                outcome = outcomes.get(timeout=TICK if silence < math.inf else left)
+            except queue.Empty:
+                if progress.tick() >= silence:
+                    message = f"did not answer within {silence:g} s"
+                    raise SilenceError(message, progress.is_connected) from None
+                if left == 0.0:
+                    self._disconnect()
+                    message = f"had not answered after {seconds:.0f} s"
+                    raise SilenceError(message, progress.is_connected) from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
 
     def interrupt(self) -> None:
-        """End all requests and the thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        """Make all requests fail, those that wait for an answer and later ones."""
+        self._disconnect()
 
-    def abandon(self) -> None:
-        """Begin anew in a forked child: thread and connections are its parent's."""
-        # Closing the loop, or its connections being garbage-collected, would change the parent's.
-        _abandoned.append((self._loop, self._client))
-        self._loop = self._client = None
+    def _disconnect(self) -> None:
+        """Shut the connections down, which wakes whoever waits for them; later ones are new."""
+        with self._lock:
+            sockets, self._sockets = list(self._sockets), weakref.WeakSet()
+            self._client = None
+        for connection in sockets:
+            _shut_down(connection)
 
-    async def _exchange(
-        self, attempts: int, server: str, method: str, url: str, progress: _Progress, **request: Any
+    def _exchange(
+        self, server: str, attempts: int, request: dict[str, Any], progress: _Progress
     ) -> ServerAnswer:
         """Send a request and read its whole answer; send it again if the connection is lost."""
-        client = self._open_client()
+
+        def trace(event: str, details: Mapping[str, Any]) -> None:
+            progress.trace(event)
+            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+                self._keep(details["return_value"].get_extra_info("socket"))
+
         try:
-            async with client.stream(
-                method, url, extensions={"trace": progress.trace}, **request
-            ) as response:
-                body = await _read_body(response, server)
+            with self._open_client().stream(**request, extensions={"trace": trace}) as response:
+                body = _read_body(response, server)
             return ServerAnswer(response.status_code, response.headers, body)
         except _LOST:
             if attempts == 1:
                 raise
-        return await self._exchange(attempts - 1, server, method, url, progress, **request)
+        return self._exchange(server, attempts - 1, request, progress)
 
-    def _open_client(self) -> httpx.AsyncClient:
+    def _keep(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._sockets.add(connection)
+        if program_is_ending():
+            _shut_down(connection)
+
+    def _open_client(self) -> httpx.Client:
         """Return the client, made with the proxies and certificates that the environment names."""
-        if self._client is None:
-            timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
-            try:
-                with uninterrupted():  # it sets up OpenSSL
-                    self._client = httpx.AsyncClient(timeout=timeout, transport=self._handler)
-            except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-                names = ", ".join(name for name in os.environ if name.upper() in _VARIABLES)
-                raise UnreachableError(
-                    "no connection is possible with what this environment says of proxies and "
-                    f"certificates ({names or 'the system certificates'}): {error}"
-                ) from error
-        return self._client
+        if program_is_ending():
+            raise UnreachableError("no server is asked while the program ends")
+        with uninterrupted(), self._lock:
+            if self._client is None:
+                try:  # to set up OpenSSL
+                    self._client = httpx.Client(transport=self._handler)
+                except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+                    names = ", ".join(name for name in os.environ if name.upper() in _VARIABLES)
+                    raise UnreachableError(
+                        "no connection is possible with what this environment says of proxies and "
+                        f"certificates ({names or 'the system certificates'}): {error}"
+                    ) from error
+            return self._client
 
 
 shared_transport = Transport()
 """The transport of this process."""
-
-_abandoned: list[object] = []
 
 os.register_at_fork(after_in_child=shared_transport.abandon)
 
@@ -240,7 +254,8 @@ os.register_at_fork(after_in_child=shared_transport.abandon)
 class _Progress:
     """What a request has waited for, by steps of httpcore.
 
-    The set-up of a connection and the exchange over it are counted apart: a distant server may need
+    Loading certificates, decompressing and all else that this process does itself is no step. The
+    set-up of a connection and the exchange over it are counted apart: a distant server may need
     several round trips to set up a connection, and one for each answer from then on.
 
     Attributes:
@@ -249,52 +264,29 @@ class _Progress:
 
     def __init__(self) -> None:
         self._silence = [0.0, 0.0]
-        self._is_exchange = False
-        self.is_connected = False
+        self._is_waiting = self._is_exchange = self.is_connected = False
 
-    async def trace(self, event: str, _: Any) -> None:
-        """Note a step of a request: httpcore's `trace` extension."""
+    def trace(self, event: str) -> None:
+        """Note that a step has started or ended: httpcore's `trace` extension."""
         self._is_exchange = event.startswith("http")
+        self._is_waiting = event.endswith(".started")
         if self._is_exchange or event.endswith(".connect_tcp.complete"):
             self.is_connected = True
 
     def tick(self) -> float:
-        """Count a tick, and return the seconds of the longer silence."""
-        # The nominal length: in a longer tick, this process worked or had no processor.
-        self._silence[self._is_exchange] += TICK
+        """Count a tick if the request waits now; return the seconds of the longer silence."""
+        # The nominal length: a tick that lasted longer found this process without a processor.
+        if self._is_waiting:
+            self._silence[self._is_exchange] += TICK
         return max(self._silence)
 
 
-async def _bounded(
-    exchange: Callable[..., Coroutine[Any, Any, ServerAnswer]], silence: float, seconds: float
-) -> ServerAnswer:
-    """Return an exchange's answer, unless its server is silent or slow; then cancel it.
-
-    Raises:
-        SilenceError: there was no answer in time.
-    """
-    progress = _Progress()
-    task = asyncio.ensure_future(exchange(progress=progress))
-    deadline = asyncio.get_running_loop().time() + seconds
-    try:
-        while not task.done():
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise SilenceError(f"had not answered after {seconds:.0f} s", progress.is_connected)
-            await asyncio.wait({task}, timeout=TICK if silence < math.inf else left)
-            if progress.tick() >= silence and not task.done():
-                raise SilenceError(f"did not answer within {silence:g} s", progress.is_connected)
-        return task.result()
-    finally:
-        task.cancel()
-
-
-async def _read_body(response: httpx.Response, server: str) -> bytes:
+def _read_body(response: httpx.Response, server: str) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
     body = bytearray()
-    async for piece in response.aiter_bytes():
+    for piece in response.iter_bytes():
         body += piece
         if len(body) > LARGEST_BODY:
             raise NonsenseError(f"{server} sent more than {LARGEST_BODY >> 20} MiB")
@@ -302,38 +294,16 @@ async def _read_body(response: httpx.Response, server: str) -> bytes:
 
 
 def _hint(error: Exception, repeatable: bool) -> str:
-    if isinstance(error, httpx.ConnectError):
+    if str(error).startswith("[Errno "):  # the system has made no connection, or lost it
         return "; check its URL, and that it runs"
     may_be_done = not (repeatable or isinstance(error, _NOT_SENT))
     return "; it may have done what was asked all the same" if may_be_done else ""
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run an event loop until the program ends; then end what it does."""
-    loop.run_forever()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.wait(tasks) if tasks else asyncio.sleep(0))
-    loop.close()
-
-
-class _DaemonThreads(ThreadPoolExecutor):
-    """Threads in which the loop looks up names; the interpreter waits for those of other pools."""
-
-    def submit(self, function: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        """Run a function in a thread of its own."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*args, **options))
-            except BaseException as error:
-                future.set_exception(error)
-
-        if start_thread(run, "dejavu-cache name look-up") is None:
-            future.set_exception(UnreachableError("no thread can be started any more"))
-        return future
+def _shut_down(connection: socket.socket) -> None:
+    """Wake the thread that waits for a connection; the socket is still closed by its owner."""
+    with suppress(OSError):  # it is closed already, or its file now belongs to a TLS socket
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class TokenSource:
