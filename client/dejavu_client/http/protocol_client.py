@@ -29,7 +29,7 @@ from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, Un
 from .spool import TOO_LARGE, upload
 from .transport import ServerAnswer, TokenSource, Transport, shared_transport
 
-__all__ = ["ProtocolClient", "split_server_url", "validate"]
+__all__ = ["ContextChanges", "ProtocolClient", "split_server_url"]
 
 LONG_WORK = 3600.0
 """Seconds that calls may take which change as many records as a namespace has."""
@@ -95,6 +95,15 @@ class ListedChange(BaseModel):
     namespace: str
     kernel: str
     detail: dict[str, Any]
+
+
+class ContextChanges(BaseModel):
+    """What has changed of a context's records of which a machine has copies."""
+
+    revision: Annotated[str, Field(max_length=64)] = ""
+    records: list[Record]
+    gone: set[str]
+    recalls: dict[str, list[str]]
 
 
 def split_server_url(url: str, namespace: str) -> tuple[str, str]:
@@ -178,7 +187,7 @@ class ProtocolClient:
             page = self._json(
                 "GET", "/contexts", params={name: value for name, value in filters.items() if value}
             )
-            yield from validate(list[Context], page.get("contexts"), self.url)
+            yield from self._validate(list[Context], page.get("contexts"))
             earlier, after = after, str(page.get("next") or "")
             if not after:
                 return
@@ -222,7 +231,7 @@ class ProtocolClient:
         if answer.status == 304:
             return None
         rows = [] if answer.status == 404 else self._object(answer.body).get("scenarios")
-        scenarios: list[Scenario] = validate(list[Scenario], rows, self.url)
+        scenarios: list[Scenario] = self._validate(list[Scenario], rows)
         with uninterrupted():
             return answer.headers.get("etag", ""), [scenario.text for scenario in scenarios]
 
@@ -248,18 +257,16 @@ class ProtocolClient:
                 "cannot be true. Are the clocks of both machines right?",
             )
 
-    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what has changed of the records that this machine has copies of.
+    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, ContextChanges]:
+        """Return what has changed of copies, by the digest of their context.
 
         Args:
             copies: the revision and the scenarios' tags, by the digest of their context.
-
-        Returns:
-            The changes by the digest of their context, as the server sent them.
         """
-        changes = self._json("POST", "/revalidation", {"contexts": copies}).get("contexts")
-        if not isinstance(changes, dict):
-            raise NonsenseError(f"{self.url} does not answer what has changed")
+        answer = self._json("POST", "/revalidation", {"contexts": copies})
+        changes: dict[str, ContextChanges] = self._validate(
+            dict[str, ContextChanges], answer.get("contexts")
+        )
         return changes
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -326,7 +333,7 @@ class ProtocolClient:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
         repeatable = bool(wish.get("preview"))
         answer = self._json("POST", "/quarantines", wish, seconds=LONG_WORK, repeatable=repeatable)
-        validate(QuarantineCounts, answer, self.url)
+        self._validate(QuarantineCounts, answer)
         return answer
 
     def list_quarantines(self) -> list[dict[str, Any]]:
@@ -337,7 +344,7 @@ class ProtocolClient:
         """Give back what a quarantine took, and return the counts."""
         path = f"/quarantines/{quote(identity, safe='')}"
         answer = self._json("DELETE", path, seconds=LONG_WORK, repeatable=False)
-        validate(QuarantineCounts, answer, self.url)
+        self._validate(QuarantineCounts, answer)
         return answer
 
     def log_entries(
@@ -459,10 +466,22 @@ class ProtocolClient:
             with uninterrupted():
                 return kind.model_validate_json(body)
         except ValidationError as error:
-            raise _not_following(self.url, error) from None
+            raise self._not_following(error) from None
+
+    def _validate(self, kind: Any, value: Any) -> Any:
+        """Return a JSON value as a model."""
+        try:
+            with uninterrupted():
+                return TypeAdapter(kind).validate_json(json.dumps(value))
+        except (ValidationError, ValueError) as error:
+            raise self._not_following(error) from None
+
+    def _not_following(self, error: Exception) -> NonsenseError:
+        reason = str(error).splitlines()[0]
+        return NonsenseError(f"{self.url} does not follow the protocol: {reason}")
 
     def _count(self, answer: Mapping[str, Any], name: str) -> int:
-        count: int = validate(Count, answer.get(name), self.url)
+        count: int = self._validate(Count, answer.get(name))
         return count
 
     def _rows(
@@ -470,21 +489,8 @@ class ProtocolClient:
     ) -> list[dict[str, Any]]:
         """Return the rows of a list, which may have more than the model of one asks for."""
         rows = answer.get(name)
-        validate(list[kind], rows, self.url)  # type: ignore[valid-type]
+        self._validate(list[kind], rows)  # type: ignore[valid-type]
         return cast(list[dict[str, Any]], rows)
-
-
-def validate(kind: Any, value: Any, server: str) -> Any:
-    """Return a JSON value as a model; raise `NonsenseError` if it does not fit."""
-    try:
-        with uninterrupted():
-            return TypeAdapter(kind).validate_json(json.dumps(value))
-    except (ValidationError, ValueError) as error:
-        raise _not_following(server, error) from None
-
-
-def _not_following(server: str, error: Exception) -> NonsenseError:
-    return NonsenseError(f"{server} does not follow the protocol: {str(error).splitlines()[0]}")
 
 
 def _to_json(model: ValueModel) -> Any:

@@ -32,7 +32,7 @@ from dejavu_cache.system.notices import whoami
 
 from .circuit import BUSY_SECONDS, CircuitBreaker, ServerCalls, jitter
 from .errors import BusyError, RefusedError, RemoteError, UnreachableError
-from .protocol_client import ProtocolClient, split_server_url, validate
+from .protocol_client import ContextChanges, ProtocolClient, split_server_url
 from .sender import Sender
 from .spool import Spool
 from .transport import TokenSource
@@ -447,7 +447,7 @@ class CopyCheck:
             answer = client.revalidate(request)
             for context in part:
                 if context.digest in answer:
-                    records = self._read(client, context, answer[context.digest], part[context])
+                    records = self._read(context, answer[context.digest], part[context])
                     changed.setdefault(context, []).extend(records)
         return {
             context: CopyChanges(changed.get(context, []), recalls)
@@ -473,33 +473,23 @@ class CopyCheck:
         }
 
     def _read(
-        self,
-        client: ProtocolClient,
-        context: Context,
-        changed: Any,
-        scenarios: Collection[Scenario],
+        self, context: Context, changed: ContextChanges, scenarios: Collection[Scenario]
     ) -> list[Record]:
         """Note a context's new state, and return the changed records of the scenarios."""
-        changed = changed if isinstance(changed, dict) else {}
-        records: list[Record] = validate(list[Record], changed.get("records"), client.url)
-        recalls: dict[str, list[str]] = validate(
-            dict[str, list[str]], changed.get("recalls"), client.url
-        )
         state = self._states.setdefault(context, _ContextState())
-        gone = set(validate(list[str], changed.get("gone"), client.url))
         # Only what was asked about is kept, or a server could fill the memory.
         for digest in (scenario.digest for scenario in scenarios):
-            state.tags[digest] = "" if digest in gone else state.tags.get(digest, "")
+            state.tags[digest] = "" if digest in changed.gone else state.tags.get(digest, "")
             state.recalls.pop(digest, None)
-            if parts := recalls.get(digest):
+            if parts := changed.recalls.get(digest):
                 state.recalls[digest] = parts
-        for record in records:
+        for record in changed.records:
             with uninterrupted():
                 if record.scenario.digest in state.tags:
                     state.tags[record.scenario.digest] = _tag(record)
         state.told_at = time.monotonic()
-        state.revision = str(changed.get("revision", ""))[:64]
-        return records
+        state.revision = changed.revision
+        return changed.records
 
 
 def _tag(record: Record) -> str:
@@ -510,14 +500,9 @@ def _split(
     copies: Mapping[Context, Collection[Scenario]],
 ) -> Iterator[dict[Context, list[Scenario]]]:
     """Divide copies into parts for one request each."""
-    part: dict[Context, list[Scenario]] = {}
-    count = 0
-    for context, scenarios in copies.items():
-        for scenario in scenarios:
+    pairs = [(context, scenario) for context, of in copies.items() for scenario in of]
+    for start in range(0, len(pairs), MOST_COPIES):
+        part: dict[Context, list[Scenario]] = {}
+        for context, scenario in pairs[start : start + MOST_COPIES]:
             part.setdefault(context, []).append(scenario)
-            count += 1
-            if count == MOST_COPIES:
-                yield part
-                part, count = {}, 0
-    if part:
         yield part
