@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .model.buckets import Exact as Exact
     from .model.buckets import Multiple as Multiple
     from .model.buckets import Pow2 as Pow2
-    from .model.resolution import Resolution as Resolution
     from .runtime.autotuner import CachedAutotuner as CachedAutotuner
     from .runtime.autotuner import cached_autotune as cached_autotune
+    from .runtime.request import Resolution as Resolution
     from .runtime.service_phase import serving as serving
     from .runtime.service_phase import warmup as warmup
     from .settings import Mode as Mode
@@ -45,7 +45,7 @@ _MODULES = {
     "Multiple": "model.buckets",
     "NoValidConfigError": "errors",
     "Pow2": "model.buckets",
-    "Resolution": "model.resolution",
+    "Resolution": "runtime.request",
     "ScenarioNotTuned": "errors",
     "Settings": "settings",
     "StoreError": "errors",

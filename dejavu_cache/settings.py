@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import SettingsError, did_you_mean, problem_text
-from .system.notices import warn_once
+from .system.notices import show_log, warn_once
 from .system.safe_files import user_folder
 
 __all__ = [
@@ -130,10 +130,12 @@ class Settings(BaseModel):
 
 @cache
 def current_settings() -> Settings:
-    """Return this process's settings, read at the first call."""
+    """Return this process's settings, read at the first call, from which on its log is shown."""
     for problem in unknown_variables(os.environ):
         warn_once(problem, problem)
-    return Settings.from_environment()
+    settings = Settings.from_environment()
+    show_log(settings.log)
+    return settings
 
 
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT")

@@ -97,7 +97,7 @@ def same_numbers() -> None:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts with an empty default store and user's cache, and unread settings."""
     from dejavu_cache.settings import current_settings
-    from dejavu_cache.stores import urls as process
+    from dejavu_cache.stores import tiered as process
     from dejavu_cache.system import notices
 
     # Marks of measurements, journals and spools are there.

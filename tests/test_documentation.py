@@ -24,7 +24,7 @@ import dejavu_cache
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.policy import Rule
 from dejavu_cache.settings import Settings, current_settings
-from dejavu_cache.stores.urls import default_store
+from dejavu_cache.stores.tiered import default_store
 
 REFERENCE = ROOT / "docs/reference"
 GENERATED = {REFERENCE / name for name in ("api.md", "commands.md", "settings.md", "http.md")}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from dejavu_service.storage import contexts as stored_contexts
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts, measurements, records
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, insert, select
 
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import (
@@ -140,6 +141,6 @@ def _finish(database: Database) -> None:
         if database.is_sqlite
         else ["VACUUM ANALYZE", "CHECKPOINT"]
     )
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for statement in statements:
-            connection.execute(text(statement))
+    with closing(database.engine.raw_connection()) as connection:
+        for statement in statements:  # outside of a transaction, which SQLAlchemy would begin
+            connection.cursor().execute(statement)

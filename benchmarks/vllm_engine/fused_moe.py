@@ -48,7 +48,7 @@ def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
     from dejavu_cache.runtime.resolver import Resolver
     from dejavu_cache.settings import Mode
     from dejavu_cache.stores import TieredStore
-    from dejavu_cache.sweep.case_tuner import make_request
+    from dejavu_cache.sweep.case_group import make_request
 
     until = time.monotonic() + seconds
     configs = {config for case in cases for config in case.kernel.configs}

@@ -53,7 +53,7 @@ def _count_miss(self: TieredStore, context: Any, scenario: Any) -> None:
 
 def recorded() -> int:
     """Return how many measurements the default store holds: another process may take them."""
-    from dejavu_cache.stores.urls import default_store
+    from dejavu_cache.stores.tiered import default_store
 
     store = default_store()
     return sum(

@@ -10,7 +10,7 @@ steps, the choice of the set included.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from ..model.decision_tree import (
 )
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scalar, Scenario, canonical_json
-from ..system.notices import counted
+from ..system.notices import Progress, counted
 
 __all__ = ["BOUND", "NEEDED", "Matrix", "SlowdownTable", "fit"]
 
@@ -440,18 +440,12 @@ scenarios were shuffled.
 """
 
 
-def fit(
-    records: RecordSet,
-    *,
-    bound: float = BOUND,
-    progress: Callable[[float], None] = lambda share: None,
-) -> Tree:
+def fit(records: RecordSet, *, bound: float = BOUND) -> Tree:
     """Fit a tree to the records of one context; equal records give an equal tree.
 
     Args:
         records: the records of the context.
         bound: accepted slowdown, as a share, of the set's best config in any scenario.
-        progress: called with the share of the work that is done.
 
     Raises:
         TooFewRecordsError: fewer than `NEEDED` scenarios have a winner and two timed configs.
@@ -459,8 +453,8 @@ def fit(
     # A config that is fast because it is wrong may lead where no results were compared yet.
     finished = [record for record in records.records if record.is_exemplary]
     costs = SlowdownTable.of(finished)
+    kernel, device = records.context.kernel.name, records.context.environment.device.name
     if len(costs) < NEEDED:
-        kernel, device = records.context.kernel.name, records.context.environment.device.name
         uncompared = sum(record.is_finished for record in records.records) - len(finished)
         hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache sweep`"
         raise TooFewRecordsError(
@@ -475,7 +469,7 @@ def fit(
         inputs=model.inputs,
         root=model.root,
         bound=round(model.bound, 6),
-        regret=_cross_validate(costs, bound, progress),
+        regret=_cross_validate(costs, bound, Progress(f"{kernel} on {device}")),
         at=max(measurement.at for record in finished for measurement in record.measurements),
     )
 
@@ -528,9 +522,7 @@ def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
     return np.round(expected, 5)  # so that rounding errors of sums decide nothing
 
 
-def _cross_validate(
-    costs: SlowdownTable, bound: float, progress: Callable[[float], None]
-) -> Regret:
+def _cross_validate(costs: SlowdownTable, bound: float, progress: Progress) -> Regret:
     """Return the cost of a tree's choices in scenarios that were held out of its fit."""
     folds = min(len(costs), _FOLDS)
     regrets: list[float] = []
@@ -541,7 +533,7 @@ def _cross_validate(
             ranked = tuple(model.chosen[index] for index in leaf)
             column = _launched_config(ranked, model, costs.tried[row])
             regrets.append(float(costs.slowdown[row, column] - 1))
-        progress(done / folds)
+        progress.show(f"{done / folds:.0%}")
     finite = [regret for regret in regrets if np.isfinite(regret)]
     return Regret(
         mean=round(float(np.mean(finite)), 6) if finite else 0.0,

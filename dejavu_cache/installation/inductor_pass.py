@@ -25,7 +25,7 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario, canonical_json
 from ..runtime.autotuner import CachedAutotuner
 from ..settings import Mode, current_settings
-from ..system.import_hooks import after_import, cancel
+from ..system.import_hooks import after_import
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.versions import Autotuner
@@ -124,28 +124,31 @@ _AS_TRACED = "eager_input_vals"
 _made: list[Any] = []
 """The passes that were added."""
 
+_is_wanted = False
+"""Whether the passes use records; else they do nothing of their own."""
+
 
 def install_inductor_pass() -> None:
     """Have Inductor run the pass, from now on or from when it is imported; torch is not imported.
 
     It runs a pass that was set before, too. A pass that is set later takes its place.
     """
+    global _is_wanted
+    _is_wanted = True
     after_import(_CONFIG_MODULE, _add_pass)
 
 
 def uninstall_inductor_pass() -> None:
     """Have Inductor tune cached kernels itself again; the pass stays, and does nothing."""
-    cancel(_CONFIG_MODULE, _add_pass)
-    for graph_pass in _made:
-        graph_pass.is_active = False
+    global _is_wanted
+    _is_wanted = False
 
 
 def _add_pass(config: Any) -> None:
     """Add the pass, for all threads if the program has set none of its own."""
     # Torch hides an option that a program has deleted, as `mock.patch` does.
     present: Any = getattr(config, _OPTION, None)
-    if present in _made:
-        present.is_active = True
+    if present in _made or not _is_wanted:
         return
     graph_pass = _make_pass(present)
     _made.append(graph_pass)
@@ -168,14 +171,12 @@ def _make_pass(previous: Any) -> Any:
     kind: Any = aware if is_aware else custom_graph_pass.CustomGraphPass
 
     class RecordedConfigPass(kind):  # type: ignore[misc]
-        is_active = True
-
         def __deepcopy__(self, memo: object) -> RecordedConfigPass:
             """Return itself: torch gives each thread a copy of a default."""
             return self
 
         def __call__(self, graph: Any, *inference: Any, **named: Any) -> None:
-            if self.is_active:
+            if _is_wanted:
                 use_recorded_configs(graph)
             for other in others:
                 if isinstance(other, aware):
@@ -199,7 +200,7 @@ def _make_pass(previous: Any) -> Any:
                 return None
             settings = current_settings()
             place = settings.url, settings.namespace, str(settings.mode)
-            return (__version__, _SOURCE, self.is_active, *place, outdated, *theirs)
+            return (__version__, _SOURCE, _is_wanted, *place, outdated, *theirs)
 
     return RecordedConfigPass()
 

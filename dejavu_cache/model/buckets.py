@@ -20,7 +20,6 @@ from pydantic import (
     StrictInt,
     TypeAdapter,
     ValidationError,
-    model_validator,
 )
 from pydantic.dataclasses import dataclass
 
@@ -80,11 +79,10 @@ class Pow2:
     max: _PowerOfTwo | None = None
     kind: Literal["pow2"] = "pow2"
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Pow2:
+    def __post_init__(self) -> None:
+        """Check that the bounds are in order."""
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min={self.min} is above max={self.max}")
-        return self
 
     def __call__(self, value: Any) -> Any:
         """Return the representative of the value's bucket."""
@@ -110,11 +108,10 @@ class Edges:
     edges: tuple[StrictInt | FiniteFloat, ...] = Field(min_length=1)
     kind: Literal["edges"] = "edges"
 
-    @model_validator(mode="after")
-    def _check_edges(self) -> Edges:
+    def __post_init__(self) -> None:
+        """Check that the edges are in order."""
         if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
             raise ValueError("edges increase strictly")
-        return self
 
     def __call__(self, value: Any) -> Any:
         """Return the representative of the value's bucket."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -73,6 +74,8 @@ __all__ = [
 ]
 
 
+_CONFIG, _CONFIG_TEXT, _TEXT = attrgetter("config"), attrgetter("config.text"), attrgetter("text")
+
 FORMAT = 2
 """The format version that this code writes; it reads this one and every older one."""
 
@@ -122,7 +125,14 @@ class Measurement(FrozenModel):
     """User and host."""
     seconds: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The cost of the measurement, compilation included."""
-    cases: Annotated[dict[Text, Milliseconds], Field(min_length=1, max_length=256)] | None = None
+    cases: (
+        Annotated[
+            dict[Text, Milliseconds],
+            AfterValidator(sort_by_name),
+            Field(min_length=1, max_length=256),
+        ]
+        | None
+    ) = None
     """Medians by case where a sweep measured several cases of the scenario.
 
     `median` is then the score over all of them as `model.selection` defines it, in milliseconds.
@@ -132,11 +142,9 @@ class Measurement(FrozenModel):
     """Certainty of the timing beside the fastest config's; None where no race compared the two."""
 
     def model_post_init(self, _: object) -> None:
-        """Check that there is either a timing or a failure; sort the cases by name."""
+        """Check that there is either a timing or a failure."""
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
-        if self.cases is not None:
-            object.__setattr__(self, "cases", dict(sorted(self.cases.items())))
 
     @property
     def case_count(self) -> int:
@@ -208,7 +216,13 @@ def are_compared(results: Results | None) -> bool:
     At least one output has to be equal. One that was not compared excuses itself alone, unless the
     reason is a lack of memory, which says nothing of the config.
     """
-    return sum_up(results or {}).outcome == "equal" and not has_reason(results, NO_MEMORY)
+    is_equal = False
+    for verdict in (results or {}).values():
+        lacks_memory = verdict.outcome == "not_compared" and verdict.reason.startswith(NO_MEMORY)
+        if verdict.outcome == "wrong" or lacks_memory:
+            return False
+        is_equal = is_equal or verdict.outcome == "equal"
+    return is_equal
 
 
 def may_win(results: Results) -> bool:
@@ -369,16 +383,12 @@ class Record(FrozenModel):
 
     def model_post_init(self, _: object) -> None:
         """Sort the measurements by config: records are compared and diffed as text."""
-        by_config = {measurement.config: measurement for measurement in self.measurements}
-        if len(by_config) != len(self.measurements):
+        if len(set(map(_CONFIG, self.measurements))) != len(self.measurements):
             raise ValueError("two measurements of one config in one record")
-        ordered = tuple(sorted(self.measurements, key=lambda measurement: measurement.config.text))
+        ordered = tuple(sorted(self.measurements, key=_CONFIG_TEXT))
         object.__setattr__(self, "measurements", ordered)
-        object.__setattr__(
-            self,
-            "launches",
-            tuple(sorted(set(self.launches or ()), key=lambda launch: launch.text)) or None,
-        )
+        launches = tuple(sorted(set(self.launches or ()), key=_TEXT))
+        object.__setattr__(self, "launches", launches or None)
 
     @property
     def pinned(self) -> Config | None:
@@ -388,11 +398,13 @@ class Record(FrozenModel):
     @property
     def is_finished(self) -> bool:
         """Return whether a tune has ended with a winner that is not known to be wrong."""
-        if self.winner is None:
+        winner = self.winner
+        if winner is None or any(
+            verdict.outcome == "wrong" for verdict in (winner.results or {}).values()
+        ):
             return False
-        return sum_up(self.winner.results or {}).outcome != "wrong" and not any(
-            measurement.is_wrong and measurement.config == self.winner.config
-            for measurement in self.measurements
+        return not any(
+            entry.config == winner.config and entry.is_wrong for entry in self.measurements
         )
 
     @property
@@ -420,21 +432,6 @@ class Record(FrozenModel):
     def by_config(self) -> dict[Config, Measurement]:
         """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}
-
-    @property
-    def proven(self) -> Record:
-        """Return the record without the measurements of which nobody knows that the code is equal.
-
-        While the config that was adopted wins, the others count as measured: they are not needed.
-        """
-        since = self.winner.adopted_at if self.winner else None
-        if self.winner is None or since is None:
-            return self
-        winning = self.by_config.get(self.winner.config)
-        if winning is not None and winning.at <= since:
-            return self
-        own = tuple(measurement for measurement in self.measurements if measurement.at > since)
-        return self.model_copy(update={"measurements": own})
 
     def as_adopted(self, at: datetime) -> Record:
         """Return the record as it is kept under another key of equal code from a moment on."""

@@ -133,6 +133,8 @@ def sort_by_name(mapping: Mapping[str, T]) -> dict[str, T]:
 
 def as_text(name: str) -> str:
     """Return a name as a `Text`: without control characters, and cut if it is long."""
+    if name.isprintable() and len(name) <= MOST_CHARACTERS:
+        return name
     line = printable(name).replace("\t", "\\t").replace("\n", "\\n")
     text = line.encode(errors="backslashreplace").decode()
     if len(text) <= MOST_CHARACTERS:

@@ -12,11 +12,13 @@ its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from ..system.notices import counted, whoami
 from .record import Measurement, Record
-from .scenario import Config, Scenario
+from .scenario import Config, Scenario, now
 
 __all__ = [
     "BEHIND",
@@ -27,6 +29,7 @@ __all__ = [
     "SHORTEST_TIMING",
     "CaseScores",
     "distance",
+    "evidence_lines",
     "is_credible",
     "value_distance",
     "winner",
@@ -76,7 +79,7 @@ def winner(
     declared: Container[Config],
     default: Config | None = None,
     *,
-    trusted: str = "",
+    here: bool = False,
 ) -> Config | None:
     """Return the best of the declared configs by a record's timings, or None if none of them ran.
 
@@ -90,13 +93,13 @@ def winner(
         record: the timings and the previous winner.
         declared: the configs that the kernel declares today, and pruning leaves.
         default: the config that the winner must not be slower than.
-        trusted: the machine whose timings need no confirmation, as in `Measurement.by`.
+        here: whether a launch asks, to which this machine's timings need no confirmation.
     """
-    timed = _believed_timings(record, declared, trusted)
+    timed = _believed_timings(record, declared, here=here)
     if not timed:
         return None
     times = {config: timing.median or 0.0 for config, timing in timed.items()}
-    best = min(times, key=lambda config: (times[config], config.text))
+    best = min(times, key=times.__getitem__)  # of equal ones the first by their text
     p20, p80 = timed[best].p20, timed[best].p80
     standard = math.inf if default is None else times.get(default, math.inf)
     if record.winner is not None and record.winner.config in times:
@@ -115,7 +118,7 @@ def winner(
 
 
 def _believed_timings(
-    record: Record, declared: Container[Config], trusted: str
+    record: Record, declared: Container[Config], *, here: bool
 ) -> dict[Config, Measurement]:
     """Return the timings of declared configs that may decide, by config.
 
@@ -124,10 +127,12 @@ def _believed_timings(
     """
     timed: dict[Config, Measurement] = {}
     best_by_machine: dict[str, float] = {}
+    has_cases = False
     for entry in record.measurements:
         median = entry.median or 0.0
         if entry.config in declared and median >= SHORTEST_TIMING:
             timed[entry.config] = entry
+            has_cases = has_cases or entry.cases is not None
             best_by_machine[entry.by] = min(best_by_machine.get(entry.by, math.inf), median)
     if len(best_by_machine) > 1:
         known = record.winner.config if record.winner else None
@@ -135,14 +140,15 @@ def _believed_timings(
             machine: min(best for other, best in best_by_machine.items() if other != machine)
             for machine in best_by_machine
         }
+        own = whoami() if here else None
         timed = {
             config: entry
             for config, entry in timed.items()
-            if entry.by == trusted
+            if entry.by == own
             or config == known
             or (entry.median or 0.0) * MOST_ADVANTAGE >= rival_of[entry.by]
         }
-    if all(entry.cases is None for entry in timed.values()):
+    if not has_cases:
         return timed
     most = max(entry.case_count for entry in timed.values())
     return {config: entry for config, entry in timed.items() if entry.case_count == most}
@@ -248,3 +254,56 @@ def value_distance(left: Any, right: Any) -> float:
     if left and right:
         return abs(math.log2(abs(left)) - math.log2(abs(right)))
     return abs(math.log2(abs(left) + 1) - math.log2(abs(right) + 1))
+
+
+def evidence_lines(
+    record: Record, config: Config, declared: Collection[Config], default: Config | None = None
+) -> list[str]:
+    """Return what a record says for and against a config, one line per fact.
+
+    Args:
+        record: the record from which the config was taken.
+        config: the config.
+        declared: the configs that the kernel declares.
+        default: the config of last resort, if it is known.
+    """
+    measured = {own: entry for own, entry in record.by_config.items() if own in declared}
+    timed = {own: entry.median for own, entry in measured.items() if entry.median}
+    choice, lines = record.by_config.get(config), []
+    if choice is not None and choice.median:
+        spread = "" if choice.p20 is None else f" ({choice.p20:.4g} to {choice.p80:.4g})"
+        cases = f", the mean of {choice.case_count} cases" if choice.cases else ""
+        lines.append(f"time: {choice.median:.4g} ms{spread}{cases}")
+    if record.pin is not None and record.pinned == config:
+        lines.append(_moment_line("pinned", record.pin.at, record.pin.by))
+    elif choice is not None:
+        lines.append(_moment_line("measured", choice.at, choice.by))
+    if choice is not None and choice.median:
+        others = [own for own in timed if own != config]
+        if others:
+            runner_up = min(others, key=timed.__getitem__)
+            lines.append(f"runner-up: {runner_up}, {_cost(measured[runner_up], choice)}")
+        if default in timed:
+            lines.append(f"default: {default}, {_cost(measured[default], choice)}")
+    failed = sum(entry.failure is not None for entry in measured.values())
+    lines.append(f"compared: {counted(len(timed), 'config')} timed, {failed} failed")
+    return lines
+
+
+def _cost(measurement: Measurement, choice: Measurement) -> str:
+    """Return a config's time as a multiple of the chosen one's, and how sure a race was."""
+    cost = f"{(measurement.median or 0.0) / (choice.median or 1.0):.2f}x"
+    if measurement is choice or not (measurement.confidence and choice.confidence):
+        return cost
+    return f"{cost} to within {max(measurement.confidence.error, choice.confidence.error):.1%}"
+
+
+def _moment_line(verb: str, moment: datetime, author: str) -> str:
+    seconds = max((now() - moment).total_seconds(), 0.0)
+    age = f"{seconds:.0f} seconds"
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            age = f"{seconds / length:.0f} {unit}"
+            break
+    by = f", by {author}" if author else ""
+    return f"{verb}: {age} ago, {moment:%Y-%m-%d %H:%M} UTC{by}"

@@ -1,12 +1,20 @@
-"""Plan a prewarming: find the binaries that a program needs when it uses certain records."""
+"""Plan a prewarming: find modules' kernels, and the binaries that records of them need.
+
+This machine has no GPU. Importing the modules finds the kernels, and their records name the rest.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 import sysconfig
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import triton
@@ -17,6 +25,8 @@ from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
+from ..policy import config_with
+from ..runtime.autotuner import CachedAutotuner
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..settings import current_settings
 from ..stores import (
@@ -36,14 +46,158 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
 from ..triton_internals.generated_code import generates_equal_code
 from ..triton_internals.hooks import platform_key, set_target
-from ..triton_internals.identity import is_decorated_alike
-from .compilers import BuildPlan, CompileJob, PrewarmSpec
-from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of
+from ..triton_internals.identity import (
+    find_jit_function,
+    identify,
+    is_decorated_alike,
+    kernel_name,
+)
+from .build import BuildPlan, CompileJob, PrewarmSpec
 
-__all__ = ["builder_environment", "plan"]
+__all__ = ["DiscoveredKernel", "DiscoveredKernels", "builder_environment", "launch_values", "plan"]
 
 PATIENCE = 30.0
 """Seconds that a builder waits for a server; a launch waits for a shorter time."""
+
+
+class DiscoveredKernel(NamedTuple):
+    """A kernel as its module defines it.
+
+    Attributes:
+        name: qualified name.
+        source: key of the code.
+        function: Triton's `JITFunction`.
+        autotuners: the autotuners that decorate it: usually one, or none if it is not tuned.
+    """
+
+    name: str
+    source: str
+    function: Any
+    autotuners: list[CachedAutotuner]
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Keys that the kernel's records have."""
+        return frozenset({self.source, *(tuner.declaration.source for tuner in self.autotuners)})
+
+    def configs(self, backend: str) -> dict[Config, Any]:
+        """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
+        declared: dict[Config, Any] = {}
+        for autotuner in self.autotuners:
+            space: Any = autotuner.configs
+            for config in space.for_vendor(backend) if hasattr(space, "for_vendor") else space:
+                declared.setdefault(describe(config), config)
+        return declared
+
+    def default(
+        self,
+        declared: Mapping[Config, Any],
+        scenario: Scenario,
+        launch: RecordedLaunch | None,
+    ) -> Config | None:
+        """Return a scenario's default config, as far as it can be told from a recorded launch."""
+        constants = {
+            name: value
+            for name, value in (launch.constants if launch else {}).items()
+            if not (isinstance(value, str) and value.startswith("json:"))
+        }
+        for autotuner in self.autotuners:
+            default = _default_of(autotuner, scenario, constants, declared.values())
+            if default is not None:
+                return describe(default)
+        return None
+
+
+class DiscoveredKernels(NamedTuple):
+    """The kernels of some modules.
+
+    Attributes:
+        by_name: the kernels by qualified name.
+        left_out: errors of submodules that could not be imported, by name.
+    """
+
+    by_name: dict[str, DiscoveredKernel]
+    left_out: dict[str, str]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> DiscoveredKernels:
+        """Import modules, with all modules in packages, and collect their kernels.
+
+        Raises:
+            PrewarmError: one of the named modules cannot be imported, or none has a kernel.
+        """
+        left_out: dict[str, str] = {}
+        modules = [module for name in names for module in _import_modules(name, left_out)]
+        kernels: dict[str, DiscoveredKernel] = {}
+        for module in modules:
+            for value in _kernels_of_module(module):
+                _add(kernels, value)
+        if not kernels:
+            raise PrewarmError(
+                f"there is no kernel in {', '.join(names)}: name the modules that define them"
+            )
+        return cls(kernels, left_out)
+
+
+def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise PrewarmError(
+            f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
+            "or name modules that do without"
+        ) from error
+    except Exception as error:  # a user's module may raise anything
+        raise PrewarmError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    yield module
+    for submodule in pkgutil.walk_packages(
+        getattr(module, "__path__", ()), f"{name}.", onerror=lambda _: None
+    ):
+        if submodule.name.rpartition(".")[2] == "__main__":
+            continue
+        try:
+            yield importlib.import_module(submodule.name)
+        except Exception as error:
+            left_out[submodule.name] = f"{type(error).__name__}: {error}"
+
+
+def _kernels_of_module(module: ModuleType) -> Iterator[Any]:
+    """Yield the kernels that a module defines, with all their decorators."""
+    for value in list(vars(module).values()):
+        if hasattr(value, "fn") and find_jit_function(value) is not None:
+            yield value
+
+
+def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
+    function = find_jit_function(value)
+    name = kernel_name(function)
+    if name not in kernels:
+        kernels[name] = DiscoveredKernel(name, _source(function), function, [])
+    while value is not function:
+        if isinstance(value, CachedAutotuner) and all(
+            value is not autotuner for autotuner in kernels[name].autotuners
+        ):
+            kernels[name].autotuners.append(value)
+        value = value.fn
+
+
+def _source(function: Any) -> str:
+    """Return the key of a kernel's code; that of one without a key is in no record."""
+    return identify(function, ()).source or uuid.uuid4().hex
+
+
+def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
+    """Return a config's values as a launch passes them to Triton.
+
+    A declared config keeps its author's own values, which may be of types that records do not have.
+    """
+    if config is None:
+        return {}
+    if config in declared:
+        return dict(declared[config].all_kwargs())
+    return {**config.params, **config.options}
 
 
 def builder_environment(device: Device) -> Environment:
@@ -318,7 +472,7 @@ class JobList:
         unlaunched = unfinished = 0
         for record in own.records:
             first = next(iter(record.launches or ()), None)
-            default = _default(own.kernel, declared, record.scenario, first)
+            default = own.kernel.default(declared, record.scenario, first)
             pinned = record.pinned if record.pinned in declared else None
             chosen = pinned or winner(record, declared, default)
             if chosen is None:
@@ -332,7 +486,7 @@ class JobList:
             choices = [next(filter(declared.__contains__, ranking), None) for ranking in ranked]
             for launch in launches:
                 job = CompileJob(kernel=name, arch=environment.device.arch, launch=launch)
-                default = _default(own.kernel, declared, record.scenario, launch)
+                default = own.kernel.default(declared, record.scenario, launch)
                 for config in filter(None, (chosen, default, *choices)):
                     if launch.bound in (None, config):
                         kind = self.needed if config == chosen else self.fallbacks
@@ -351,23 +505,36 @@ class JobList:
             )
 
 
-def _default(
-    kernel: DiscoveredKernel,
-    declared: Mapping[Config, Any],
+def _default_of(
+    autotuner: CachedAutotuner,
     scenario: Scenario,
-    launch: RecordedLaunch | None,
-) -> Config | None:
-    """Return the default config of a scenario, as far as it can be told from a recorded launch."""
-    constants = {
-        name: value
-        for name, value in (launch.constants if launch else {}).items()
-        if not (isinstance(value, str) and value.startswith("json:"))
-    }
-    for autotuner in kernel.autotuners:
-        default = default_of(autotuner, scenario, constants, declared.values())
-        if default is not None:
-            return describe(default)
-    return None
+    constants: Mapping[str, Any],
+    declared: Collection[Any],
+) -> Any:
+    """Return the default config of a scenario, or None if it depends on a launch's arguments.
+
+    Args:
+        autotuner: the autotuner.
+        scenario: the scenario.
+        constants: the constants that a launch was compiled with.
+        declared: the declared configs.
+    """
+    default = autotuner.declaration.options.get("default")
+    if callable(default):
+        try:
+            import torch
+
+            tensors = {  # their element types are all that is known
+                name: torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+                for name, dtype in scenario.dtypes.items()
+                if hasattr(torch, dtype)
+            }
+            default = default({**tensors, **constants, **scenario.args})
+        except Exception:  # it may use more of its arguments than is known here
+            return None
+    if isinstance(default, Mapping):
+        default = config_with(default, declared)
+    return default or next(iter(declared), None)
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:

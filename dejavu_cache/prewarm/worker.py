@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from ..errors import PrewarmError
 from ..stores.manifest import BINARIES
-from ..system.worker_process import ParentConnection, serve
+from ..system.workers import ParentConnection, serve
 from ..triton_internals.compilation import recreate_compilation, target_of
 from ..triton_internals.hooks import (
     build_binaries_in,
@@ -26,9 +26,8 @@ from ..triton_internals.hooks import (
     relocatable_cache,
     set_target,
 )
-from .compilers import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
-from .kernel_discovery import DiscoveredKernels, launch_values
-from .plan import plan
+from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
+from .plan import DiscoveredKernels, launch_values, plan
 
 __all__ = ["CompileWorker", "main"]
 
@@ -52,8 +51,8 @@ class CompileWorker:
         set_target(target_of("sm_90"))  # modules may ask for a target when they are imported
         self._kernels = DiscoveredKernels.of(spec.modules)
         folder = Path(spec.folder)
-        self._cache = relocatable_cache()
-        build_binaries_in(str(folder / BINARIES), self._cache)
+        (folder / BINARIES).mkdir(parents=True, exist_ok=True)
+        build_binaries_in(str(folder / BINARIES), relocatable_cache())
         self._tools = folder / "tools"
         _make_tools(self._tools)
         os.environ["CC"] = str(self._tools / "cc")
@@ -76,18 +75,13 @@ class CompileWorker:
 
         target = target_of(job.arch)
         set_target(target)
-        self._cache.touched = {}
         kernel = self._kernels.by_name[job.kernel]
         values = launch_values(job.config, kernel.configs(target.backend))
         compilation = recreate_compilation(kernel.function, job.launch, values, target)
         compiled = triton.compile(compilation.source, target=target, options=compilation.options)
         if compiled.hash != compilation.key:
             raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {compilation.key}")
-        is_fresh = any(self._cache.touched.values())  # without the modules that are built next
-        note = self._build_host_modules(compiled, target)
-        return CompileResult(
-            binary=compiled.hash, keys=tuple(self._cache.touched), is_fresh=is_fresh, note=note
-        )
+        return CompileResult(binary=compiled.hash, note=self._build_host_modules(compiled, target))
 
     def _build_host_modules(self, compiled: Any, target: Any) -> str:
         """Build the modules that launch a kernel with Triton's own driver, without loading them.

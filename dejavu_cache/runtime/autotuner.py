@@ -9,14 +9,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import drop_own_frames
-from ..model.resolution import Resolution
 from ..model.scenario import Context, Scenario
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
-from ..stores.urls import as_tiers
-from ..system.notices import show_log
+from ..stores.tiered import as_tiers
 from ..triton_internals.config_names import can_be_recorded
 from ..triton_internals.environment import INTERPRETER_INDEX, current_device, is_interpreting
+from ..triton_internals.hooks import retry_parsing
 from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, is_covered
 from ..tuning.benchmark_methods import wall_clock
@@ -29,7 +28,7 @@ from .launch import Launch, is_left_to_triton, leave_untraced
 from .launch_recorder import record_launches
 from .options import CacheOptions, declared_options, refuse_mistakes
 from .prewarmed_binaries import use_prewarmed_binaries
-from .request import Request
+from .request import Request, Resolution
 from .resolver import Resolver
 
 if TYPE_CHECKING:
@@ -135,6 +134,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     configs = _declaring_property("configs", "The configs to choose from.")
     keys = _declaring_property("keys", "The names of the key arguments, as the program gave them.")
     fn = _declaring_property("fn", "The `triton.jit` function, or heuristics around one.")
+    _hot_path: HotPath | None = None
 
     def __init__(
         self,
@@ -169,6 +169,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._interpreted = is_interpreting()
         self._resolvers: dict[bool, Resolver] = {}
         self._compiled: dict[Scenario, Any] = {}
+        retry_parsing()
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
@@ -208,12 +209,12 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     def forget_choices(self) -> None:
         """Choose anew at the next launch; records are looked up again."""
         self._choices = Choices()
-        if (hot_path := self.__dict__.get("_hot_path")) is not None:
-            hot_path.forget()
+        if self._hot_path is not None:
+            self._hot_path.forget()
 
     def declare(self, code: str | None = None) -> None:
         """Take another declaration; of other code than the kernel's key stands for, if given."""
-        hot_path = self.__dict__.get("_hot_path")
+        hot_path = self._hot_path
         for name in _DERIVED:
             self.__dict__.pop(name, None)
         if code is not None:
@@ -265,9 +266,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if is_stored in self._resolvers:
             return self._resolvers[is_stored]
         settings = current_settings()
-        show_log(settings.log)
         tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
-        if self.declaration.consensus == "none":  # else no rank changes its choice alone
+        # Of ranks that choose together, none changes its choice alone.
+        if tiers.remote and self.declaration.consensus == "none":
             tiers.keep_copies_right(self._note_change)
         limit = self._options.get("max_distance", settings.max_distance)
         resolver = Resolver(tiers, self.mode, limit, compares_code=True)
@@ -310,16 +311,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             raise
 
     @cached_property
-    def _hot_path(self) -> HotPath | None:
-        """Hot path of the launches, where it applies."""
-        if self._interpreted or self.is_left_to_triton or not is_covered(self.fn):
-            return None
-        return HotPath(self)
-
-    @cached_property
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Function that launches `(grid, args, kwargs)`, by the hot path where it applies."""
-        if self._hot_path is not None:
+        if not (self._interpreted or self.is_left_to_triton) and is_covered(self.fn):
+            self._hot_path = HotPath(self)
             return self._hot_path.launcher()
         return lambda grid, args, kwargs: Launch(
             self, args, {"grid": grid, "warmup": False, **kwargs}
@@ -327,7 +322,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make."""
-        return self.declaration.request(self, self.device(), args, kwargs)
+        return Launch(self, args, kwargs).request()
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.

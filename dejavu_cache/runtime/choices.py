@@ -10,13 +10,13 @@ import math
 import time
 import weakref
 from collections import Counter, UserDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..model.resolution import Resolution
 from ..triton_internals.scenario_key import RawKey
+from .request import Resolution
 
-__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache"]
+__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache", "launch_key"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again, at first."""
@@ -55,21 +55,21 @@ class ChosenConfig(NamedTuple):
 
 
 class Choices:
-    """Configs that were found for launches, by raw key; fallbacks are looked up again."""
+    """Configs that were found for launches; fallbacks are looked up again.
+
+    Attributes:
+        kept: what the last lookup for a launch found, by raw key, be it to be looked up anew.
+    """
 
     def __init__(self) -> None:
         """Begin without any."""
-        self._kept: dict[RawKey, ChosenConfig] = {}
+        self.kept: dict[RawKey, ChosenConfig] = {}
         self._waits: dict[RawKey, float] = {}
         self._idle: Counter[RawKey] = Counter()
 
     def __len__(self) -> int:
         """Return for how many launches a config is kept."""
-        return len(self._kept)
-
-    def last(self, key: RawKey) -> ChosenConfig | None:
-        """Return what the last lookup for a launch found, be it to be looked up anew, or None."""
-        return self._kept.get(key)
+        return len(self.kept)
 
     def add(self, key: RawKey, resolution: Resolution) -> ChosenConfig:
         """Keep what a lookup found for a launch.
@@ -78,8 +78,8 @@ class Choices:
             key: the launch's raw key.
             resolution: what was found.
         """
-        if len(self._kept) >= MOST_CHOICES:
-            for kept in (self._kept, self._waits, self._idle):
+        if len(self.kept) >= MOST_CHOICES:
+            for kept in (self.kept, self._waits, self._idle):
                 kept.clear()
         if resolution.is_idle:
             self._idle[key] += 1
@@ -90,12 +90,23 @@ class Choices:
             wait = min(2 * self._waits[key], LONGEST_RETRY) if key in self._waits else RETRY_AFTER
             self._waits[key] = wait
             until = time.monotonic() + wait
-        self._kept[key] = chosen = ChosenConfig.of(resolution.config, until, resolution)
+        self.kept[key] = chosen = ChosenConfig.of(resolution.config, until, resolution)
         return chosen
 
     def drop(self, key: RawKey) -> None:
         """Look a launch up again: its config cannot run."""
-        self._kept.pop(key, None)
+        self.kept.pop(key, None)
+
+
+def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it."""
+    names = autotuner.arg_names
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
+    key = [named[name] for name in autotuner.keys if name in named and name in names]
+    for name, value in named.items():
+        if name in names and hasattr(value, "dtype"):
+            key.append(str(value.dtype))
+    return tuple(key)
 
 
 class ConfigCache(UserDict[Any, Any]):

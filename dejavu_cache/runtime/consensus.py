@@ -16,11 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..model.resolution import Resolution
 from ..model.scenario import Config, canonical_json
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
-from .request import Request
+from .request import Request, Resolution
 from .resolver import Resolver
 
 __all__ = ["agree"]

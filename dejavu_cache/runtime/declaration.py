@@ -15,7 +15,7 @@ from ..system.notices import warn_once
 from ..triton_internals.argument_reads import Answers, ReadArguments, noting_reads
 from ..triton_internals.compilation import note_settings
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..triton_internals.environment import current_environment, unreadable_settings
+from ..triton_internals.environment import current_environment
 from ..triton_internals.identity import PROCESS, KernelIdentity, find_jit_function, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.versions import Autotuner
@@ -24,9 +24,12 @@ from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
 from ..tuning.search import ConfigSpace
 from .options import Consensus, KernelOptions
-from .request import Request, TuningBudget
+from .request import TuningBudget
 
-__all__ = ["Declaration", "Pruning", "default_config"]
+__all__ = ["Declaration", "Pruning", "default_config", "say_unstored"]
+
+CHECKED = CheckOptions()
+"""How results are compared where the author does not say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +92,21 @@ class Declaration:
             code: what Triton generates for the kernel, if that is not what its key stands for.
         """
         configs, settings, buckets = autotuner.configs, current_settings(), options["buckets"]
-        key = identify(autotuner.fn, [config.kwargs for config in configs])
+        key = identify(autotuner.fn, configs)
         identity = key if code is None else key.with_code(code)
         method, why_unnamed = benchmark_method(autotuner, options)
         not_stored = identity.unstored or why_unnamed
         if not_stored:
-            _say_unstored(name, not_stored)
+            say_unstored(name, not_stored)
         names = [key for key in autotuner.keys if key in autotuner.arg_names]
-        wide = {name: bucket for name, bucket in buckets.items() if not isinstance(bucket, Exact)}
+        wide = {
+            name: bucket
+            for name, bucket in buckets.items()
+            if name in names and not isinstance(bucket, Exact)
+        }
+        has_pruning = autotuner.early_config_prune or autotuner.perf_model
         # Triton does not ask pruning about a single config.
-        prunes = len(configs) > 1 and _has_pruning(autotuner)
+        prunes = len(configs) > 1 and bool(has_pruning or not _is_by_triton(autotuner))
         is_per_launch = options.get("prune_per") != "scenario"
         return cls(
             name=name,
@@ -111,12 +119,8 @@ class Declaration:
             not_stored=not_stored,
             # Where nothing is stored, nothing tells whether the other ranks' kernel is this one.
             consensus="none" if not_stored else options.get("consensus") or settings.consensus,
-            scenario_key=ScenarioKey(autotuner.fn, names, buckets, configs),
-            problem=Problem(
-                keys=tuple(names),
-                buckets={name: bucket for name, bucket in wide.items() if name in names},
-                method=method,
-            ),
+            scenario_key=ScenarioKey(autotuner.fn, names, wide, configs),
+            problem=Problem(keys=tuple(names), buckets=wide, method=method),
             prunes=prunes,
             pruning=Pruning(autotuner) if prunes and wide and is_per_launch else None,
             has_buckets=bool(wide),
@@ -126,7 +130,7 @@ class Declaration:
                 seconds=options.get("tune_seconds") or settings.tune_seconds,
                 configs=options.get("tune_configs") or settings.tune_configs,
             ),
-            check=(options.get("check", CheckOptions()) or None) if settings.check else None,
+            check=(options.get("check", CHECKED) or None) if settings.check else None,
         )
 
     def has_lists_of(self, autotuner: Any) -> bool:
@@ -137,7 +141,7 @@ class Declaration:
 
     def has_code_of(self, autotuner: Any) -> bool:
         """Return whether Triton's key of the kernel is as it was."""
-        return self.key == identify(autotuner.fn, [config.kwargs for config in autotuner.configs])
+        return self.key == identify(autotuner.fn, autotuner.configs)
 
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on a device.
@@ -157,50 +161,9 @@ class Declaration:
             )
         return context
 
-    def request(
-        self,
-        autotuner: Any,
-        device: int,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        configs: Sequence[Any] | None = None,
-    ) -> Request:
-        """Return the request of a launch.
 
-        Args:
-            autotuner: the kernel's.
-            device: the device's index.
-            args: the launch's positional arguments.
-            kwargs: its keyword arguments.
-            configs: what pruning leaves, if it was asked.
-        """
-        autotuner = autotuner._copy_with(args)
-        if configs is None:
-            configs = autotuner.prune_configs(dict(kwargs))
-        declared = DeclaredConfigs(self.name, configs)
-        scenario, unstored = self.scenario_key.launch_scenario(args, kwargs, device)
-        context = self.context(device)
-        if settings := unreadable_settings(context.environment.variables):
-            unstored = f"{', '.join(settings)} has no text that stands for it"
-        if unstored and not self.not_stored:
-            _say_unstored(self.name, unstored)
-        return Request(
-            autotuner=autotuner,
-            context=context,
-            scenario=scenario,
-            declared=declared,
-            default=default_config(autotuner, self.options, kwargs, declared),
-            exact=self.exact,
-            args=args,
-            kwargs=dict(kwargs),
-            budget=self.budget,
-            check=self.check,
-            prunes=self.prunes,
-            not_stored=self.not_stored or unstored,
-        )
-
-
-def _say_unstored(kernel: str, reason: str) -> None:
+def say_unstored(kernel: str, reason: str) -> None:
+    """Warn once for a kernel that its timings stay in this process."""
     warn_once(f"identity {kernel}", f"{kernel} is tuned but not stored: {reason}")
 
 
@@ -308,9 +271,3 @@ class Pruning(Answers):
 def _is_by_triton(autotuner: Any) -> bool:
     """Return whether an autotuner prunes by Triton's own method."""
     return getattr(autotuner.prune_configs, "__func__", None) is Autotuner.prune_configs
-
-
-def _has_pruning(autotuner: Any) -> bool:
-    return bool(
-        autotuner.early_config_prune or autotuner.perf_model or not _is_by_triton(autotuner)
-    )

@@ -13,12 +13,11 @@ import math
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..model.resolution import Resolution
 from ..settings import current_settings
 from ..system.notices import counted, warn_once
 from ..triton_internals.config_names import describe
@@ -28,9 +27,9 @@ from ..triton_internals.hooks import (
     replace_bench,
     set_cache_manager,
 )
-from ..triton_internals.identity import find_jit_function
-from ..triton_internals.versions import Autotuner, autotuning_listener, knobs, launch_key
-from .request import Request
+from ..triton_internals.versions import Autotuner, knobs
+from .choices import launch_key
+from .request import Request, Resolution
 from .run_files import What, has_report, report_event
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ class ConfigChosen:
         benchmarked: the number of configs that were benchmarked for it.
         seconds: how long that took.
         before: the fallback that earlier launches of the scenario ran, or None.
+        timings: what was measured, by `triton.Config`.
     """
 
     autotuner: CachedAutotuner
@@ -62,6 +62,7 @@ class ConfigChosen:
     benchmarked: int
     seconds: float
     before: Resolution | None
+    timings: Mapping[Any, Any]
 
 
 def emit(event: ConfigChosen) -> None:
@@ -69,7 +70,8 @@ def emit(event: ConfigChosen) -> None:
     tell_triton(event)
     if current_settings().report:
         report_choice(event)
-    log_choice(event)
+    if _logger.isEnabledFor(logging.INFO):
+        log_choice(event)
     if "opentelemetry" in sys.modules:
         trace_choice(event)
 
@@ -81,11 +83,12 @@ def tell_triton(event: ConfigChosen) -> None:
     """
     autotuner, resolution = event.autotuner, event.resolution
     key = launch_key(autotuner, event.request.args, event.request.kwargs)
-    config, timings = resolution.config, _timings(event)
-    autotuner.cache.report(key, config)
+    config, timings = resolution.config, event.timings
+    autotuner._cache.report(key, config)
     if timings:
         autotuner.configs_timings = timings
-    listener, function = autotuning_listener(), find_jit_function(autotuner)
+    listener = getattr(knobs.autotuning, "listener", None)  # since Triton 3.7
+    function = autotuner.declaration.function
     is_measured = resolution.final and not resolution.only
     if listener is not None and function is not None and is_measured:
         listener(
@@ -102,11 +105,6 @@ def tell_triton(event: ConfigChosen) -> None:
             f"finished after {autotuner.bench_time:.2f}s,\n"
             f"best config selected: {config};"
         )
-
-
-def _timings(event: ConfigChosen) -> Mapping[Any, Any]:
-    """Return what was measured for a choice: timings by `triton.Config`."""
-    return getattr(event.request.autotuner, "configs_timings", None) or {}
 
 
 def report_choice(event: ConfigChosen) -> None:
@@ -131,17 +129,15 @@ def log_choice(event: ConfigChosen) -> None:
 
     A launch whose record is there says nothing, unless some of its results were not compared.
     """
-    if not _logger.isEnabledFor(logging.INFO):
-        return
     resolution, before = event.resolution, event.before
     source = f" in {resolution.store}" if resolution.store else ""
     provenance = f", {resolution.how}{source}"
     if event.benchmarked:
-        failures = sum(math.isinf(_median(timing)) for timing in _timings(event).values())
-        failed = f" ({failures} of {len(_timings(event))} failed)" if failures else ""
+        failures = sum(math.isinf(_median(timing)) for timing in event.timings.values())
+        failed = f" ({failures} of {len(event.timings)} failed)" if failures else ""
         amount = f"{counted(event.benchmarked, 'config')}{failed}"
         what, how = "tuned", f"{amount} in {event.seconds:.1f} s; winner "
-        median = _median(_timings(event).get(resolution.config, math.inf))
+        median = _median(event.timings.get(resolution.config, math.inf))
         time_text = f" {median:.4g} ms" if math.isfinite(median) else ""
         provenance = f"{time_text}{provenance}"
     elif not resolution.final:
@@ -173,7 +169,7 @@ def trace_choice(event: ConfigChosen) -> None:
     resolution, end = event.resolution, time.time_ns()
     labels = {
         f"{_NAME}.kernel": event.request.context.kernel.name,
-        f"{_NAME}.device": resolution.environment.device.name,
+        f"{_NAME}.device": resolution.context.environment.device.name,
         f"{_NAME}.how": resolution.how,
     }
     try:
@@ -217,9 +213,18 @@ def report_triton_activity() -> None:
         name = getattr(getattr(src, "fn", None), "_fn_name", None) or metadata.get("name", "?")
         report_event("loaded" if cache_hit else "compiled", str(name), _constants_of(src))
 
+    bench = Autotuner._bench
+
+    @functools.wraps(bench)
+    def report_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "benchmarked"):  # cached autotuners report their scenario
+            name, config = getattr(self.base_fn, "__name__", "?"), kwargs.get("config", "")
+            report_event("benchmarked", name, str(config)[:200])
+        return bench(self, *args, **kwargs)
+
     add_compilation_listener(listener)
     set_cache_manager(_reporting_cache(cache_manager()))
-    replace_bench(_reporting_bench(Autotuner._bench))
+    replace_bench(report_and_bench)
 
 
 def _constants_of(src: Any) -> str:
@@ -240,19 +245,3 @@ def _reporting_cache(manager: Any) -> Any:
             return str(super().put(data, filename, binary=binary))
 
     return ReportingCache
-
-
-def _reporting_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Autotuner._bench` to report other autotuners; cached ones report their scenario."""
-
-    @functools.wraps(bench)
-    def report_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "benchmarked"):
-            report_event(
-                "benchmarked",
-                getattr(self.base_fn, "__name__", "?"),
-                str(kwargs.get("config", ""))[:200],
-            )
-        return bench(self, *args, **kwargs)
-
-    return report_and_bench

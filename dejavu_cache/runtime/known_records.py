@@ -14,12 +14,11 @@ from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.record import Record
-from ..model.resolution import Resolution
 from ..model.scenario import Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import value_distance
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
-from .request import Request
+from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
 __all__ = ["KnownRecords", "fall_back", "find_nearest", "nearest_differences"]
@@ -43,22 +42,25 @@ class KnownRecords:
 
     Attributes:
         tiers: the stores.
-        url: the URLs of the tiers that keep what is written, or of all tiers if none does.
     """
 
     def __init__(self, tiers: TieredStore) -> None:
         """Read nothing yet."""
         self.tiers = tiers
-        lasting = [
-            tier.url
-            for tier in tiers.tiers
-            if not (tier.read_only or isinstance(tier, MemoryStore))
-        ]
-        self.url = ",".join(lasting) or tiers.url
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
         self._texts: dict[Context, tuple[Hashable | None, list[str]]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
+
+    @property
+    def url(self) -> str:
+        """The URLs of the tiers that keep what is written, or of all tiers if none does."""
+        lasting = [
+            tier.url
+            for tier in self.tiers.tiers
+            if not (tier.read_only or isinstance(tier, MemoryStore))
+        ]
+        return ",".join(lasting) or self.tiers.url
 
     def findings(self, context: Context, scenario: Scenario) -> Findings:
         """Return what this process has found out about a scenario, to be added to."""

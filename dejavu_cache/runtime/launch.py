@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,24 +21,23 @@ from ..errors import (
     ScenarioNotTuned,
     UncomparedResultsError,
 )
-from ..model.resolution import Resolution
 from ..model.selection import distance
 from ..settings import Mode, current_settings
 from ..system.background_threads import is_from_signal_handler
 from ..system.import_hooks import after_import
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..triton_internals.environment import await_digest, begin_digest, toolchain_on
+from ..triton_internals.environment import UNREADABLE, await_digest, begin_digest, toolchain_on
 from ..triton_internals.hooks import foreign_run, refusing_compilation
 from ..triton_internals.identity import jit_function
 from ..triton_internals.scenario_key import RawKey
-from ..triton_internals.versions import Autotuner, launch_key
+from ..triton_internals.versions import Autotuner
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
-from .choices import Choices, ChosenConfig
+from .choices import Choices, ChosenConfig, launch_key
 from .consensus import agree
-from .declaration import default_config
+from .declaration import default_config, say_unstored
 from .events import ConfigChosen, emit
-from .request import Request
+from .request import Request, Resolution
 from .resolver import OtherCodeError
 from .service_phase import is_serving, may_benchmark, note_compilation
 
@@ -53,36 +53,32 @@ _RETRY_AFTER = 5.0
 """Seconds until the config that a stand-in replaces is tried again: a warm-up may compile it."""
 
 
+@dataclass(eq=False, slots=True)
 class Launch:
     """One launch of an autotuner.
 
-    Args:
+    Attributes:
         autotuner: the kernel's.
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
+        device: the device's index; None until it is asked for.
+        configs: what pruning leaves, if it was asked.
     """
 
-    __slots__ = ("_args", "_autotuner", "_configs", "_device", "_kwargs")
-
-    _configs: Sequence[Any] | None
-    _device: int
-
-    def __init__(
-        self, autotuner: CachedAutotuner, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Launch nothing yet."""
-        self._autotuner = autotuner
-        self._args = args
-        self._kwargs = kwargs
+    autotuner: CachedAutotuner
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    device: int | None = None
+    configs: Sequence[Any] | None = None
 
     def run(self) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
-        autotuner = self._autotuner
+        autotuner = self.autotuner
         _notice_changed_lists(autotuner)
         if autotuner.is_left_to_triton:
             return self._run_by_triton(), ChosenConfig.of(autotuner.best_config, until=0.0)
         # A program's hooks may read the arguments.
-        autotuner.nargs = dict(zip(autotuner.arg_names, self._args, strict=False))
+        autotuner.nargs = dict(zip(autotuner.arg_names, self.args, strict=False))
         try:
             return self._run_recorded()
         finally:
@@ -93,7 +89,7 @@ class Launch:
         try:
             chosen = self._choose()
         except Exception as error:
-            is_left = _leaves_to_triton(self._autotuner, error)
+            is_left = _leaves_to_triton(self.autotuner, error)
             if not (is_left or isinstance(error, NoValidConfigError)):
                 raise
             failure = error
@@ -110,8 +106,8 @@ class Launch:
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
         result = self._run_by_triton()
-        _warn_of_triton(self._autotuner, failure)
-        return result, ChosenConfig.of(self._autotuner.best_config, until=0.0)
+        _warn_of_triton(self.autotuner, failure)
+        return result, ChosenConfig.of(self.autotuner.best_config, until=0.0)
 
     def _run_default(self, failure: Exception) -> tuple[Any, ChosenConfig]:
         """Launch the default config where none has a usable timing.
@@ -122,7 +118,7 @@ class Launch:
         reasons = getattr(failure, "reasons", {})
         if not reasons.get(str(describe(default.config)), "").startswith(BEFORE_LAUNCH):
             raise failure
-        warn_once(f"failures {self._autotuner._name}", str(failure))
+        warn_once(f"failures {self.autotuner._name}", str(failure))
         return self._run_config(default), default
 
     def _reject(self, chosen: ChosenConfig, error: Exception) -> bool:
@@ -131,13 +127,13 @@ class Launch:
         Compiling and loading a kernel fail before it runs, so the launch can be tried again. Ranks
         that choose together would not notice that one of them chose again.
         """
-        autotuner, failure = self._autotuner, failure_of(error)
+        autotuner, failure = self.autotuner, failure_of(error)
         if failure is None or failure.kind == "skipped":
             return False
         if chosen.resolution is None or autotuner.declaration.consensus != "none":
             return False
         key, config = self._find_key(), describe(chosen.config)
-        request = self._request()
+        request = self.request()
         if not autotuner.resolver(request.not_stored).reject(request, config, failure.reason):
             return False
         autotuner._choices.drop(key)
@@ -148,10 +144,10 @@ class Launch:
         options = chosen.config.all_kwargs()
         if chosen.options != options:  # a program has changed the config in place
             chosen = chosen._replace(options=options)
-        autotuner = self._autotuner
+        autotuner = self.autotuner
         # Ranks that choose together must not differ by what each of them has compiled.
         is_alone = autotuner.is_left_to_triton or autotuner.declaration.consensus == "none"
-        if is_serving() and is_alone and not autotuner._interpreted:
+        if is_alone and not autotuner._interpreted and is_serving():
             launched = self._launch_compiled(chosen)
             if launched is not None:
                 return launched
@@ -165,7 +161,7 @@ class Launch:
 
     def _launch_compiled(self, chosen: ChosenConfig) -> tuple[Any, ChosenConfig] | None:
         """Launch the chosen config or one that stands in for it, if its kernel is in memory."""
-        with refusing_compilation(jit_function(self._autotuner)) as refused:
+        with refusing_compilation(jit_function(self.autotuner)) as refused:
             result = self._run_config(chosen)
             if not refused:
                 return result, chosen
@@ -175,26 +171,26 @@ class Launch:
                 refused.clear()
                 result = self._run_config(stand_in)
                 if not refused:
-                    name = self._autotuner._name
+                    name = self.autotuner._name
                     logger.info("%s: (%s) stands in for (%s)", name, config, chosen.config)
                     return result, stand_in
         return None
 
     def _stand_ins(self, chosen: ChosenConfig) -> list[Any]:
         """Return the launched configs that may run here, those of the nearest scenarios first."""
-        launched = dict(self._autotuner._compiled)
+        launched = dict(self.autotuner._compiled)
         if chosen.resolution is None or not launched:
             return []
         scenario = chosen.resolution.scenario
-        request = self._autotuner.request(*self._args, **self._kwargs)
-        usable = self._autotuner.resolver(request.not_stored).usable_configs(request)
+        request = self.request()
+        usable = self.autotuner.resolver(request.not_stored).usable_configs(request)
         allowed = set(map(id, usable)) - {id(chosen.config)}
         nearest = sorted(launched, key=lambda other: distance(scenario, other))
         distinct = {id(launched[other]): launched[other] for other in nearest}
         return [config for identity, config in distinct.items() if identity in allowed]
 
     def _run_config(self, chosen: ChosenConfig) -> Any:
-        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
+        autotuner, args, kwargs = self.autotuner, self.args, self.kwargs
         autotuner.best_config = config = chosen.config
         if config.pre_hook is not None:
             named = dict(zip(autotuner.arg_names, args, strict=False))
@@ -203,7 +199,7 @@ class Launch:
 
     def _run_by_triton(self) -> Any:
         """Have Triton tune and launch; while the process serves, launch without a tune."""
-        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
+        autotuner, args, kwargs = self.autotuner, self.args, self.kwargs
         if (
             may_benchmark()
             or len(autotuner.configs) < 2
@@ -214,31 +210,31 @@ class Launch:
 
     def _default(self) -> Any:
         """Return the launch's default config, without a request to a store."""
-        autotuner = self._autotuner
-        twin = autotuner._copy_with(self._args)
-        declared = DeclaredConfigs(autotuner._name, twin.prune_configs(dict(self._kwargs)))
-        return default_config(twin, autotuner._options, self._kwargs, declared)
+        autotuner = self.autotuner
+        twin = autotuner._copy_with(self.args)
+        declared = DeclaredConfigs(autotuner._name, twin.prune_configs(dict(self.kwargs)))
+        return default_config(twin, autotuner._options, self.kwargs, declared)
 
     def _choose(self) -> ChosenConfig:
         """Return the config that the launch runs."""
-        autotuner, cache = self._autotuner, self._autotuner.cache
+        autotuner, cache = self.autotuner, self.autotuner._cache
         if len(autotuner.configs) < 2:
             return ChosenConfig.of(autotuner.configs[0])
         until = math.inf
         if cache.has_choices:
             if autotuner.declaration.has_buckets:
                 until = 0.0  # launches of one bucket have several of Triton's keys
-            config = cache.choice(launch_key(autotuner, self._args, self._kwargs))
+            config = cache.choice(launch_key(autotuner, self.args, self.kwargs))
             if config is not None:
                 return ChosenConfig.of(config, until)
         # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
         choices = autotuner._choices
         try:
             key = self._find_key()
-            chosen = choices.last(key)
+            chosen = choices.kept.get(key)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
-            autotuner.declaration.scenario_key.scenario(self._args, self._kwargs)
+            autotuner.declaration.scenario_key.scenario(self.args, self.kwargs)
             raise
         if chosen is None or chosen.until <= time.monotonic():
             chosen = self._look_up(key, choices, chosen)
@@ -249,14 +245,14 @@ class Launch:
 
         It holds in this process. The device and what pruning leaves are found with it.
         """
-        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
-        device = self._device = autotuner.device()
+        autotuner, args, kwargs = self.autotuner, self.args, self.kwargs
+        device = self.device = autotuner.device()
         raw = autotuner.declaration.scenario_key.raw(device, args, kwargs)
         pruning = autotuner.declaration.pruning
         if pruning is None:  # it is asked once per key, as by Triton
-            self._configs = None
+            self.configs = None
             return raw
-        self._configs, pruned = pruning.answer(device, args, kwargs)
+        self.configs, pruned = pruning.answer(device, args, kwargs)
         return (*raw, pruned)
 
     def _look_up(self, key: RawKey, choices: Choices, before: ChosenConfig | None) -> ChosenConfig:
@@ -267,11 +263,11 @@ class Launch:
             choices: the autotuner's when the key was found.
             before: what earlier launches of the scenario ran, or None.
         """
-        autotuner, start = self._autotuner, time.perf_counter()
+        autotuner, start = self.autotuner, time.perf_counter()
         if not autotuner.declaration.has_code_of(autotuner):
             autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices, None)
-        request = self._request()
+        request = self.request()
         request.refuse_conflicts()
         resolver = autotuner.resolver(request.not_stored)
         # A launch waits for another process's tune once; after that it only looks the record up.
@@ -302,16 +298,44 @@ class Launch:
             self._accept_default(resolution)
         if not resolution.is_idle:
             former = before.resolution if before else None
-            emit(ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former))
+            timings = getattr(request.autotuner, "configs_timings", None) or {}
+            emit(
+                ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former, timings)
+            )
         await_digest()
         chosen = choices.add(key, resolution)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
 
-    def _request(self) -> Request:
+    def request(self) -> Request:
         """Return the launch's request to the store."""
-        return self._autotuner.declaration.request(
-            self._autotuner, self._device, self._args, self._kwargs, self._configs
+        declaration, args, kwargs = self.autotuner.declaration, self.args, self.kwargs
+        device = self.autotuner.device() if self.device is None else self.device
+        autotuner, configs = self.autotuner._copy_with(args), self.configs
+        if configs is None:
+            configs = autotuner.prune_configs(dict(kwargs))
+        declared = DeclaredConfigs(declaration.name, configs)
+        scenario, unstored = declaration.scenario_key.launch_scenario(args, kwargs, device)
+        context = declaration.context(device)
+        settings = context.environment.variables
+        if UNREADABLE in settings.values():
+            unreadable = [name for name, value in settings.items() if value == UNREADABLE]
+            unstored = f"{', '.join(unreadable)} has no text that stands for it"
+        if unstored and not declaration.not_stored:
+            say_unstored(declaration.name, unstored)
+        return Request(
+            autotuner=autotuner,
+            context=context,
+            scenario=scenario,
+            declared=declared,
+            default=default_config(autotuner, declaration.options, kwargs, declared),
+            exact=declaration.exact,
+            args=args,
+            kwargs=dict(kwargs),
+            budget=declaration.budget,
+            check=declaration.check,
+            prunes=declaration.prunes,
+            not_stored=declaration.not_stored or unstored,
         )
 
     def _accept_default(self, resolution: Resolution) -> None:
@@ -320,8 +344,8 @@ class Launch:
         Raises:
             UncomparedResultsError: the kernel is adopted, and Triton compares no results.
         """
-        name = self._autotuner._name
-        if self._autotuner.is_adopted:
+        name = self.autotuner._name
+        if self.autotuner.is_adopted:
             raise UncomparedResultsError(f"no results can be compared: {resolution.uncompared}")
         warn_once(
             f"uncompared {name}",
@@ -338,7 +362,7 @@ class Launch:
             is_kept: whether what an earlier launch has found counts in any case; what ranks have
                 agreed on always does.
         """
-        autotuner, args, kwargs = self._autotuner, self._args, self._kwargs
+        autotuner, args, kwargs = self.autotuner, self.args, self.kwargs
         _notice_changed_lists(autotuner)
         if autotuner.is_left_to_triton:
             only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
@@ -348,9 +372,9 @@ class Launch:
         if not autotuner.declaration.has_code_of(autotuner):
             autotuner.declare()
         key = self._find_key()
-        request = self._request()
+        request = self.request()
         if is_kept or autotuner.declaration.consensus != "none":
-            kept = autotuner._choices.last(key)
+            kept = autotuner._choices.kept.get(key)
             if kept is not None and kept.resolution is not None and kept.resolution.final:
                 return request, kept.resolution
         return request, autotuner.resolver(request.not_stored).explain(request)

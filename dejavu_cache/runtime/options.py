@@ -17,7 +17,7 @@ from ..errors import SettingsError, did_you_mean, problem_text
 from ..model.buckets import Bucket, BucketSpec
 from ..policy import Rule, config_with, current_policy
 from ..settings import Mode
-from ..stores import Store, check_url
+from ..stores import Store, make_absolute
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe, unknown_name
 from ..triton_internals.identity import kernel_name
@@ -164,7 +164,7 @@ def declared_options(
 
 def _check_store(store: Any) -> Any:
     if isinstance(store, str):
-        check_url(store)
+        make_absolute(store)  # or say what is wrong with it
     elif not isinstance(store, (Store, os.PathLike)):
         raise ValueError("give a Store, a URL or a folder")
     return store

@@ -1,20 +1,103 @@
-"""One scenario that a launch needs a config for, and how much tuning it is worth."""
+"""What a launch asks, `Request`: a config for its scenario; and the answer, `Resolution`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from ..model.resolution import How, Resolution
-from ..model.scenario import Config, Context, Scenario
+from ..model.record import Record
+from ..model.scenario import GENERATED_MODULE, Config, Context, Difference, Scenario
 from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
 from ..tuning.tuner import CandidateLaunch
 
-__all__ = ["Request", "TuningBudget"]
+__all__ = ["How", "Request", "Resolution", "TuningBudget"]
+
+
+How = Literal[
+    "exact", "tuned", "toolchain", "nearest", "tree", "pinned", "agreed", "default", "off"
+]
+"""The provenance of a config.
+
+`exact`: recorded. `tuned`: benchmarked by this process. `toolchain`: recorded with another Triton.
+`nearest`: the winner of a neighbouring scenario. `tree`: a decision tree's choice. `pinned`: chosen
+by a person. `agreed`: chosen by another rank of the job. `default`: none of these, or a kernel with
+one config. `off`: Triton's own autotuner decides, and nothing is looked up or recorded."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The config of a scenario, and its provenance.
+
+    Attributes:
+        how: the provenance.
+        config: the `triton.Config` that a launch runs; None if Triton has yet to choose it.
+        scenario: the bucketed values and dtypes.
+        context: kernel, environment and problem.
+        store: URL of the record's store or of the tree's file, or None.
+        distance: of a `nearest` scenario, in powers of two.
+        differences: the fields in which what stands in differs from what was asked for.
+        not_compared: which results of the config, or of a faster one that does not run for want of
+            a comparison, were not compared with the default's, and why.
+        uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
+        agreed: whether all ranks of the job run this config, even if a later lookup finds another.
+        only: whether pruning left the launch no other config.
+        is_idle: whether the launch has no work: then its config says nothing about others.
+        not_stored: why the kernel's timings stay in this process, or None if they are stored.
+        recorded_in: the context of the record that stands in, if it is another one.
+        recorded_for: the scenario of the record that stands in, if it is another one.
+        notes: what the record says of the config and the others, in lines; filled by `explain`.
+    """
+
+    how: How
+    config: Any
+    scenario: Scenario
+    context: Context
+    store: str | None = None
+    distance: float = 0.0
+    differences: Sequence[Difference] = ()
+    not_compared: Sequence[str] = ()
+    uncompared: str = ""
+    agreed: bool = False
+    only: bool = False
+    is_idle: bool = False
+    not_stored: str | None = None
+    recorded_in: Context | None = None
+    recorded_for: Scenario | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def final(self) -> bool:
+        """Return whether a later lookup cannot find better; fallbacks are looked up again."""
+        if self.is_idle:
+            return False
+        return self.agreed or self.only or self.how in ("exact", "tuned", "pinned", "off")
+
+    def __str__(self) -> str:
+        """Describe the resolution in several lines, for `explain`."""
+        config = "Triton chooses it at the first launch" if self.config is None else self.config
+        distance = f" at distance {self.distance:g}" if self.distance else ""
+        lines = [
+            f"{self.context.kernel.name}{self.scenario}",
+            f"  config: {config}",
+            f"  found:  {self.how}{distance}" + (f" in {self.store}" if self.store else ""),
+            *(f"  {note}" for note in self.notes),
+        ]
+        if self.how == "off":
+            lines.append("  Triton's own autotuner decides; nothing is looked up or recorded")
+        if self.uncompared:
+            lines.append(f"  not tuned, since no results can be compared: {self.uncompared}")
+        lines += [f"  not compared: {reason}" for reason in self.not_compared]
+        if self.context.kernel.name.startswith(GENERATED_MODULE):
+            lines.append("  its module's name is of this process alone: it is found by its code")
+        if self.not_stored:
+            lines.append(f"  not stored: {self.not_stored}")
+        lines += [f"  differs in {difference}" for difference in self.differences]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -88,7 +171,7 @@ class Request:
         named.pop("grid", None)
         try:
             sizes = grid(named) if callable(grid) else grid
-            return sizes is not None and any(int(size) <= 0 for size in sizes)
+            return sizes is not None and min(map(int, sizes), default=1) <= 0
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
@@ -114,7 +197,7 @@ class Request:
 
         If the default is among them, the first one left is the default; none may be left.
         """
-        if not any(config in self.declared for config in configs):
+        if self.declared.keys().isdisjoint(configs):
             return self
         remaining = [self.declared[config] for config in self.declared if config not in configs]
         default = self.default
@@ -148,6 +231,25 @@ class Request:
         launches = CheckedLaunches(self.candidate_launch(), self.default, mark)
         is_wanted = self.check is not None
         return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
+
+    def note_timings(self, record: Record) -> None:
+        """Give the autotuner Triton's `configs_timings`, by what is recorded.
+
+        They are what `do_bench` returned, or would have: quantiles, infinite ones for a failed
+        config, or a number.
+        """
+        timings: dict[Any, Any] = {}
+        measured = record.by_config
+        for described, config in self.declared.items():
+            if (entry := measured.get(described)) is None:
+                continue
+            if entry.median is None:
+                timings[config] = [math.inf] * 3
+            elif entry.p20 is None:
+                timings[config] = entry.median
+            else:
+                timings[config] = [entry.median, entry.p20, entry.p80]
+        self.autotuner.configs_timings = timings
 
     def resolution(
         self, how: How, config: Any, store: str | None = None, not_compared: Sequence[str] = ()

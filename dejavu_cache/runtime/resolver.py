@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
-from ..model.resolution import Resolution, evidence_lines
 from ..model.scenario import Config, Context, Scenario, now
+from ..model.selection import evidence_lines
 from ..settings import Mode
 from ..stores import Found, TieredStore
 from ..system.notices import logger, warn_once
@@ -17,15 +17,16 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
 from ..triton_internals.generated_code import find_other_code, generates_equal_code
 from ..triton_internals.identity import is_decorated_alike
+from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
 from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
-from .request import Request
+from .request import Request, Resolution
 from .service_phase import may_benchmark
-from .tune import note_timings, tune, without_suspects
+from .tune import tune, without_suspects
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
 __all__ = ["OtherCodeError", "Resolver"]
 
@@ -89,9 +90,9 @@ class Resolver:
         1. Pruning leaves one config, which runs without a benchmark.
         2. Triton generates other code than is recorded: nothing is resolved, see `Raises`.
         3. The launch has no work: it runs what is recorded, or else the default.
-        4. Nothing may be tuned: it runs what is recorded and may run uncompared in this mode. A
+        4. The record leaves nothing to do for a process that may tune: its config runs.
+        5. Nothing may be tuned: it runs what is recorded and may run uncompared in this mode. A
            miss is an error in strict mode, and else put on the worklist, and a fallback runs.
-        5. The record leaves nothing to do: its config runs.
         6. This process tunes; while another one does, a fallback runs.
 
         Args:
@@ -106,20 +107,21 @@ class Resolver:
         if request.has_no_choice:
             return replace(request.resolution("default", request.default), only=True), 0
         found = self._look_up(request)
-        if found and self._compares_code:
+        if found and self._compares_code and _may_compile():
             _refuse_other_code(request, found.record)
         usable = self._usable_request(request, found)
         if usable.has_empty_grid:
             runs = self._trusted_choice(usable, found)
             return replace(runs or usable.resolution("default", usable.default), is_idle=True), 0
         if found:
-            note_timings(usable, found.record)
+            usable.note_timings(found.record)
+        if self.mode is Mode.TUNE:
+            findings = self._records.findings(usable.context, usable.scenario)
+            settled = rules.settled_choice(usable, found, findings)
+            if settled is not None:
+                return settled, 0
         if not (self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()):
             return self._trusted_choice(usable, found) or self._resolve_miss(usable, found), 0
-        findings = self._records.findings(usable.context, usable.scenario)
-        settled = rules.settled_choice(usable, found, findings)
-        if settled is not None:
-            return settled, 0
         tuned, benchmarked = tune(usable, self._records, wait, self._parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
@@ -217,9 +219,12 @@ class Resolver:
         A process that may die measures the latter. A pin of a config that is left out is ignored.
         """
         findings = self._records.findings(request.context, request.scenario)
-        usable, pinned = request.without(findings.rejected), found and found.record.pinned
-        if self._parent is None:
-            usable = without_suspects(usable, found.record if found else None)
+        usable, record = request, found.record if found else None
+        if findings.rejected:
+            usable = usable.without(findings.rejected)
+        if self._parent is None and (suspects := find_suspects(request.context, request.scenario)):
+            usable = without_suspects(usable, record, suspects)
+        pinned = record.pinned if record else None
         if pinned and pinned not in usable.declared:
             warn_once(
                 f"pin {request.context.kernel.name} {pinned}",
@@ -341,7 +346,7 @@ def _refuse_other_code(request: Request, record: Record) -> None:
             language, a function that reads a file, another value of a module's attribute.
     """
     winner = record.winner
-    if winner is None or winner.config not in request.declared or not _may_compile():
+    if winner is None or winner.config not in request.declared:
         return
     code = _other_code(request, record, winner.config)
     if code is not None:
@@ -364,4 +369,4 @@ def _other_code(
 
 def _may_compile() -> bool:
     """Return whether the launch may compile before it runs: not while a request waits for it."""
-    return may_benchmark() and not (is_interpreting() or is_capturing_graph())
+    return not is_interpreting() and may_benchmark() and not is_capturing_graph()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from ..model.record import (
     NO_WORK,
@@ -30,14 +31,13 @@ from ..model.record import (
     has_reason,
     reasons_not_compared,
 )
-from ..model.resolution import Resolution
 from ..model.scenario import Config, now
 from ..model.selection import is_credible, winner
 from ..stores import Found
 from ..system.notices import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import Suspect
-from .request import Request
+from .request import Request, Resolution
 
 __all__ = [
     "Findings",
@@ -94,19 +94,23 @@ class Findings:
 def corrected_record(record: Record, findings: Findings) -> Record:
     """Return a record in which other machines' measurements give way to this process's.
 
-    Measurements of which nobody knows that the code is equal are left out.
+    Once another config wins than the one that was adopted, the measurements are left out of which
+    nobody knows that the code is equal.
     """
-    record = record.proven
-    if not findings.trials:
+    since = record.winner.adopted_at if record.winner else None
+    if since is None and not findings.trials:
         return record
     measured = record.by_config
-    corrections = {
-        config: trial
-        for config, trial in findings.trials.items()
-        if config not in measured or measured[config].by != trial.by
-    }
-    measurements = tuple({**measured, **corrections}.values())
-    return record.model_copy(update={"measurements": measurements}) if corrections else record
+    if record.winner and since:
+        winning = measured.get(record.winner.config)
+        if winning is None or winning.at > since:
+            measured = {config: entry for config, entry in measured.items() if entry.at > since}
+    for config, trial in findings.trials.items():
+        if config not in measured or measured[config].by != trial.by:
+            measured[config] = trial
+    # In order, since the first one of equal timings wins.
+    measurements = sorted(measured.values(), key=attrgetter("config.text"))
+    return record.model_copy(update={"measurements": tuple(measurements)})
 
 
 def recorded_choice(
@@ -179,12 +183,13 @@ def trusted_configs(
         uncompared: whether a winner counts although nobody has compared it.
     """
     trusted = set() if default is None else {default}
-    if record.winner is not None and record.is_finished:
+    if record.winner is None or not record.is_finished:
+        return trusted
+    if not (uncompared or record.winner.is_compared):
         standard = record.by_config.get(default) if default else None
-        has_failed = standard is not None and standard.median is None and not standard.skipped
-        if uncompared or record.winner.is_compared or has_failed:
-            trusted.add(record.winner.config)
-    return trusted
+        if standard is None or standard.failure is None or standard.skipped:
+            return trusted
+    return trusted | {record.winner.config}
 
 
 def is_trusted(request: Request, record: Record, config: Config) -> bool:
@@ -239,7 +244,7 @@ def best_config(
         among: the configs of which the best is taken; None: all declared ones.
     """
     configs = request.declared if among is None else among
-    return winner(record, configs, describe(request.default), trusted=whoami())
+    return winner(record, configs, describe(request.default), here=True)
 
 
 def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
@@ -249,7 +254,11 @@ def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
     """
     unmeasured = dict.fromkeys(request.declared)
     for entry in record.measurements if record else ():
-        if not entry.skipped and (entry.failure or is_credible(entry) or entry.by == whoami()):
+        if entry.failure is None:
+            counts = is_credible(entry) or entry.by == whoami()
+        else:
+            counts = not entry.skipped
+        if counts:
             unmeasured.pop(entry.config, None)
     return list(unmeasured)
 
@@ -257,7 +266,7 @@ def unmeasured_configs(request: Request, record: Record | None) -> list[Config]:
 def due_configs(request: Request, record: Record | None) -> list[Config]:
     """Return the configs left to measure, the default first; none once the budget is met."""
     unmeasured = unmeasured_configs(request, record)
-    if budgeted_count(request, len(unmeasured)) == 0:
+    if not unmeasured or budgeted_count(request, len(unmeasured)) == 0:
         return []
     return sorted(unmeasured, key=describe(request.default).__ne__)
 

@@ -19,7 +19,6 @@ from ..model.record import (
     has_reason,
     reasons_not_compared,
 )
-from ..model.resolution import How, Resolution
 from ..model.scenario import Config
 from ..stores import Found
 from ..system.fork_lock import ForkLock
@@ -41,12 +40,12 @@ from ..tuning.tuner import MeasurementWriter, Tuner, progress_lines
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
-from .request import Request
+from .request import How, Request, Resolution
 
 if TYPE_CHECKING:
-    from ..system.worker_process import ParentConnection
+    from ..system.workers import ParentConnection
 
-__all__ = ["announce", "note_timings", "tune", "without_suspects"]
+__all__ = ["announce", "tune", "without_suspects"]
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -98,9 +97,9 @@ def tune(
         suspects = find_suspects(context, scenario)
         found = records.look_up(context, scenario, fresh=True)
         record = found.record if found else Record(scenario=scenario)
-        if parent is None:
-            request = without_suspects(request, record)
-            if suspects and not request.declared:
+        if parent is None and suspects:
+            request = without_suspects(request, record, suspects)
+            if not request.declared:
                 reasons = {str(suspect.config): suspect.reason for suspect in suspects}
                 raise NoValidConfigError(context.kernel.name, str(scenario), reasons)
         findings = records.findings(context, scenario)
@@ -291,7 +290,7 @@ class Tune:
     def _record_winner(self, best: Config, results: Results) -> None:
         """Record the winner and its launches, and release the kernels that lost."""
         request, is_measured = self._request, bool(self._measured)
-        note_timings(request, self._record)
+        request.note_timings(self._record)
         addition = Record(
             scenario=request.scenario,
             winner=rules.winner_to_record(
@@ -356,7 +355,9 @@ class Tune:
         return request.resolution("default", request.default)
 
 
-def without_suspects(request: Request, record: Record | None) -> Request:
+def without_suspects(
+    request: Request, record: Record | None, suspects: Iterable[Suspect]
+) -> Request:
     """Return a request without the configs that may end this process.
 
     Processes were measuring them when they died. A config that a person pinned is none, and
@@ -364,7 +365,7 @@ def without_suspects(request: Request, record: Record | None) -> Request:
     """
     measured = record.by_config if record else {}
     suspected = set()
-    for suspect in find_suspects(request.context, request.scenario):
+    for suspect in suspects:
         config = suspect.config
         if config not in request.declared or (record and config == record.pinned):
             continue
@@ -378,22 +379,3 @@ def without_suspects(request: Request, record: Record | None) -> Request:
                 "worker",
             )
     return request.without(suspected)
-
-
-def note_timings(request: Request, record: Record) -> None:
-    """Give a request's autotuner Triton's `configs_timings`: infinite ones for failed configs."""
-    measured = record.by_config
-    request.autotuner.configs_timings = {
-        request.declared[config]: _triton_timing(measured[config])
-        for config in request.declared
-        if config in measured
-    }
-
-
-def _triton_timing(measurement: Measurement) -> float | list[float | None]:
-    """Return what `do_bench` returned for a config, or would have: a number, or quantiles."""
-    if measurement.median is None:
-        return [math.inf] * 3
-    if measurement.p20 is None:
-        return measurement.median
-    return [measurement.median, measurement.p20, measurement.p80]

@@ -5,8 +5,15 @@ from __future__ import annotations
 from .base import Found, FoundTree, Store
 from .file import FileStore
 from .memory import MemoryStore
-from .tiered import TieredStore, tiers_of, wait_longer
-from .urls import check_url, make_absolute, open_store, prewarmed_folders, shipped_stores
+from .tiered import (
+    TieredStore,
+    make_absolute,
+    open_store,
+    prewarmed_folders,
+    shipped_stores,
+    tiers_of,
+    wait_longer,
+)
 
 __all__ = [
     "FileStore",
@@ -15,7 +22,6 @@ __all__ = [
     "MemoryStore",
     "Store",
     "TieredStore",
-    "check_url",
     "make_absolute",
     "open_store",
     "prewarmed_folders",

@@ -1,15 +1,20 @@
-"""Store in a folder, with one readable file per kernel, environment and problem."""
+"""Store in a folder, with one readable file per kernel, environment and problem.
+
+Others may change the folder at any moment. Links to it are followed, links in it are not.
+"""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
+import re
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from filelock import Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
@@ -17,21 +22,16 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
-from ..system.safe_files import expand_home, open_to_read, read_file, replace_file
+from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, FoundTree, Store
 from .file_layout import Page, find_record
-from .folder import (
-    Signature,
-    describe_failure,
-    folder_name,
-    hold_lock,
-    read_text,
-    remove_file,
-    signature_of,
-    write_text,
-)
 
-__all__ = ["FileStore"]
+__all__ = [
+    "FileStore",
+    "describe_failure",
+    "hold_lock",
+    "read_text",
+]
 
 _TREE = ".tree.json"
 
@@ -43,6 +43,23 @@ _WAIT = 30.0
 
 _WAIT_AGAIN = 0.1
 """Seconds to wait for a writer that was waited for in vain, until it has let go."""
+
+_NO_ACCESS = "give this user access, or point DEJAVU_CACHE_URL elsewhere"
+_REMEDIES = {
+    errno.EACCES: _NO_ACCESS,
+    errno.EPERM: _NO_ACCESS,
+    errno.EROFS: "add ?read_only=1 to the URL of a file system that is read-only",
+    errno.ENOSPC: "make room; what was there before is untouched",
+    errno.EDQUOT: "make room; what was there before is untouched",
+    errno.EFBIG: "delete records that are not needed; what was there before is untouched",
+    errno.ELOOP: "links are not followed: replace it by what it points to",
+}
+
+_WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+"""Answers of file systems that lock no files."""
+
+_Signature = tuple[int, int, int]
+"""Modification time, size and inode of a file."""
 
 
 class FileStore(Store):
@@ -57,6 +74,8 @@ class FileStore(Store):
     The first write creates the folder.
     """
 
+    _lock = ForkLock()  # held by whoever changes a file and the page of it together
+
     def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
         """Open a folder, which need not exist.
 
@@ -67,16 +86,15 @@ class FileStore(Store):
         self.root = expand_home(root).absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
-        self._pages: dict[Path, tuple[Signature, Page]] = {}
+        self._pages: dict[Path, tuple[_Signature, Page]] = {}
         self._held_up: set[Path] = set()
-        self._lock = ForkLock()  # held by whoever changes a file and the page of it together
 
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
         environment, problem = context.environment, context.problem
-        method = folder_name(problem.method.partition(":")[0])
+        method = _folder_name(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
-        return self.root.joinpath(*map(folder_name, folders), f"{method}-{context.digest}.json")
+        return self.root.joinpath(*map(_folder_name, folders), f"{method}-{context.digest}.json")
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
@@ -110,7 +128,7 @@ class FileStore(Store):
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
         try:
-            return signature_of(self.path(context))
+            return _signature_of(self.path(context))
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError:
@@ -137,7 +155,7 @@ class FileStore(Store):
         """
         with self._lock:
             try:
-                signature = signature_of(path)
+                signature = _signature_of(path)
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
                     page = Page.parse(read_text(path, self.root), str(path))
@@ -171,7 +189,7 @@ class FileStore(Store):
 
     def damaged_copies(self) -> list[Path]:
         """Return the files that were kept as they were before a write left out what was damaged."""
-        return list(self._find("*.json.damaged-*"))
+        return self._find("*.json.damaged-*", None, [])
 
     def _readable(self, pattern: str, kernel: str | None) -> Iterator[tuple[Path, object]]:
         """Yield the files of a kernel's folder that can be read, and warn about the others."""
@@ -189,7 +207,7 @@ class FileStore(Store):
         Folders that cannot be listed are yielded last, with the error.
         """
         unlisted: list[OSError] = []
-        for path in self._find(pattern, kernel, unlisted.append):
+        for path in self._find(pattern, kernel, unlisted):
             try:
                 if path.name.endswith(_TREE):
                     yield path, Tree.parse(read_text(path, self.root), str(path))
@@ -202,22 +220,17 @@ class FileStore(Store):
                 folder = Path(refusal.filename)
                 yield folder, describe_failure(refusal, folder, "read")
 
-    def _find(
-        self,
-        pattern: str,
-        kernel: str | None = None,
-        onerror: Callable[[OSError], object] | None = None,
-    ) -> list[Path]:
+    def _find(self, pattern: str, kernel: str | None, unlisted: list[OSError]) -> list[Path]:
         """Return the files of a pattern, sorted; hidden folders are left out.
 
         Args:
             pattern: what the files' names match.
             kernel: whose folder is searched; None: all.
-            onerror: is told of folders that cannot be listed.
+            unlisted: gets the errors of folders that cannot be listed.
         """
-        root = self.root if kernel is None else self.root / folder_name(kernel)
+        root = self.root if kernel is None else self.root / _folder_name(kernel)
         paths: list[Path] = []
-        for parent, folders, names in os.walk(root, onerror=onerror):
+        for parent, folders, names in os.walk(root, onerror=unlisted.append):
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
         return sorted(paths)
@@ -232,13 +245,13 @@ class FileStore(Store):
         """Write the tree's file, beside the records of its context."""
         self._refuse_if_read_only()
         path = self.path(tree.context).with_suffix(_TREE)
-        write_text(path, tree.text, self.root)
+        _write_text(path, tree.text, self.root)
         return path.as_uri()
 
     def delete_tree(self, context: Context) -> bool:
         """Remove the tree's file."""
         self._refuse_if_read_only()
-        return remove_file(self.path(context).with_suffix(_TREE), self.root)
+        return _remove_file(self.path(context).with_suffix(_TREE), self.root)
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Merge records into the context's file, under its lock."""
@@ -353,10 +366,113 @@ class FileStore(Store):
                 raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
         if len(page):
-            write_text(path, page.text, self.root)
+            _write_text(path, page.text, self.root)
         else:
-            remove_file(path, self.root)
+            _remove_file(path, self.root)
         page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
-            self._pages[path] = signature_of(path), page
+            self._pages[path] = _signature_of(path), page
+
+
+def read_text(path: Path, root: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedRecordsError: it is not text.
+        StoreError: it cannot be read, or is a link, a pipe or a device.
+    """
+    try:
+        return read_file(path, root).decode()
+    except UnicodeDecodeError as error:
+        raise DamagedRecordsError(f"{path} is damaged: {error}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise describe_failure(error, path, "read") from error
+
+
+def _write_text(path: Path, text: str, root: Path) -> None:
+    """Write a file atomically and durably.
+
+    Raises:
+        StoreError: the file cannot be written; an earlier one is unchanged.
+    """
+    try:
+        replace_file(path, text.encode(), root)
+    except OSError as error:
+        raise describe_failure(error, path, "written") from error
+
+
+def _remove_file(path: Path, root: Path) -> bool:
+    """Remove a file, and return whether it existed.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    try:
+        with open_folder(root, path.parent) as folder:
+            os.unlink(path.name, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise describe_failure(error, path, "removed") from error
+    return True
+
+
+@contextmanager
+def hold_lock(path: Path, wait: float) -> Iterator[None]:
+    """Hold the lock of a path; on a file system without locks, a file stands for it.
+
+    Args:
+        path: the lock's file; its folder is created.
+        wait: seconds to wait for another holder.
+
+    Raises:
+        Timeout: another process still has the lock.
+        OSError: the file cannot be created.
+    """
+    with open_folder(path.parents[1], path.parent, create=True):
+        pass  # it is a folder, and no link to one of somebody else
+    lock: BaseFileLock = FileLock(path, timeout=wait)
+    try:
+        lock.acquire()
+    except (NotImplementedError, OSError) as error:  # the former is an older filelock's ENOSYS
+        if getattr(error, "errno", errno.ENOSYS) not in _WITHOUT_LOCKS:
+            raise
+        lock = SoftFileLock(path.with_name(f"{path.name}.soft"), timeout=wait)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
+    """Return a store's error for a failed access, with a remedy where one is known.
+
+    Args:
+        error: the operating system's error.
+        path: the file or folder.
+        action: a participle that completes "PATH cannot be ...", such as "read".
+    """
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return StoreError(
+        f"{path} cannot be {action}: {error.strerror or error}{'; ' + remedy if remedy else ''}"
+    )
+
+
+def _signature_of(path: Path) -> _Signature:
+    """Return what tells a file from its earlier states.
+
+    Raises:
+        OSError: there is no such file, or it cannot be looked at.
+    """
+    stat = path.lstat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _folder_name(name: str) -> str:
+    """Return a name as a folder's name that people recognise and every file system accepts."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"

@@ -295,7 +295,7 @@ def _write_record(record: Record) -> str:
 def _read_record(cut: str, where: str) -> Record | None:
     """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
     try:
-        return Record.model_validate_json(_json_of(cut))
+        return Record.model_validate_json("{" + cut.removesuffix(","))
     except ValidationError as error:
         scenario = cut.partition(_LINE_END)[0][:500]
         warn_once(
@@ -310,14 +310,10 @@ def _read_record(cut: str, where: str) -> Record | None:
 def _problem_of(cut: str) -> str:
     """Return what is wrong with a record's text, or an empty string."""
     try:
-        Record.model_validate_json(_json_of(cut))
+        Record.model_validate_json("{" + cut.removesuffix(","))
     except ValidationError as error:
         return first_problem(error)
     return ""
-
-
-def _json_of(cut: str) -> str:
-    return "{" + cut.removesuffix(",")
 
 
 def _reason(error: Exception) -> str:

@@ -33,7 +33,6 @@ __all__ = [
     "describe_file",
     "files_of",
     "find_differences",
-    "is_prewarmed",
     "read_manifest",
 ]
 
@@ -41,6 +40,8 @@ SCHEMA = 1
 """The version of the manifest that this code writes; it reads this one and every older one."""
 
 MANIFEST = "prewarmed.json"
+"""Name of the file that makes a folder a prewarmed one."""
+
 RECORDS = "records"
 BINARIES = "binaries"
 
@@ -94,14 +95,6 @@ class Manifest(_Model):
     def text(self) -> str:
         """Canonical JSON of the manifest."""
         return canonical_json(self) + "\n"
-
-
-def is_prewarmed(folder: Path) -> bool:
-    """Return whether a folder was made by `dejavu-cache prewarm`; False if nobody may look."""
-    try:
-        return (folder / MANIFEST).is_file()
-    except OSError:
-        return False
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -1,37 +1,149 @@
-"""Measure the configs of a scenario over several cases, and select what is good in all of them.
+"""Measure cases in a worker: one alone as a launch would, or several of one scenario together.
 
-The cases are taken one by one, since the arguments of one may fill the device. A config that is far
-behind after some cases, as `selection.BEHIND` says, is left out of the next. If the leader turns
-out to be slower than it seemed, configs that were left out are measured after all.
+Of several, what is good in all of them wins. They are taken one by one, since the arguments of one
+may fill the device. A config that is far behind after some cases, as `selection.BEHIND` says, is
+left out of the next. If the leader turns out to be slower than it seemed, configs that were left
+out are measured after all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import closing
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import NoValidConfigError, SettingsError
 from ..model.merge import merge_records
-from ..model.record import Measurement, Record, RecordedLaunch, Results, Winner, join_results
+from ..model.record import (
+    Failure,
+    Measurement,
+    Record,
+    RecordedLaunch,
+    Results,
+    Winner,
+    join_results,
+)
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
-from ..runtime.request import Request
+from ..runtime.autotuner import CachedAutotuner
+from ..runtime.launch_recorder import pause_recording
+from ..runtime.request import Request, Resolution
+from ..runtime.resolver import Resolver
 from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
-from ..stores import Store
-from ..system.notices import whoami
+from ..runtime.tune import announce
+from ..settings import Mode
+from ..stores import Store, TieredStore
+from ..system.workers import ParentConnection
+from ..triton_internals.compilation import keys_in_memory, release_later
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
+from ..triton_internals.identity import find_jit_function
+from ..tuning.benchmark_methods import is_called_once
+from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import recording_crash, refuse_uncompared
-from .case_tuner import CaseTuner, make_request
+from ..tuning.tuner import Tuner
+from .hosts import CaseJob
 from .journal import Journal
 from .suite import Case
 
-__all__ = ["CaseGroup", "GroupRecord"]
+__all__ = ["CaseGroup", "CaseTuner", "GroupRecord", "current_record", "make_request"]
+
+
+def make_request(case: Case) -> Request:
+    """Return the request that a launch of a case would make.
+
+    `triton.heuristics` around the autotuner add their arguments, as they would in a launch.
+
+    Raises:
+        SettingsError: the case's kernel is not decorated with `cached_autotune`.
+        Exception: any error of the case's arguments.
+    """
+    arguments = dict(case.arguments())
+    kernel = case.kernel
+    while not isinstance(kernel, CachedAutotuner):
+        for name, heuristic in getattr(kernel, "values", {}).items():
+            arguments[name] = heuristic(dict(arguments))
+        kernel = getattr(kernel, "fn", None)
+        if kernel is None:
+            raise SettingsError(
+                f"case {case.name}: its kernel is not decorated with @cached_autotune"
+            )
+    positional = []
+    for name in kernel.arg_names:  # by position where possible, as pruning functions expect
+        if name not in arguments:
+            break
+        positional.append(arguments.pop(name))
+    return kernel.request(*positional, grid=case.grid, warmup=False, **arguments)
+
+
+def current_record(request: Request, store: Store) -> Record:
+    """Return the record of a request's scenario, which may be empty."""
+    stored = store.get(request.context, request.scenario, fresh=True)
+    return stored.record if stored else Record(scenario=request.scenario)
+
+
+class CaseTuner:
+    """Tunes cases as a job asks for it.
+
+    Args:
+        job: the job, with the end of its time and the configs that took down its workers.
+        parent: receives the event `config` when a config is about to be measured.
+        store: where records are written.
+
+    Attributes:
+        deadline: when the job's time is over, in seconds of `time.monotonic`.
+        wait: seconds to wait for another process that tunes the scenario.
+    """
+
+    def __init__(self, job: CaseJob, parent: ParentConnection, store: Store) -> None:
+        """Begin the job's time."""
+        self._job = job
+        self._parent = parent
+        self._store = store
+        seconds = math.inf if job.until is None else max(job.until - time.time(), 0.001)
+        self.deadline = time.monotonic() + seconds
+        self.wait = min(job.wait, seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the job's time is used up."""
+        return time.monotonic() > self.deadline
+
+    @property
+    def crashes(self) -> list[Measurement]:
+        """The configs that took down workers, as measurements to record."""
+        return [
+            failed_measurement(config, Failure(kind="crash", reason=reason))
+            for config, reason in self._job.crashes
+        ]
+
+    def tune(self, request: Request) -> tuple[Resolution, int]:
+        """Tune a request of a case that is alone in its scenario.
+
+        Returns:
+            The resolution, and the number of configs that were measured.
+
+        Raises:
+            NoValidConfigError: every config failed.
+        """
+        if self.crashes:
+            crashed = Record(scenario=request.scenario, measurements=tuple(self.crashes))
+            self._store.put(request.context, [crashed])
+        if math.isfinite(self.deadline):
+            seconds = max(self.deadline - time.monotonic(), 0.001)
+            request = replace(request, budget=replace(request.budget, seconds=seconds))
+        resolver = Resolver(TieredStore([self._store]), Mode.TUNE, parent=self._parent)
+        return resolver.resolve(request, wait=self.wait)
+
+    def announce(self, config: Config) -> None:
+        """Tell the parent which config is about to touch the device."""
+        announce(self._parent, config)
 
 
 class CaseGroup:
@@ -82,18 +194,14 @@ class CaseGroup:
         trusted = trusted_configs(record, self._default, uncompared=not self._compares)
         return record.winner.config in trusted
 
-    def measure(self, tuner: CaseTuner, wait: float) -> dict[str, Any]:
+    def measure(self, tuner: CaseTuner) -> dict[str, Any]:
         """Measure the cases, record the winner, and return the outcome.
-
-        Args:
-            tuner: measures the configs of one case.
-            wait: seconds to wait for another process that tunes the scenario.
 
         Raises:
             NoValidConfigError: every config failed in some case.
             UncomparedResultsError: in some case nothing shows whether results are right.
         """
-        with self._store.lease(self.context, self.scenario, wait=wait) as is_leased:
+        with self._store.lease(self.context, self.scenario, wait=tuner.wait) as is_leased:
             self._group = GroupRecord(self._store, self.context, self.scenario)
             if self._is_known:
                 return {"status": "known"}
@@ -116,7 +224,7 @@ class CaseGroup:
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         return self._group.undecided_configs(declared, self._default, self._names, case)
 
-    def _left(self, case: str) -> list[Config]:
+    def _untimed_configs(self, case: str) -> list[Config]:
         """Return the configs that a case has to time and that were not tried in it."""
         undecided = self._undecided_configs(case, self._declared)
         return [config for config in undecided if (case, config) not in self._tried]
@@ -124,10 +232,10 @@ class CaseGroup:
     def _search(self, tuner: CaseTuner) -> int:
         """Time case after case until no config may still win; return how many were measured."""
         measured, is_over = 0, False
-        while not is_over and any(map(self._left, self._names)):
+        while not is_over and any(map(self._untimed_configs, self._names)):
             for case in self._cases:
                 is_over = tuner.is_over and bool(measured)
-                if self._left(case.name) and not is_over:
+                if self._untimed_configs(case.name) and not is_over:
                     measured += self._time(case, tuner)
         self._group.write_scores()
         return measured
@@ -139,17 +247,48 @@ class CaseGroup:
         undecided.sort(key=lambda config: config != self._default)
         if case is self._cases[0]:
             undecided = undecided[: budgeted_count(request, len(undecided))]
-        self._tried.update((name, config) for config in self._left(name))
+        self._tried.update((name, config) for config in self._untimed_configs(name))
         earlier = [
             record.by_config[config].model_copy(update={**_alone(times[name]), "cases": None})
             for config, times in record.times_by_case.items()
             if name in times
         ]
+        return self._measure_configs(name, request, undecided, earlier, tuner)
+
+    def _measure_configs(
+        self,
+        case: str,
+        request: Request,
+        configs: Sequence[Config],
+        earlier: Sequence[Measurement],
+        tuner: CaseTuner,
+    ) -> int:
+        """Measure configs in a case, and return how many were measured; `earlier` ones race too."""
+        mark = MeasurementMark(self.context, self.scenario)
+        function = find_jit_function(request.autotuner)
+        in_memory = keys_in_memory(function)
 
         def keep(measurements: Sequence[Measurement]) -> None:
-            self._group.put_measurements(self._group.with_case(name, one) for one in measurements)
+            self._group.put_measurements(self._group.with_case(case, one) for one in measurements)
 
-        return tuner.time(name, request, undecided, keep, earlier)
+        @contextmanager
+        def around(config: Config) -> Iterator[None]:
+            tuner.announce(config)
+            with mark.around(config):
+                yield
+
+        with closing(mark), pause_recording(request.autotuner):
+            measured = Tuner(
+                request.candidate_launch(),
+                keep,
+                race=not is_called_once(self.context.problem.method),
+                until=tuner.deadline,
+                around=around,
+                earlier=earlier,
+            ).tune(configs)
+        if function is not None:
+            release_later(function, in_memory, None)
+        return measured
 
     def _request(self, case: Case) -> Request:
         """Make a case's arguments; those of the first case are there already at first.
@@ -166,7 +305,7 @@ class CaseGroup:
         return request
 
     def _best(self) -> Config | None:
-        return winner(self._group.record, self._selectable, self._default, trusted=whoami())
+        return winner(self._group.record, self._selectable, self._default, here=True)
 
     def _confirm(self, best: Config, tuner: CaseTuner) -> bool:
         """Record a config as the winner if its results are right; else record its failure.

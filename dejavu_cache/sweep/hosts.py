@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
-from ..system.worker_process import OnEvent, Worker, WorkerLostError
-from .journal import abandoned_journals
+from ..system.workers import Worker, WorkerLostError
+from .journal import hand_over_what_is_left
 
 __all__ = [
     "GRACE",
@@ -31,9 +31,8 @@ __all__ = [
 ]
 
 
-Task = Literal["identify", "measure", "verify"]
-"""What a worker does with a case: tell its scenario and whether it has work, tune it, or measure
-its winner again."""
+Task = Literal["identify", "measure"]
+"""What a worker does with a case: tell its scenario and whether it has work, or tune it."""
 
 
 class MissedScenario(FrozenModel):
@@ -68,7 +67,8 @@ class CaseJob(FrozenModel):
         case: the case's name.
         group: names of all cases of the case's scenario, in order, if they are several.
         wait: seconds to wait for another process that tunes the case.
-        seconds: time limit; None is without limit.
+        until: when its time is over, in seconds of `time.time`, which machines of a cluster share;
+            None is without limit.
         crashes: configs of the case that ended worker processes, and the reasons.
     """
 
@@ -76,7 +76,7 @@ class CaseJob(FrozenModel):
     case: str
     group: tuple[str, ...] = ()
     wait: float = 0.0
-    seconds: float | None = None
+    until: float | None = None
     crashes: tuple[tuple[Config, str], ...] = ()
 
 
@@ -89,8 +89,7 @@ class CaseOutcome(FrozenModel):
             clear.
         status: `tuned`; `known`, if nothing was left to measure; `partial`, if time ran out;
             `busy`, if another process tunes the case; `unwanted`, if no program missed it;
-            `skipped`, if its arguments do not fit into memory; `failed`; for a plan, `due`; for a
-            verification, `verified`, or `lost` if the winner no longer holds.
+            `skipped`, if its arguments do not fit into memory; `failed`; for a plan, `due`.
         measured: number of configs that were measured.
         seconds: duration of the job.
         message: details for the user.
@@ -140,28 +139,8 @@ def single_gpu(number: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
 
 
-class SweepHost(Protocol):
-    """A place that runs jobs, one at a time."""
-
-    def start(self) -> list[str]:
-        """Start a worker if none runs, and return the names of all cases.
-
-        Raises:
-            DejavuError: no worker can be started.
-        """
-
-    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome | CaseLoss:
-        """Run a job and return its outcome, or how the worker was lost; the next gets a new one."""
-
-    def close(self) -> None:
-        """Stop the worker; its measurements are kept."""
-
-    def unsaved_journals(self) -> list[str]:
-        """Return the journals that the store has not accepted; call this after `close`."""
-
-
 class LocalHost:
-    """A host on this machine.
+    """A place on this machine that runs jobs, one at a time.
 
     Args:
         spec: the subject of the sweep.
@@ -187,34 +166,38 @@ class LocalHost:
         )
 
     def start(self) -> list[str]:
-        """Start the worker if none runs, and return the names of all cases."""
+        """Start the worker if none runs, and return the names of all cases.
+
+        Raises:
+            DejavuError: none can be started.
+        """
         try:
             return list(self.worker.start()["cases"])
         except WorkerLostError as error:
             raise WorkerLostError(f"no worker can be started: {error}") from None
 
-    def run(self, job: CaseJob, on_event: OnEvent = lambda event: None) -> CaseOutcome | CaseLoss:
-        """Run a job in the worker, and pass its events to a listener."""
-        config: Config | None = None
+    def run(self, job: CaseJob) -> CaseOutcome | CaseLoss:
+        """Run a job in the worker, and return its outcome, or how the worker was lost.
 
-        def note(event: Mapping[str, Any]) -> None:
-            nonlocal config
-            if event["event"] == "config":
-                config = Config.model_validate(event["config"])
-            on_event(event)
-
+        The next job gets a new worker.
+        """
         try:
-            return CaseOutcome.model_validate(self.worker.run(job, note))
+            return CaseOutcome.model_validate(self.worker.run(job))
         except WorkerLostError as error:
-            return CaseLoss(config=config, reason=str(error), is_convicted=error.is_convicted)
+            measured = error.last_event.get("config")
+            return CaseLoss(
+                config=None if measured is None else Config.model_validate(measured),
+                reason=str(error),
+                is_convicted=error.is_convicted,
+            )
 
     def close(self) -> None:
-        """Stop the worker if one runs."""
+        """Stop the worker if one runs; its measurements are kept."""
         self.worker.close()
 
     def unsaved_journals(self) -> list[str]:
-        """Return the journals in this user's cache folder that the store has not accepted."""
-        return [str(path) for path in abandoned_journals(self._store)]
+        """Return this user's journal if the store does not take all of it, after `close`."""
+        return hand_over_what_is_left(self._store)
 
 
 NEW_ACTOR_EVERY = 1.0
@@ -276,11 +259,10 @@ class RayHost:
                 time.sleep(NEW_ACTOR_EVERY)
         return []
 
-    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome | CaseLoss:
-        """Run a job; of the events, only the beginning of the case reaches the listener."""
+    def run(self, job: CaseJob) -> CaseOutcome | CaseLoss:
+        """Run a job in the actor's worker."""
         import ray
 
-        on_event({"event": "case", "case": job.case})
         try:
             outcome: CaseOutcome | CaseLoss = ray.get(self._running_actor().run.remote(job))
         except ray.exceptions.RayActorError as error:
@@ -314,3 +296,6 @@ class RayHost:
             make = ray.remote(**self._resources, max_concurrency=2)(LocalHost)
             self._actor = make.remote(self._spec)
         return self._actor
+
+
+SweepHost = LocalHost | RayHost

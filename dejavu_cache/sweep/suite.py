@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +64,8 @@ class Suite:
         Raises:
             SettingsError: the suite raised, returned something else, or two cases share a name.
         """
-        cases = _as_cases(lambda: self.cases(**options))
+        with _naming_errors():
+            cases = _as_cases(self.cases(**options))
         counts = Counter(case.name for case in cases)
         repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
@@ -76,21 +78,31 @@ class Suite:
         Raises:
             SettingsError: the suite raised, or returned something else.
         """
-        make = self.for_scenario
-        return [] if make is None else _as_cases(lambda: make(kernel, scenario) or [])
+        if self.for_scenario is None:
+            return []
+        with _naming_errors():
+            return _as_cases(self.for_scenario(kernel, scenario) or [])
 
 
-def _as_cases(make: Callable[[], Case | Iterable[Case]]) -> list[Case]:
-    """Return what a suite's function makes as a list.
-
-    Raises:
-        SettingsError: it raised, or made something else.
-    """
+@contextmanager
+def _naming_errors() -> Iterator[None]:
+    """Raise whatever a suite's function raises as a SettingsError."""
     try:
-        made = make()
-        cases = [made] if isinstance(made, Case) else list(made)
+        yield
+    except SettingsError:
+        raise
     except (Exception, SystemExit) as error:
         raise SettingsError(f"the suite raised {type(error).__name__}: {error}") from error
+
+
+def _as_cases(made: Case | Iterable[Case]) -> list[Case]:
+    """Return what a suite's function made as a list.
+
+    Raises:
+        SettingsError: something is no case.
+        Exception: what the function raises, if it is a generator.
+    """
+    cases = [made] if isinstance(made, Case) else list(made)
     for case in cases:
         if not isinstance(case, Case):
             raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")

@@ -5,23 +5,18 @@ The parent replaces it when a config takes it down, so that nothing but that con
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
-from ..model.record import Measurement, Record
-from ..model.scenario import Config
-from ..model.selection import NOISE
+from ..model.record import Measurement
 from ..runtime import rules
 from ..runtime.request import Request
 from ..stores import open_store, wait_longer
 from ..system.notices import warn_once
-from ..system.worker_process import ParentConnection, serve
-from ..triton_internals.config_names import describe
+from ..system.workers import ParentConnection, serve
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
@@ -30,8 +25,7 @@ from ..triton_internals.environment import (
     is_interpreting,
 )
 from ..tuning.compile_ahead import is_out_of_memory
-from .case_group import CaseGroup
-from .case_tuner import CaseTuner, current_record, make_request
+from .case_group import CaseGroup, CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
 from .suite import Case, Suite, load_suite
@@ -47,8 +41,7 @@ class SweepWorker:
 
     Args:
         spec: the subject of the sweep.
-        parent: receives the events `case` (a case's measurements begin) and `config` (a config is
-            about to be measured).
+        parent: receives the event `config` when a config is about to be measured.
 
     Raises:
         SettingsError: the suite cannot be used, or this machine has no GPU.
@@ -117,12 +110,10 @@ class SweepWorker:
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
         if isinstance(subject, CaseGroup):
-            return subject.measure(CaseTuner(job, self._parent, self.journal), job.wait)
+            return subject.measure(CaseTuner(job, self._parent, self.journal))
         if job.do == "measure":
             return self._measure(job, subject)
         record = current_record(subject, self.journal)
-        if job.do == "verify":
-            return self._verify(job, subject, record)
         best = rules.best_config(subject, record)
         is_new = best is not None and _time_in_case(record.by_config[best], job.case) is None
         is_due = rules.has_work(subject, record) or not (
@@ -142,57 +133,11 @@ class SweepWorker:
             message = "no config has a usable timing: `dejavu-cache show` lists the failures"
             return {"message": message, "measured": measured}
         if measured:
-            is_partial = due and job.seconds is not None
+            is_partial = due and job.until is not None
             return {"status": "partial" if is_partial else "tuned", "measured": measured}
         # Without the lease nothing was measured, unless its last holder has finished the record.
         is_tuned = resolution.how == "tuned" or not rules.has_work(request, record)
         return {"status": "known" if is_tuned else "busy"}
-
-    def _verify(self, job: CaseJob, request: Request, record: Record) -> dict[str, Any]:
-        """Measure the winner and the default again, and delete a record whose winner is lost.
-
-        It is lost if its results differ from the default's, if it no longer runs, or if it takes
-        longer than the default. A time in one of several cases says nothing against a winner.
-        """
-        best = rules.best_config(request, record)
-        if best is None or record.pinned:
-            return {"status": "known"}
-        if best in (crashes := dict(job.crashes)):
-            return self._forget(request, f"({best}) took down its process: {crashes[best]}")
-        default = describe(request.default)
-        measured: dict[Config, Measurement] = {}
-
-        def keep(measurements: Sequence[Measurement]) -> None:
-            measured.update((measurement.config, measurement) for measurement in measurements)
-
-        tuner = CaseTuner(job, self._parent, self.journal)
-        tuner.announce(default)
-        with closing(request.result_check(request.check)) as check:
-            check.prepare()
-            tuner.time(job.case, request, list(dict.fromkeys([default, best])), keep)
-            if not {default, best} <= measured.keys():
-                return {"status": "partial"}
-            again, standard = measured[best], measured[default]
-            if again.failure is not None:
-                text = f"({best}): {again.failure.kind}: {again.failure.reason}"
-                if again.skipped:
-                    return {"status": "skipped", "message": text}
-                return self._forget(request, text)
-            _, wrong = check.compare(request.declared[best])
-        if wrong is not None and wrong.failure is not None:
-            return self._forget(request, f"({best}): wrong: {wrong.failure.reason}")
-        recorded = record.by_config[best]
-        text = f"({best}) takes {again.median or 0.0:.4g} ms"
-        is_slower = (again.median or 0.0) > (standard.median or math.inf) * (1 + NOISE)
-        if is_slower and recorded.cases is None:
-            return self._forget(request, f"{text}, and the default {standard.median:.4g}")
-        before = _time_in_case(recorded, job.case)
-        note = "" if before is None else f", recorded {before:.4g}"
-        return {"status": "verified", "message": text + note}
-
-    def _forget(self, request: Request, reason: str) -> dict[str, Any]:
-        self.journal.delete(request.context, [request.scenario])
-        return {"status": "lost", "message": reason}
 
 
 def _cases_of_misses(suite: Suite, misses: Sequence[MissedScenario]) -> Iterator[Case]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["after_import", "cancel"]
+__all__ = ["after_import"]
 
 _waiting: dict[str, list[Callable[[Any], None]]] = {}
 
@@ -27,12 +27,6 @@ def after_import(module: str, function: Callable[[Any], None]) -> None:
         functions.append(function)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
-
-
-def cancel(module: str, function: Callable[[Any], None]) -> None:
-    """Take a function back that still waits for a module."""
-    if function in _waiting.get(module, ()):
-        _waiting[module].remove(function)
 
 
 class _Finder:

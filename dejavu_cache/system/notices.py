@@ -6,11 +6,13 @@ import getpass
 import logging
 import re
 import socket
+import time
 from functools import cache
 
 from .fork_lock import ForkLock
 
 __all__ = [
+    "Progress",
     "counted",
     "logger",
     "printable",
@@ -81,6 +83,26 @@ def warn_once(about: str, message: str) -> None:
             return
         _said.add(about)
     logger.warning(printable(message))  # it may quote a stranger's file, or its name
+
+
+LINE_EVERY = 10.0
+"""Seconds between two lines about the progress of the same work."""
+
+
+class Progress:
+    """Logs how far long work is, at most every ten seconds, so that short work says nothing."""
+
+    def __init__(self, subject: str) -> None:
+        """Begin, with what the work is."""
+        self._subject = subject
+        self._started = self._logged = time.monotonic()
+
+    def show(self, state: str) -> None:
+        """Log a state unless the last line is too young."""
+        now = time.monotonic()
+        if now - self._logged >= LINE_EVERY:
+            self._logged = now
+            logger.info("%s: %s after %.0f s", self._subject, state, now - self._started)
 
 
 @cache

@@ -20,9 +20,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import IO, Literal
+
+from platformdirs import PlatformDirs
 
 from ..errors import SettingsError
 from .notices import warn_once
@@ -96,12 +98,14 @@ def open_to_read(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    with (
-        open_folder(root or path.parent, path.parent) as folder,
-        open(path.name, "rb", opener=partial(_open_in, folder)) as file,
-    ):
-        _refuse_special_file(file.fileno(), path)
-        yield file
+    with open_folder(root or path.parent, path.parent) as folder:
+        handle = os.open(path.name, os.O_RDONLY | _FILE, dir_fd=folder)
+    try:
+        _refuse_special_file(handle, path)
+        with open(handle, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(handle)
 
 
 def read_file(path: Path, root: Path | None = None) -> bytes:
@@ -115,10 +119,6 @@ def read_file(path: Path, root: Path | None = None) -> bytes:
         if size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return file.read(size)  # the buffer has this size at once, also for a file that is shorter
-
-
-def _open_in(folder: int, name: str, flags: int) -> int:
-    return os.open(name, flags | _FILE, dir_fd=folder)
 
 
 def sha256_of(file: IO[bytes]) -> str:
@@ -220,15 +220,22 @@ def user_folder(name: str) -> Path:
     Args:
         name: what it holds.
     """
-    folder = _user_path("cache")
-    if folder is None or not _is_usable(folder):
-        reason = "the home folder is not known" if folder is None else f"{folder} cannot be used"
-        folder = private_temporary_folder()
-        warn_once(
-            "user folder",
-            f"this user has no cache folder ({reason}): {folder} is used until it is cleared; "
-            "set XDG_CACHE_HOME, or DEJAVU_CACHE_URL for the records, to a folder of this user's",
-        )
+    folder, reason = _user_path("cache"), "the home folder is not known"
+    if folder is not None:
+        nearest = folder
+        while not os.path.lexists(nearest):
+            nearest = nearest.parent
+        # It can be read, or can be made where there is none.
+        needed = os.X_OK | (os.R_OK if nearest == folder else os.W_OK)
+        if os.path.isdir(nearest) and os.access(nearest, needed):
+            return folder / name
+        reason = f"{folder} cannot be used"
+    folder = private_temporary_folder()
+    warn_once(
+        "user folder",
+        f"this user has no cache folder ({reason}): {folder} is used until it is cleared; "
+        "set XDG_CACHE_HOME, or DEJAVU_CACHE_URL for the records, to a folder of this user's",
+    )
     return folder / name
 
 
@@ -246,21 +253,12 @@ def data_folder() -> Path:
 
 def _user_path(kind: Literal["cache", "data"]) -> Path | None:
     """Return where this user's files of a kind belong, or None if no home is known."""
-    from platformdirs import PlatformDirs
-
     dirs = PlatformDirs("dejavu-cache", appauthor=False)
     try:
         folder = Path(dirs.user_cache_dir if kind == "cache" else dirs.user_data_dir)
     except RuntimeError:  # earlier versions return a path that begins with ~, or is relative
         return None
     return folder if folder.is_absolute() else None
-
-
-def _is_usable(folder: Path) -> bool:
-    """Return whether a folder can be read, or can be made where there is none."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    needed = os.R_OK if nearest == folder else os.W_OK
-    return os.path.isdir(nearest) and os.access(nearest, needed | os.X_OK)
 
 
 @cache

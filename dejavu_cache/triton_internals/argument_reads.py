@@ -12,6 +12,7 @@ import enum
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from types import CodeType
 from typing import Any
 
 __all__ = ["Answers", "ReadArguments", "noting_reads"]
@@ -101,7 +102,7 @@ def noting_reads(function: Callable[..., Any], read: set[str]) -> Callable[..., 
     What it is given by name counts as read, but for what it ignores as a part of `**rest`. Of a
     dictionary, what it looks at counts.
     """
-    parameters = _parameters_beside_rest(function)
+    parameters = _parameters_beside_rest(getattr(function, "__code__", None))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         read.update(kwargs if parameters is None else kwargs.keys() & parameters)
@@ -111,9 +112,8 @@ def noting_reads(function: Callable[..., Any], read: set[str]) -> Callable[..., 
     return call
 
 
-def _parameters_beside_rest(function: Callable[..., Any]) -> frozenset[str] | None:
+def _parameters_beside_rest(code: CodeType | None) -> frozenset[str] | None:
     """Return the parameters of a function that does not look at its `**rest`, and else None."""
-    code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_VARKEYWORDS:
         return None
     if not _SEE_ALL_VARIABLES.isdisjoint(code.co_names):

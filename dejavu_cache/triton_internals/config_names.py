@@ -137,7 +137,7 @@ def describe(config: TritonConfig) -> Config:
         pass
     options = {name: value for name, value in everything.items() if name not in config.kwargs}
     described = Config(params={k: _scalar(v) for k, v in config.kwargs.items()}, options=options)
-    if all(type(value) in (int, bool, str, type(None)) for value in everything.values()):
+    if {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
         _described[content] = described
     return described
 

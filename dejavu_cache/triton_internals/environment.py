@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INTERPRETER",
     "INTERPRETER_INDEX",
+    "UNREADABLE",
     "await_digest",
     "backend_for",
     "backend_hash",
@@ -54,7 +55,6 @@ __all__ = [
     "toolchain_on",
     "triton_key",
     "triton_version",
-    "unreadable_settings",
 ]
 
 INTERPRETER = "Triton interpreter"
@@ -142,7 +142,9 @@ def toolchain_on(device: int) -> Environment:
 
     if device == INTERPRETER_INDEX:
         return Environment(
-            device=_interpreter(),
+            device=Device(
+                name=INTERPRETER, arch=platform.machine(), units=os.cpu_count() or 0, memory_gib=0
+            ),
             triton=triton.__version__,
             codegen=f"Python {platform.python_version()}",
         )
@@ -151,12 +153,6 @@ def toolchain_on(device: int) -> Environment:
         device=_gpu(device, target),
         triton=triton.__version__,
         codegen=describe_codegen(backend_hash(target)),
-    )
-
-
-def _interpreter() -> Device:
-    return Device(
-        name=INTERPRETER, arch=platform.machine(), units=os.cpu_count() or 0, memory_gib=0
     )
 
 
@@ -231,7 +227,7 @@ _NEUTRAL = frozenset(
 )
 """Knobs that change no code, and groups of such knobs."""
 
-_UNREADABLE = f"unreadable {PROCESS}"
+UNREADABLE = f"unreadable {PROCESS}"
 """Value of a setting that no text stands for: equal to no other process's."""
 
 
@@ -274,11 +270,6 @@ def compiler_settings() -> dict[str, str]:
     return dict(sorted(settings.items()))
 
 
-def unreadable_settings(settings: Mapping[str, str]) -> list[str]:
-    """Return the names of the settings, as `compiler_settings` returns them, without a text."""
-    return [name for name, value in settings.items() if value == _UNREADABLE]
-
-
 def _knobs(group: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names in a group of knobs, each with what its class says of it."""
     of_class = vars(type(group))
@@ -292,16 +283,16 @@ def _knobs(group: Any) -> Iterator[tuple[str, Any]]:
 def _text(name: str, value: Any) -> str:
     """Return what stands for a setting's value: of a file, its content."""
     if name == "override":  # a folder's files replace what is compiled
-        return _UNREADABLE
+        return UNREADABLE
     if isinstance(value, bool):
         return str(value).lower()
     text = value if isinstance(value, str) else getattr(value, "path", None)
     if text is None:  # what a hook does is not in its name
-        return str(value) if isinstance(value, int) else _UNREADABLE
+        return str(value) if isinstance(value, int) else UNREADABLE
     path = Path(text)
     if not (os.sep in text and path.exists()):
-        return as_text(text) or _UNREADABLE
-    return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
+        return as_text(text) or UNREADABLE
+    return UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
 
 
 @cache

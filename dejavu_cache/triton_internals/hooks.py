@@ -87,7 +87,7 @@ def retry_parsing() -> None:
     """
     from triton.runtime.jit import JITFunction
 
-    if sys.version_info[:2] != (3, 11):
+    if not (3, 11) <= sys.version_info < (3, 11, 8):
         return
     owner: Any = next(kind for kind in JITFunction.__mro__ if "parse" in vars(kind))
     original = owner.parse
@@ -409,26 +409,17 @@ def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
 
 
 def relocatable_cache() -> Any:
-    """Return a cache manager class whose files hold no absolute paths.
-
-    Its attribute `touched` collects the keys that Triton asks for.
-    """
+    """Return a cache manager class whose files hold no absolute paths."""
     from triton.runtime.cache import FileCacheManager
 
     class RelocatableCache(FileCacheManager):  # type: ignore[misc]
-        touched: dict[str, bool]
-        """Keys that were asked for, and whether a file was put there."""
-
         def get_file(self, filename: str) -> str | None:
             self._use_portable_key(filename)
             path: str | None = super().get_file(filename)
-            if path is not None:
-                type(self).touched.setdefault(self.key, False)
             return path
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
             self._use_portable_key(filename)
-            type(self).touched[self.key] = True
             return str(super().put(data, filename, binary=binary))
 
         def _use_portable_key(self, filename: str) -> None:

@@ -16,14 +16,15 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..model.scenario import GENERATED_MODULE, as_text
-from .hooks import retry_parsing
+
+if TYPE_CHECKING:
+    from triton import Config as TritonConfig
 
 __all__ = [
     "PROCESS",
@@ -75,22 +76,25 @@ class KernelIdentity(NamedTuple):
         return self._replace(source=salted[:24] + self.source[24:])
 
 
-def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelIdentity:
+def identify(kernel: Any, configs: Iterable[TritonConfig]) -> KernelIdentity:
     """Return a kernel's identity.
 
     Args:
         kernel: a jit function, or heuristics around one.
-        config_values: each config's meta-parameters.
+        configs: the `triton.Config`s that it declares.
     """
     try:
         function = jit_function(kernel)
         source = _digest(function_key(function))[:24] + _digest(*_decoration(function))[:8]
-        unnamed = sorted(
-            {name for one in config_values for name, value in one.items() if not value_text(value)}
-        )
+        unnamed = {
+            name
+            for config in configs
+            for name, value in config.kwargs.items()
+            if not value_text(value)
+        }
     except Exception as error:  # plain Triton would say at the launch what is wrong with it
         return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
-    named = ", ".join(unnamed)
+    named = ", ".join(sorted(unnamed))
     reason = f"a config sets {named} to a value without a name" if unnamed else None
     return KernelIdentity(source, reason)
 
@@ -109,75 +113,66 @@ def function_key(function: Any) -> str:
     Raises:
         Exception: Triton cannot read the function.
     """
-    return _digest(*_write(jit_function(function), set()))
+    texts: list[str] = []
+    seen, waiting = set(), [jit_function(function)]
+    while waiting:
+        function = waiting.pop()
+        if id(function.fn) in seen:
+            continue
+        seen.add(id(function.fn))
+        is_interpreted = type(function).__name__ == "InterpretedFunction"
+        if is_interpreted:
+            from triton.runtime.jit import JITFunction
+
+            function = JITFunction(function.fn)
+        source, read = function.src, _read.get(function.fn)
+        # A program may replace the text; the interpreter calls what has a callee's name by then.
+        if read is None or read[0] != source or is_interpreted:
+            read = _read[function.fn] = source, *_references(function)
+        texts += (read[1], str(bool(getattr(function, "noinline", False))))
+        waiting += reversed(read[2])
+    return _digest(*texts)
 
 
-def _write(function: Any, seen: set[int]) -> Iterator[str]:
-    """Write what Triton's key is made of, for a function and those that it calls, each once."""
-    if id(function.fn) in seen:
-        return
-    seen.add(id(function.fn))
-    is_interpreted = type(function).__name__ == "InterpretedFunction"
-    if is_interpreted:
-        from triton.runtime.jit import JITFunction
-
-        function = JITFunction(function.fn)
-    source, read = function.src, _read.get(function.fn)
-    # A program may replace the text, and the interpreter calls what has a callee's name by then.
-    if read is None or read[0] != source or is_interpreted:
-        read = _read[function.fn] = source, *_references(function)
-    yield from (read[1], str(bool(getattr(function, "noinline", False))))
-    for callee in read[2]:
-        yield from _write(callee, seen)
-
-
-_read: WeakKeyDictionary[Any, tuple[str, str, tuple[Any, ...]]] = WeakKeyDictionary()
+_read: WeakKeyDictionary[Any, tuple[str, str, list[Any]]] = WeakKeyDictionary()
 """Each Python function's text, with the digest of that and its globals, and what it calls."""
 
 
-def _references(function: Any) -> tuple[str, tuple[Any, ...]]:
-    """Return the digest of a function's text and the globals that it reads, and what it calls."""
-    retry_parsing()
-    cells = zip(function.fn.__code__.co_freevars, function.fn.__closure__ or (), strict=True)
-    nonlocals = {name: cell.cell_contents for name, cell in cells}
-    finder = _finder()(function._fn_name, function.__globals__, nonlocals, function.src)
-    finder.visit(function.parse())
-    return _digest(finder.ret, *finder.values), tuple(finder.callees)
+def _references(function: Any) -> tuple[str, list[Any]]:
+    """Return the digest of a function's text and the globals that it reads, and what it calls.
 
-
-@cache
-def _finder() -> Any:
+    Triton's finder looks for them, without the keys of what is called.
+    """
     from triton.runtime.jit import DependenciesFinder
 
-    class Finder(DependenciesFinder):  # type: ignore[misc]
-        """Finds what a function refers to, without Triton's keys of what it calls."""
+    nonlocals = inspect.getclosurevars(function.fn).nonlocals
+    finder: Any = DependenciesFinder(
+        function._fn_name, function.__globals__, nonlocals, function.src
+    )
+    callees: list[Any] = []
+    values: list[str] = []
+    record_by_triton = finder.record_reference
 
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.callees: list[Any] = []
-            self.values: list[str] = []
+    def record(val: Any, var_dict: Any = None, name: Any = None) -> None:
+        if type(val).__name__ == "InterpretedFunction":
+            callees.append(val)
+            return
+        record_by_triton(val, var_dict, name)
+        if val is None or inspect.ismodule(val):
+            return
+        if not callable(val) or type(val).__name__ == "constexpr":
+            values.append(value_text(val) or type(val).__qualname__)
 
-        def _update_hash(self, func: Any) -> None:
-            self.callees.append(func)
-
-        def record_reference(self, val: Any, var_dict: Any = None, name: Any = None) -> None:
-            if type(val).__name__ == "InterpretedFunction":
-                self.callees.append(val)
-                return
-            super().record_reference(val, var_dict, name)
-            if val is None or inspect.ismodule(val):
-                return
-            if not callable(val) or type(val).__name__ == "constexpr":
-                self.values.append(value_text(val) or type(val).__qualname__)
-
-    return Finder
+    finder.record_reference, finder._update_hash = record, callees.append
+    finder.visit(function.parse())
+    return _digest(finder.ret, *values), callees
 
 
 def _decoration(function: Any) -> Iterator[str]:
     """Write what a decorator says of the arguments, which is not in the function's text."""
     yield f"{type(function).__module__}.{type(function).__qualname__}"
     options = {**vars(function), **getattr(function, "kwargs", {})}
-    names = list(inspect.signature(python_function(function)).parameters)
+    names = list(inspect.signature(function.fn).parameters)
     for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
         listed = (names[one] if type(one) is int else str(one) for one in options.get(option) or ())
         yield f"{option} {sorted(listed)}"

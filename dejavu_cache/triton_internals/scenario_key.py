@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import reprlib
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import KeyArgumentError
-from ..model.buckets import Bucket, Exact
+from ..model.buckets import Bucket
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, as_text, is_scalar
 from .argument_reads import Answers, ReadArguments
 from .binder import typed_constant
@@ -26,13 +27,11 @@ from .identity import (
     heuristics_of,
     is_jit,
     jit_function,
-    python_function,
     value_text,
 )
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
-    from triton.runtime.jit import JITFunction, KernelParam
 
 __all__ = ["RawKey", "ScenarioKey"]
 
@@ -49,7 +48,7 @@ class ScenarioKey:
     Args:
         kernel: the kernel: a jit function, or heuristics around one.
         keys: the key arguments.
-        buckets: the buckets of some of them.
+        buckets: the buckets of some of them, but for `Exact`.
         configs: the `triton.Config`s; their hooks may change the blocks of descriptors.
     """
 
@@ -61,17 +60,22 @@ class ScenarioKey:
         configs: Sequence[TritonConfig] = (),
     ) -> None:
         """Plan how keys are computed; the arguments are described at the class."""
+        from triton.runtime.jit import KernelParam
+
         self.keys = tuple(keys)
-        self._configs = [config.all_kwargs() for config in configs]
-        self._has_hooks = any(config.pre_hook is not None for config in configs)
         self._heuristics = heuristics_of(kernel)
+        self._configs: list[dict[str, Any]] = []
+        self._has_hooks = False
+        for config in configs:
+            self._configs.append(config.all_kwargs())
+            self._has_hooks = self._has_hooks or config.pre_hook is not None
         left_out = set(self._heuristics).union(*self._configs)
-        parameters = _parameters(jit_function(kernel))
-        self._order, self._names = tuple(parameters), frozenset(parameters)
         self._defaults: dict[str, Any] = {}
         self._constants: list[str] = []
         self._others: list[str] = []
-        for name, parameter in parameters.items():
+        self._parameters = dict(inspect.signature(jit_function(kernel).fn).parameters)
+        for index, (name, given) in enumerate(self._parameters.items()):
+            parameter = KernelParam(index, given, False, False)
             if parameter.has_default:
                 self._defaults[name] = parameter.default
             if name not in left_out:
@@ -79,11 +83,7 @@ class ScenarioKey:
                     self._others.append(name)
                 elif name not in self.keys:
                     self._constants.append(name)
-        self._tables = Answers(self._order, self._tabulate)
-        self._bucket_of: dict[str, Callable[[Any], Any] | None] = {
-            name: None if isinstance(buckets.get(name), Exact) else buckets.get(name)
-            for name in self.keys
-        }
+        self._bucket_of: dict[str, Bucket | None] = {**dict.fromkeys(keys), **buckets}
 
     def raw(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RawKey:
         """Return a hashable key of a launch's scenario, for this process only.
@@ -93,21 +93,32 @@ class ScenarioKey:
             args: the launch's positional arguments.
             kwargs: its keyword arguments.
         """
-        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        named = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         raw: list[Any] = [device]
         for name, bucket in self._bucket_of.items():
-            value = named.get(name, _ABSENT)
+            value: Any = named.get(name, _ABSENT)
             # The type too, since 1, 1.0 and True are equal.
             raw.append(value.__class__)
             raw.append(value if bucket is None else bucket(value))
         defaults = self._defaults
-        raw += [self._form(named.get(name, defaults.get(name))) for name in self._others]
+        for name in self._others:
+            value = named.get(name, defaults.get(name))
+            kind = value.__class__
+            if kind is int:
+                form = None if -(1 << 31) <= value < 1 << 31 else value.bit_length() > 63 or 64
+            elif kind is float or kind is bool or value is None:
+                form = kind
+            else:
+                form = getattr(value, "dtype", None)
+                if form is None or not hasattr(value, "data_ptr"):
+                    form = self._kind(value)
+            raw.append(form)
         raw += [_raw_constant(named.get(name, defaults.get(name))) for name in self._constants]
         if len(kwargs) > 0:
             raw += [
                 (name, _raw_constant(value))
                 for name, value in kwargs.items()
-                if name not in self._names and name not in _NOT_OPTIONS
+                if name not in self._parameters and name not in _NOT_OPTIONS
             ]
         if self._heuristics:
             known, tables = self._computed(device, args, kwargs)
@@ -122,7 +133,7 @@ class ScenarioKey:
         Raises:
             KeyArgumentError: a key argument has a value that records have no form for.
         """
-        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        named = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         values: dict[str, Scalar] = {}
         for name, bucket in self._bucket_of.items():
             if name in named:
@@ -131,24 +142,35 @@ class ScenarioKey:
         bound = {**self._defaults, **named}
         texts: dict[str, str | None] = {}
         for name in self._others:
-            kind = self._kind(bound.get(name))
-            if kind != _usual_kind(values, name):
+            value = bound.get(name)
+            is_usual = type(value) is int and -(1 << 31) <= value < 1 << 31
+            if is_usual and type(values.get(name, 0)) is int:
+                continue  # `i32`, which goes without saying
+            kind = self._kind(value)
+            if kind != (_usual_kind(values[name]) if name in values else "i32"):
                 texts[name] = kind
-        options = _options_of(named, self._names)
-        constants = {name: bound.get(name) for name in self._constants} | options
+        options: Mapping[str, Any] = {}
+        if unknown := named.keys() - self._parameters.keys() - _NOT_OPTIONS:
+            options = _options_of({name: named[name] for name in sorted(unknown)})
+        constants = {name: bound.get(name) for name in self._constants} | dict(options)
         if self._heuristics:
             known, tables = self._computed(device, args, kwargs)
             constants |= known
             texts |= tables
-        texts |= {name: value_text(value) for name, value in constants.items()}
-        unnamed = sorted(name for name, text in texts.items() if text is None)
-        for name in unnamed:
-            texts[name] = f"{type(named.get(name)).__qualname__} {PROCESS} {id(named.get(name))}"
-        scenario = Scenario(
-            args=values, dtypes={name: as_text(text) for name, text in texts.items() if text}
-        )
-        refused = sorted(options.keys() - LAUNCH_OPTIONS)
-        return scenario, _why_unstored(unnamed, refused, named)
+        for name, value in constants.items():
+            texts[name] = value_text(value)
+        unnamed: list[str] = []
+        dtypes: dict[str, str] = {}
+        for name, text in texts.items():
+            if text is None:
+                unnamed.append(name)
+                text = f"{type(named.get(name)).__qualname__} {PROCESS} {id(named.get(name))}"
+            if text:
+                dtypes[name] = as_text(text)
+        reason = None
+        if unnamed or not options.keys() <= LAUNCH_OPTIONS:
+            reason = _why_unstored(sorted(unnamed), sorted(options.keys() - LAUNCH_OPTIONS), named)
+        return Scenario(args=values, dtypes=dtypes), reason
 
     def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
         """Return the scenario of a launch, as `launch_scenario` does."""
@@ -165,25 +187,27 @@ class ScenarioKey:
         Returns:
             The known values, and the digests of the others' values by config.
         """
-        known = _ask_heuristics(
-            self._heuristics, {**dict(zip(self._order, args, strict=False)), **kwargs}, {}
-        )
+        known = self._ask({**dict(zip(self._parameters, args, strict=False)), **kwargs}, {})
         if len(known) == len(self._heuristics):
             return known, {}
         tables = self._tables.answer(device, args, kwargs)
         return known, {name: text for name, text in tables.items() if name not in known}
 
+    @cached_property
+    def _tables(self) -> Answers:
+        """The digests by heuristic, which are computed anew where a heuristic reads otherwise."""
+        return Answers([*self._parameters], self._tabulate)
+
     def _tabulate(
         self, read: set[str], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> dict[str, str]:
         """Return a digest of the values that each heuristic computes for the declared configs."""
-        named = {**dict(zip(self._order, args, strict=False)), **kwargs}
+        named = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
         for name, bucket in self._bucket_of.items():
             if bucket is not None and name in named:
                 named[name] = bucket(named[name])
         computed = [
-            (values, _ask_heuristics(self._heuristics, ReadArguments({**named}, read), values))
-            for values in self._configs
+            (values, self._ask(ReadArguments({**named}, read), values)) for values in self._configs
         ]
         digests = {}
         for name in self._heuristics:
@@ -195,15 +219,16 @@ class ScenarioKey:
             digests[name] = f"by config {digest[:32]}"
         return digests
 
-    def _form(self, value: Any) -> Any:
-        """Return what tells the kinds of two arguments apart, faster than `_kind`."""
-        kind = value.__class__
-        if kind is int:
-            return None if -(1 << 31) <= value < 1 << 31 else value.bit_length() > 63 or 64
-        if kind is float or kind is bool or value is None:
-            return kind
-        dtype = getattr(value, "dtype", None)
-        return self._kind(value) if dtype is None or not hasattr(value, "data_ptr") else dtype
+    def _ask(self, named: MutableMapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what heuristics compute; one that raises needs values that are not there."""
+        computed: dict[str, Any] = {}
+        named.update(config)
+        for name, heuristic in self._heuristics.items():
+            try:
+                named[name] = computed[name] = heuristic(named)
+            except Exception:
+                continue
+        return computed
 
     def _kind(self, value: Any) -> str | None:
         """Return the kind of an argument as Triton types it; a tensor's is that of its elements."""
@@ -221,33 +246,6 @@ class ScenarioKey:
         return _type_of(value)
 
 
-def _ask_heuristics(
-    heuristics: Mapping[str, Callable[[Any], Any]],
-    named: MutableMapping[str, Any],
-    config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what heuristics compute; one that raises needs values that are not there."""
-    computed: dict[str, Any] = {}
-    named.update(config)
-    for name, heuristic in heuristics.items():
-        try:
-            named[name] = computed[name] = heuristic(named)
-        except Exception:
-            continue
-    return computed
-
-
-def _parameters(function: JITFunction) -> dict[str, KernelParam]:
-    """Return Triton's `KernelParam`s of a jit function, by name."""
-    from triton.runtime.jit import KernelParam
-
-    signature = inspect.signature(python_function(function)).parameters
-    return {
-        name: KernelParam(index, parameter, False, False)
-        for index, (name, parameter) in enumerate(signature.items())
-    }
-
-
 def _type_of(value: Any) -> str | None:
     """Return Triton's type of an argument that is no tensor; None if it has none."""
     from triton.runtime.jit import mangle_type
@@ -259,10 +257,9 @@ def _type_of(value: Any) -> str | None:
     return value_text(value) if type_ == "constexpr" else str(type_)
 
 
-def _usual_kind(values: Mapping[str, Any], name: str) -> str | None:
-    """Return the kind that goes without saying: an `i32`, or that of the key's own value."""
-    value = values.get(name)
-    if name not in values or type(value) is int:
+def _usual_kind(value: Any) -> str | None:
+    """Return the kind that goes without saying beside a key's value."""
+    if type(value) is int:
         return "i32"
     return _type_of(value) if type(value) in (bool, float) else value_text(value)
 
@@ -276,14 +273,9 @@ def _raw_constant(value: Any) -> Any:
     return typed_constant(value)
 
 
-def _options_of(named: Mapping[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """Return a launch's options that differ from the compiler's defaults."""
-    options = {
-        name: value
-        for name, value in named.items()
-        if name not in parameters and name not in _NOT_OPTIONS
-    }
-    if not options or is_interpreting():
+def _options_of(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return which of a launch's options differ from the compiler's defaults."""
+    if is_interpreting():
         return options
     defaults = vars(backend_for(current_target()).parse_options({}))
     return {

@@ -9,7 +9,7 @@ Triton's private objects that other packages use are imported from here alone.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,6 @@ __all__ = [
     "active_hook",
     "async_compile",
     "autotune",
-    "autotuning_listener",
     "c_launcher",
     "driver",
     "expand_descriptor",
@@ -56,7 +55,6 @@ __all__ = [
     "is_covered",
     "kernel_follows_hooks",
     "knobs",
-    "launch_key",
     "load_box",
     "only_alignment_counts",
     "reinterpret_shared",
@@ -141,22 +139,6 @@ def is_covered(fn: Any) -> bool:
         and "run" not in vars(fn)
         and JITFunction.run.__module__ == jit.__name__
     )
-
-
-def autotuning_listener() -> Callable[..., None] | None:
-    """Return the listener to call after an autotuner's choice; Triton 3.7 and later have one."""
-    listener: Callable[..., None] | None = getattr(knobs.autotuning, "listener", None)
-    return listener
-
-
-def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it."""
-    names = autotuner.arg_names
-    named = {**dict(zip(names, args, strict=False)), **kwargs}
-    arguments = {name: value for name, value in named.items() if name in names}
-    values = [arguments[name] for name in autotuner.keys if name in arguments]
-    dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
-    return (*values, *dtypes)
 
 
 def active_hook(hook: Any) -> Any:

@@ -27,11 +27,11 @@ from .routes import (
     misses,
     pins,
     quarantines,
+    reads,
     records,
     tokens,
     transfer,
 )
-from .routes.quick_reads import QuickReadsMiddleware
 from .server import Server
 from .settings import ServerSettings
 
@@ -52,11 +52,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
         openapi_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
+        # `/metrics` has what there is to know; otherwise each request looks for tracers.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = server
     install_handlers(app)
-    # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
+    # Reads are the most frequent requests. Tokens come next: otherwise `/v1/tokens` would match the
+    # routes of a namespace.
     for module in (
+        reads,
         tokens,
         records,
         leases,
@@ -77,7 +81,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
-    app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .bulk_read.answers import RecordReader
-from .bulk_read.single_flight import SingleFlight
 from .metrics import Metrics
 from .middleware.authentication import PrincipalCache
 from .middleware.bodies import BodyTurns
 from .middleware.limits import Turns
 from .services.read_through import ReadThrough
+from .services.reads import RecordReader
+from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState

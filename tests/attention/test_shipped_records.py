@@ -22,7 +22,7 @@ from dejavu_cache.attention.sweep_suite import KERNELS, PRESETS, lengths, scenar
 from dejavu_cache.heuristics import fit as fitting
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
-from dejavu_cache.prewarm.compilers import Compiler, PrewarmSpec
+from dejavu_cache.prewarm.build import Compiler, PrewarmSpec
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.triton_internals.identity import kernel_name

@@ -24,7 +24,7 @@ from dejavu_cache.engines.vllm.fused_moe_suite import (
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import FileStore, TieredStore
-from dejavu_cache.sweep.case_tuner import make_request
+from dejavu_cache.sweep.case_group import make_request
 from dejavu_cache.sweep.suite import Case
 
 LAYER = ExpertLayer(experts=16, intermediate=32, hidden=8, top_k=2)

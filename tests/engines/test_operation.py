@@ -17,7 +17,7 @@ from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import FileStore, TieredStore
-from dejavu_cache.sweep.case_tuner import make_request
+from dejavu_cache.sweep.case_group import make_request
 from dejavu_cache.sweep.suite import Case
 
 NAMES = ("x", "out", "M", "BLOCK")

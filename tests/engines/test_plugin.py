@@ -11,7 +11,7 @@ import pytest
 from support.processes import fork_program
 
 from dejavu_cache.engines.vllm import plugin
-from dejavu_cache.engines.vllm.plugin import follow_worker, run_when_loaded
+from dejavu_cache.engines.vllm.plugin import follow_worker, warm_up_when_loaded
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -63,14 +63,14 @@ def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPa
             return model
 
     phases: list[str] = []
-    monkeypatch.setattr(plugin, "_tasks", plugin._Tasks())
+    monkeypatch.setattr(plugin, "_layers", plugin._Layers())
     monkeypatch.setattr(plugin, "serving", lambda: phases.append("serving"))
     follow_worker(SimpleNamespace(Worker=Worker))
-    run_when_loaded(lambda: phases.append("task"))
+    warm_up_when_loaded(SimpleNamespace(warm_up=lambda: phases.append("layer")))
     worker: Any = Worker()
     assert worker.determine_available_memory(reserved=8) == 72
-    assert phases == ["task"]
+    assert phases == ["layer"]
     assert worker.compile_or_warm_up_model("a model") == "a model"
-    assert phases == ["task", "serving"]
-    run_when_loaded(lambda: phases.append("late task"))
-    assert phases[-1] == "late task"
+    assert phases == ["layer", "serving"]
+    warm_up_when_loaded(SimpleNamespace(warm_up=lambda: phases.append("late layer")))
+    assert phases[-1] == "late layer"

@@ -52,19 +52,19 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_sizes(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[Any] = []
-    tasks: list[Any] = []
+    waiting: list[Any] = []
     monkeypatch.setattr(
         "dejavu_cache.engines.vllm.backend.warm_up_attention", lambda *layer: warmed.append(layer)
     )
-    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.run_when_loaded", tasks.append)
+    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.warm_up_when_loaded", waiting.append)
     settings = config()
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
     layer = make(settings, kv_cache_dtype="fp8")
     layer.process_weights_after_loading(torch.bfloat16)
     settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
     order = choose_layout(settings.cache_config)
-    for task in tasks:
-        task()
+    for each in waiting:
+        each.warm_up()
     ((shape, _, limits),) = warmed
     assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn, order)
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)

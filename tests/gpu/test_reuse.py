@@ -97,7 +97,7 @@ def test_a_scenario_met_first_in_a_graph_capture_is_not_benchmarked(tmp_path: Pa
 
 def test_the_environment_names_the_gpu(tmp_path: Path) -> None:
     kernel = make_double(tmp_path)
-    environment_now = kernel.explain(torch.ones(8, device="cuda"), 8).environment
+    environment_now = kernel.explain(torch.ones(8, device="cuda"), 8).context.environment
     properties = torch.cuda.get_device_properties(0)
     assert environment_now.device.name == properties.name
     assert environment_now.device.units == properties.multi_processor_count

@@ -179,9 +179,8 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [
-    (Launch, "_request"),
     (Declaration, "of"),
-    (Declaration, "request"),
+    (Launch, "request"),
     (Declaration, "context"),
     (Launch, "_find_key"),
     (Launch, "_choose"),
@@ -190,7 +189,7 @@ STEPS = [
     (launch, "current_settings"),
     (autotuner, "Resolver"),
     (events, "tell_triton"),
-    (events, "log_choice"),
+    (launch, "emit"),
     (events, "launch_key"),
 ]
 

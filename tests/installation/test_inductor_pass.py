@@ -53,7 +53,8 @@ def test_the_pass_is_added_when_inductor_is_imported_and_not_before() -> None:
         import torch._inductor.config as config
         print(type(config.post_grad_custom_pre_pass).__name__)
         dejavu_cache.uninstall()
-        print(config.post_grad_custom_pre_pass.is_active)
+        from dejavu_cache.installation import inductor_pass
+        print(inductor_pass._is_wanted)
     """
     assert run_python(code).stdout.splitlines() == ["RecordedConfigPass", "False"]
 

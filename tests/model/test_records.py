@@ -27,7 +27,6 @@ from dejavu_cache.model.record import (
     join_results,
     reasons_not_compared,
 )
-from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import (
     Config,
     Device,
@@ -36,6 +35,7 @@ from dejavu_cache.model.scenario import (
     differences,
     now,
 )
+from dejavu_cache.model.selection import evidence_lines
 
 
 @given(SCENARIOS)

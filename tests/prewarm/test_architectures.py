@@ -11,7 +11,7 @@ from support.prewarming import HERE
 
 from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
-from dejavu_cache.prewarm.compilers import CompileJob, Compiler, PrewarmSpec, compile_all
+from dejavu_cache.prewarm.build import CompileJob, Compiler, PrewarmSpec, compile_all
 from dejavu_cache.triton_internals.compilation import wheel
 
 ARCHITECTURES = ("sm_90", "sm_80")
@@ -41,7 +41,7 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
     spec, jobs = spec_of(folder), jobs_for(*architectures)
     with closing(Compiler(spec)) as process:
-        built = compile_all(spec, process, jobs, (), 1, lambda done, total: None)
+        built = compile_all([process], jobs, ())
     assert [result.error for result in built.values()] == [""] * len(jobs)
     return {path.parent.name: path.read_bytes() for path in folder.rglob("*.cubin")}
 
@@ -65,4 +65,4 @@ def test_a_process_that_cannot_be_started_is_an_error(
     with closing(Compiler(spec)) as process:
         monkeypatch.setattr(sys, "executable", "/nonexistent/python")
         with pytest.raises(PrewarmError, match="no process can be started"):
-            compile_all(spec, process, jobs, (), 1, lambda done, total: None)
+            compile_all([process], jobs, ())

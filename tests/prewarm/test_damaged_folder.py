@@ -12,10 +12,8 @@ import pytest
 from support.prewarming import prewarm
 from support.processes import dejavu
 
-from dejavu_cache.errors import PrewarmError
-from dejavu_cache.prewarm.build import _new_folder
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, find_differences, read_manifest
+from dejavu_cache.stores.manifest import MANIFEST, SCHEMA
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
@@ -99,44 +97,3 @@ def test_the_doctor_compares_triton(changes: dict[str, str], named: str, out: Pa
     change_manifest(out, **changes)
     said = dejavu("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
     assert (said.returncode, named in said.stdout) == (int(bool(changes)), True), said.stdout
-
-
-@pytest.mark.parametrize("case", ["altered", "a link to all", "newer"])
-def test_nothing_is_kept_that_no_manifest_vouches_for(
-    case: str, out: Path, sound: Path, records: FileStore
-) -> None:
-    DAMAGES[case][0](out)
-    done = prewarm(records, out, devices=("NVIDIA H200",))
-    assert done.returncode == 0, done.stderr
-    assert "was changed since it was made, so all is compiled again" in done.stderr
-    assert contents(out) == contents(sound)
-    assert not list(find_differences(out, read_manifest(out)))
-
-
-def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(
-    out: Path, records: FileStore
-) -> None:
-    link = out.with_name("link")
-    link.symlink_to("out")
-    for devices in (("NVIDIA H200", "NVIDIA B200"), ("NVIDIA H200",)):
-        again = prewarm(records, link, devices=devices)
-        assert again.returncode == 0, again.stderr
-        assert link.is_symlink()
-        assert len(read_manifest(out).devices) == len(devices)
-    assert {path.name for path in link.parent.iterdir()} == {"out", "link"}
-
-
-def test_two_builds_at_once_do_not_meet(tmp_path: Path) -> None:
-    with _new_folder(tmp_path / "out") as work:
-        with pytest.raises(PrewarmError, match="another process is making"):
-            _new_folder(tmp_path / "out").__enter__()
-        assert work.is_dir()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_what_a_killed_build_moved_away_is_put_back(out: Path, records: FileStore) -> None:
-    before = contents(out)
-    out.rename(out.with_name(".out.old"))
-    failed = prewarm(records, out, devices=("NVIDIA B100",))
-    assert failed.returncode == 3
-    assert contents(out) == before

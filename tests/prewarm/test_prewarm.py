@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -18,7 +17,6 @@ import triton
 from support.prewarming import DEVICES, HERE, committed_records, prewarm, restamp
 from support.processes import environment
 
-from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
 
@@ -150,60 +148,6 @@ def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_pat
     assert "3 kernels loaded, 2 compiled, 0 modules built" in ran.stdout
     assert f"{tmp_path}/dejavu-cache-" in ran.stderr
     assert tree(folder) == before
-
-
-def test_the_same_again_compiles_nothing(records: FileStore, folder: Path) -> None:
-    """And changes nothing."""
-    before, binaries = tree(folder), _states_of_binaries(folder)
-    again = prewarm(records, folder)
-    assert again.returncode == 0, again.stderr
-    assert ", 0 of " in again.stdout
-    assert tree(folder) == before
-    assert binaries
-    assert _states_of_binaries(folder) == binaries, "no binary is written again"
-
-
-def _states_of_binaries(folder: Path) -> dict[Path, int]:
-    """Return when each binary was last written, to the nanosecond."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.cubin")}
-
-
-def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(
-    folder: Path, tmp_path: Path
-) -> None:
-    """Another winner is one kernel to compile for each of its launches."""
-    store = FileStore(tmp_path / "records")
-    for record_set in map(restamp, committed_records()):
-        if "H200" in record_set.context.environment.device.name:
-            store.put(
-                record_set.context, [_with_last_winning(record) for record in record_set.records]
-            )
-    out = tmp_path / "folder"
-    shutil.copytree(folder, out)
-    made = prewarm(store, out, "products", "--json", devices=("NVIDIA H200",))
-    assert made.returncode == 0, made.stderr
-    manifest = json.loads(made.stdout)
-    assert manifest["compiled"] == 2
-    assert not list(out.rglob("*.hsaco"))
-    ours, theirs = tree(folder), tree(out)
-    same = {name for name in ours.keys() & theirs.keys() if name.startswith("binaries")}
-    assert {Path(name).suffix for name in same} >= {".cubin", ".so", ".json"}
-    assert all(ours[name] == theirs[name] for name in same)
-
-
-def _with_last_winning(record: Record) -> Record:
-    if not record.measurements:
-        return record
-    last = max(
-        record.measurements,
-        key=lambda measurement: (measurement.config.params.get("BLOCK", 0), measurement.median),
-    )
-    fastest = last.model_copy(update={"median": 0.1})
-    measurements = (
-        *(measurement for measurement in record.measurements if measurement != last),
-        fastest,
-    )
-    return record.model_copy(update={"measurements": measurements, "winner": None})
 
 
 def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_path: Path) -> None:

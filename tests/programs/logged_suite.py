@@ -1,8 +1,7 @@
 """Cases of an addition whose every measurement is logged; environment variables make it fail.
 
-FATAL and FULL name the size and block whose measurement kills the worker or runs out of memory.
-LOG is the file of measurements, MAKING one that grows while arguments are made, and BENCH_SECONDS
-the time of a measurement.
+FATAL names the size and block whose measurement kills the worker. LOG is the file of measurements,
+MAKING one that grows while arguments are made, and BENCH_SECONDS the time of a measurement.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ def bench(kernel_call, quantiles):
     kernel_call()
     if os.environ.get("FATAL") == f"{latest}":
         os.kill(os.getpid(), 9)
-    if os.environ.get("FULL") == f"{latest}":
-        full()
     time.sleep(float(os.environ.get("BENCH_SECONDS", "0.02")))
     with open(os.environ["LOG"], "a") as log:  # appending a short line is atomic
         log.write(f"{latest}\n")

@@ -30,7 +30,6 @@ from dejavu_cache.policy import Policy
 from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
-from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
 
 CONTEXT: Context = _context()
@@ -175,8 +174,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
     ignore_own_errors(lambda: read_events(folder / "report"))
     prewarmed = folder / "prewarmed"
     ignore_own_errors(lambda: list(find_differences(prewarmed, read_manifest(prewarmed))))
-    home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
-    ignore_own_errors(lambda: Journal(home, folder / "journal").close())
+    target = str(folder / "own" / "in")
     ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(Sender(TakingClient("http://server"), CircuitBreaker(), spool).drain)

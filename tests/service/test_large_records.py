@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.bulk_read import answers
-from dejavu_service.services import layers, revalidation
+from dejavu_service.services import read_through, revalidation
+from dejavu_service.services.reads import RecordReader
 from dejavu_service.services.revalidation import tag_of
 from dejavu_service.storage import records
 from support.service import body, config, context, record, record_set, scenario
@@ -34,7 +34,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
     monkeypatch.setattr(revalidation, "_MOST_BYTES", 5 * len(text) // 2)
-    monkeypatch.setattr(layers, "PART_BYTES", len(text))
+    monkeypatch.setattr(read_through, "PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     sent = body(record_set(*(record(m) for m in range(6))))
     client.post("/v1/main/records", json=sent).raise_for_status()
@@ -52,23 +52,22 @@ def test_copies_of_large_records_are_answered_part_by_part(
     assert revalidate(client, revision, tags) == {}
 
 
-def test_few_large_records_are_compressed_at_a_time(
+def test_few_records_are_rendered_at_a_time(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More threads would leave `/livez` unanswered, and their texts would fill the memory."""
     working: list[int] = []
     numbers: list[int] = []
-    compress = answers._compress
+    load = RecordReader._load
 
-    def compress_slowly(*arguments: Any) -> Any:
+    def load_slowly(*arguments: Any) -> Any:
         working.append(1)
         numbers.append(len(working))
         time.sleep(0.05)
         working.pop()
-        return compress(*arguments)
+        return load(*arguments)
 
-    monkeypatch.setattr(answers, "_compress", compress_slowly)
-    monkeypatch.setattr(answers, "_THREAD_LENGTH", 100)
+    monkeypatch.setattr(RecordReader, "_load", load_slowly)
     large = [record(m, configs=8) for m in range(20)]
     client.post("/v1/main/records", json=body(record_set(*large))).raise_for_status()
     with ThreadPoolExecutor(20) as pool:
@@ -97,7 +96,7 @@ def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
             record(m).model_copy(update={"launches": (large,), "winner": won}) for m in range(5)
         ]
         client.post(f"/v1/{namespace}/records", json=body(record_set(*sent))).raise_for_status()
-    monkeypatch.setattr(layers, "PART_BYTES", 40_000)
+    monkeypatch.setattr(read_through, "PART_BYTES", 40_000)
     where = f"/pages/main/contexts/{context().digest}"
     assert client.get(where).is_success
     compared = client.get(f"{where}/compare", params={"to": "pr-1"})

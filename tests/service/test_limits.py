@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import os
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,12 +13,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.middleware import bodies, limits
 from dejavu_service.middleware.bodies import BodyTurns
 from dejavu_service.middleware.limits import RateLimiter, RequestLimits
 from dejavu_service.problems import ProblemError
-from dejavu_service.routes.bulk import respond
 from support.service import Running, running_server
 from support.sweeping import wait_until
 
@@ -166,29 +162,3 @@ def test_one_principal_leaves_room_for_the_large_bodies_of_others() -> None:
             third.cancel()
 
     asyncio.run(take_turns())
-
-
-def test_a_long_answer_lets_others_have_turns_between_its_pieces() -> None:
-    """Also to a client that reads as fast as it is sent, and for which it is expanded."""
-    content = os.urandom(2**20)
-    answer = Answer('"1"', gzip.compress(content))
-    scope: Any = {"type": "http", "method": "GET", "headers": []}
-    sent: list[bytes] = []
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b""))
-
-    async def count_turns() -> int:
-        sending = asyncio.ensure_future(respond(answer, scope)(scope, receive, send))
-        turns = 0
-        while not sending.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return turns
-
-    turns = asyncio.run(count_turns())
-    assert b"".join(sent) == content
-    assert turns >= len(content) // 2**16

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import json
-import random
 from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.bulk_read.answer_cache import Answer, AnswerCache
-from dejavu_service.routes import bulk
-from dejavu_service.services import layers, transfer
+from dejavu_service.routes import reads
+from dejavu_service.services import read_through, transfer
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import load_record_set
 from dejavu_service.storage.tables import measurements
@@ -157,36 +153,11 @@ def test_a_long_answer_is_sent_in_pieces(
     post(client, record_set(*(record(m, median=0.1 + m / 7) for m in range(40))))
     headers = {"Accept-Encoding": accepted}
     whole = client.get(HOME, headers=headers)
-    monkeypatch.setattr(bulk, "_PIECE", 500)
+    monkeypatch.setattr(reads, "_PIECE", 500)
     divided = client.get(HOME, headers=headers)
     assert divided.content == whole.content
     for name in ("content-length", "content-encoding", "etag", "vary"):
         assert divided.headers.get(name) == whole.headers.get(name)
-    assert client.head(HOME, headers=headers).content == b""
-    sent: list[int] = []
-
-    async def send(message: Any) -> None:
-        sent.append(len(message.get("body", b"")))
-
-    answer = Answer("tag", gzip.compress(random.Random(1).randbytes(10_000)))
-    scope = {"method": "GET", "headers": [(b"accept-encoding", accepted.encode())]}
-    asyncio.run(bulk.respond(answer, scope)(scope, None, send))  # type: ignore[arg-type]
-    assert max(sent) == 500
-    assert sum(sent) >= 10_000
-
-
-def test_an_answer_that_is_being_sent_is_rendered_for_nobody_else() -> None:
-    """Though the cache has no room for it."""
-    cache, key = AnswerCache(0), ("main", context().digest, "records")
-    cache.put(key, Answer("tag", gzip.compress(b"{}")))
-    assert cache.get(key, "tag") is None
-    answer = Answer("tag", gzip.compress(b"{}"))
-    cache.put(key, answer)
-    sending = bulk.respond(answer, {"method": "GET", "headers": []})
-    del answer
-    assert cache.get(key, "tag") is not None
-    del sending
-    assert cache.get(key, "tag") is None
 
 
 def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:
@@ -201,7 +172,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer may fill a context without end: it is read record by record then, and exported."""
-    monkeypatch.setattr(layers, "MOST_BYTES", 3000)
+    monkeypatch.setattr(read_through, "MOST_BYTES", 3000)
     monkeypatch.setattr(transfer, "_MOST_BYTES", 3000)
     post(client, record_set(*(record(m, configs=5) for m in range(4))))
     refused = client.get(HOME)
@@ -214,7 +185,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     scenarios = HOME.replace("/records", "/scenarios")
     assert client.get(scenarios).status_code == 200
     with monkeypatch.context() as patched:
-        patched.setattr(layers, "MOST_BYTES", 300)
+        patched.setattr(read_through, "MOST_BYTES", 300)
         assert client.get(scenarios, headers={"If-None-Match": '"an earlier one"'}).is_success
         post(client, record_set(record(4)))
         assert client.get(scenarios).status_code == 413

@@ -15,7 +15,7 @@ from support.records import MOMENT, context, record
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.scenario import Config
-from dejavu_cache.stores import FileStore, file, folder
+from dejavu_cache.stores import FileStore, file
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_writer_that_is_stuck_is_waited_for_once(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    hold = folder.hold_lock
+    hold = file.hold_lock
 
     def watched(path: Path, wait: float) -> AbstractContextManager[None]:
         waits.append(wait)
@@ -96,7 +96,7 @@ def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
 def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = store.path(context()), folder.read_text
+    path, read = store.path(context()), file.read_text
 
     def late(of: Path, root: Path) -> str:
         path.unlink(missing_ok=True)

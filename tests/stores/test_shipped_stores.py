@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from dejavu_cache.stores import FileStore, shipped_stores, urls
+from dejavu_cache.stores import FileStore, shipped_stores, tiered
 
 
 def install_package(site: Path, name: str) -> None:
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{urls.SHIPPED}]\n{name} = {name}.records\n")
+    (info / "entry_points.txt").write_text(f"[{tiered.SHIPPED}]\n{name} = {name}.records\n")
     (site / name / "records").mkdir(parents=True)
     # A launch must not import what else a package has, such as all of its kernels.
     (site / name / "__init__.py").write_text("raise RuntimeError('the package is imported')")

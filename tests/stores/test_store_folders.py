@@ -15,7 +15,7 @@ from support.records import context, record
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.stores import FileStore, make_absolute, open_store
-from dejavu_cache.stores.urls import as_tiers
+from dejavu_cache.stores.tiered import as_tiers
 from dejavu_cache.system import safe_files
 
 

@@ -98,7 +98,7 @@ def worker_starter(address: str, interpret: str) -> Callable[[str, Mapping[str, 
 
     Workers whose libraries would have been imported in another environment are started as ever.
     """
-    from dejavu_cache.system.worker_process import start_process
+    from dejavu_cache.system.workers import start_process
 
     def start_or_fork(module: str, environment: Mapping[str, str]) -> Any:
         if environment.get("TRITON_INTERPRET", "0") != interpret:
@@ -110,8 +110,8 @@ def worker_starter(address: str, interpret: str) -> Callable[[str, Mapping[str, 
 
 def fork_workers() -> None:
     """Fork the workers of this process from the server that the environment names."""
-    from dejavu_cache.system import worker_process
+    from dejavu_cache.system import workers
 
-    worker_process.start_process = worker_starter(  # type: ignore[assignment]
+    workers.start_process = worker_starter(  # type: ignore[assignment]
         *os.environ[WORKERS_ADDRESS].split("|")
     )

@@ -116,8 +116,7 @@ def write_honest_artefacts(folder: Path) -> None:
         )
     )  # fmt: skip
     line = canonical_json(record_set) + "\n"
-    for name in ("export.jsonl", "journal/host-1-abc.jsonl", "answer"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    for name in ("export.jsonl", "answer"):
         (folder / name).write_text(line)
     packed = gzip.compress(line.encode(), mtime=0)
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"

@@ -177,11 +177,13 @@ class Running:
         }
         self.start()
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         self.process = light_nursery().start_module(
             "dejavu_service", "serve", "--port", self.port,
             out=Path(os.devnull), err=self.log, env=self._environ,
         )  # fmt: skip
+        if not wait:
+            return
         deadline = time.monotonic() + 240
         with httpx.Client(verify=False) as client:  # certificates take long to load
             while time.monotonic() < deadline:

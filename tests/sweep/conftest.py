@@ -9,11 +9,11 @@ from support.fork_server import kernel_nursery
 from support.forked_processes import worker_starter
 from support.sweeping import Sweeps
 
-from dejavu_cache.system import worker_process
+from dejavu_cache.system import workers
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
     start_forked = worker_starter(kernel_nursery("1").address, "1")
-    monkeypatch.setattr(worker_process, "start_process", start_forked)
+    monkeypatch.setattr(workers, "start_process", start_forked)
     return Sweeps(tmp_path)

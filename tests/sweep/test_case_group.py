@@ -24,17 +24,15 @@ from dejavu_cache.model.record import (
     Record,
     reasons_not_compared,
 )
-from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Scenario, now
-from dejavu_cache.model.selection import CaseScores
+from dejavu_cache.model.selection import CaseScores, evidence_lines
 from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
-from dejavu_cache.sweep.case_group import CaseGroup, GroupRecord
-from dejavu_cache.sweep.case_tuner import CaseTuner
+from dejavu_cache.sweep.case_group import CaseGroup, CaseTuner, GroupRecord
 from dejavu_cache.sweep.hosts import CaseJob, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import Suite, load_suite
-from dejavu_cache.system.worker_process import ParentConnection
+from dejavu_cache.system.workers import ParentConnection
 from dejavu_cache.tuning.result_check import ResultCheck
 
 SUITE = load_suite(f"{PROGRAMS / 'logged_suite.py'}:drawn")
@@ -57,7 +55,7 @@ def measure(folder: Path, *crashes: tuple[Config, str], cases: int = 3) -> dict[
     with journal:
         job = CaseJob(do="measure", case=DRAWS[0].name, crashes=crashes)
         tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()), journal)
-        return CaseGroup(DRAWS[:cases], journal).measure(tuner, 0.0)
+        return CaseGroup(DRAWS[:cases], journal).measure(tuner)
 
 
 def only_record(folder: Path) -> Record:
@@ -175,7 +173,7 @@ def test_two_workers_measure_a_group_once(sweeps: Sweeps, monkeypatch: pytest.Mo
         monkeypatch.setenv(name, value)
     spec = SweepSpec(suite=f"{sweeps.suite}:drawn", store=sweeps.store.as_uri())
     hosts = [LocalHost(spec), LocalHost(spec)]
-    report = Sweep(hosts, hosts[0].start()).run()
+    report = Sweep(hosts).run()
     assert report.complete, report
     assert set(report.outcomes) == {"draw 100", "draw 101", "draw 102", "n=500"}
     assert report.measured == 9 + 4

@@ -40,13 +40,15 @@ def cluster(sweeps: Sweeps, ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     ray.shutdown()
 
 
-def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> None:
+def test_a_cluster_that_loses_a_worker_completes_the_sweep(
+    cluster: Sweeps, caplog: pytest.LogCaptureFixture
+) -> None:
     from dejavu_cache.sweep.hosts import ray_hosts
 
     hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
-    cases, _ = (host.start() for host in hosts)  # both are ready to work
-    lost: list[str] = []
+    for host in hosts:
+        host.start()  # both are ready to work
     killed: list[int] = []
 
     def kill_an_actor() -> None:
@@ -62,12 +64,10 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
 
     killer = threading.Thread(target=kill_an_actor)
     killer.start()
-    report = Sweep(
-        hosts, cases, on_event=lambda e: lost.append(e["case"]) if e["event"] == "lost" else None
-    ).run()
+    report = Sweep(hosts).run()
     killer.join()
     assert killed
-    assert len(lost) == 1
+    assert caplog.text.count("another process takes it over") == 1
     assert report.complete
     assert cluster.recorded_times == cluster.whole()
     assert len(cluster.measurements_taken) - len(set(cluster.measurements_taken)) <= 1
@@ -81,10 +81,13 @@ def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
     )  # its workers are elsewhere
-    hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
-    cases, _ = (host.start() for host in hosts)
+    options = {"cases": "2"}
+    spec = SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri(), options=options)
+    hosts = ray_hosts(spec, "local")
+    for host in hosts:
+        host.start()
     cluster.store.write_text("a file stands where the folder should be")
-    report = Sweep(hosts, cases[:2]).run()
-    left = {str(path) for path in (cluster.folder / "cache").rglob("*.jsonl")}
+    report = Sweep(hosts).run()
+    left = {str(path) for path in (cluster.folder / "cache" / "dejavu-cache" / "sweeps").iterdir()}
     assert set(report.kept) == left != set()
     assert not report.complete

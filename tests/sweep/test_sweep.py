@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import PROGRAMS, dejavu, environment
+from support.processes import environment
 from support.sweeping import Sweeps
 
 from dejavu_cache.model.record import Pin
@@ -36,7 +36,7 @@ def test_the_second_sweep_measures_nothing(swept: Sweeps) -> None:
     assert len(swept.measurements_taken) == 8
 
 
-@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--verify", "3")])
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
 def test_a_sweep_of_nothing_ends_with_the_reason(sweeps: Sweeps, options: tuple[str, ...]) -> None:
     printed = sweeps.run(*options, suite=":empty")
     assert printed == "nothing to tune: these sizes need no tuning\n"
@@ -71,50 +71,6 @@ def test_a_budget_ends_a_sweep_and_the_next_one_goes_on(sweeps: Sweeps) -> None:
     assert sweeps.recorded_times == sweeps.whole()
 
 
-def test_verifying_measures_winners_again_and_records_nothing(swept: Sweeps) -> None:
-    before = swept.recorded_times
-    checked = swept.json("--verify", "3")["outcomes"]
-    assert sorted((outcome["case"], outcome["status"]) for outcome in checked) == [
-        ("n=100", "verified"), ("n=101", "verified"),
-    ]  # fmt: skip
-    assert all(outcome["message"].endswith(" takes 16 ms, recorded 16") for outcome in checked)
-    assert len(swept.measurements_taken) == 8 + 2
-    assert swept.recorded_times == before
-
-
-def test_a_winner_that_takes_longer_than_the_default_is_replaced(tmp_path: Path) -> None:
-    suite = PROGRAMS / "wrong_suite.py"
-    assert "2 cases tuned" in dejavu("sweep", suite, "--store", tmp_path).stdout
-    assert winners_in(tmp_path) == {1024}
-    found = dejavu("sweep", suite, "--verify", "5", "--store", tmp_path, SLOWER="1024")
-    assert found.returncode == 1
-    assert "n=900: no longer holds: (LIMIT=1024, " in found.stdout
-    assert " takes 9 ms, and the default 2\n" in found.stdout
-    assert "2 cases tuned" in found.stdout
-    assert winners_in(tmp_path) == {2048}
-
-
-def test_a_winner_that_is_wrong_now_is_replaced_in_all_its_cases(sweeps: Sweeps) -> None:
-    sweeps.run(suite=":drawn")
-    found = sweeps.run("--verify", "9", suite=":drawn", code=1, WRONG="100 128")
-    assert "draw 100: no longer holds: (BLOCK=128, " in found
-    assert "): wrong: y_ptr differs" in found
-    assert "3 cases tuned" in found
-    failures = sweeps.recorded_times[100]
-    assert (failures[128], failures[32].endswith("wins")) == ("wrong", True)
-
-
-def winners_in(folder: Path) -> set[object]:
-    """Return the values of the winners' only parameter."""
-    (found,) = FileStore(folder).record_sets()
-    return {
-        value
-        for record in found.records
-        if record.winner
-        for value in record.winner.config.params.values()
-    }
-
-
 def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
     """Nor is another sweep to blame: nobody measures it."""
     store = FileStore(swept.store)
@@ -127,10 +83,6 @@ def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
     pin = Pin(config=records[0].measurements[0].config, at=now())
     store.put(context, [record.model_copy(update={"pin": pin}) for record in records])
     assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
-
-
-def test_nothing_can_be_verified_before_it_is_tuned(sweeps: Sweeps) -> None:
-    assert "nothing of this suite is tuned yet" in sweeps.run("--verify", "3", code=1)
 
 
 def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
@@ -189,8 +141,6 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--verify", "-3"], "Invalid value for '--verify'"),
-        (["--verify", "2", "--dry-run"], "give one of them"),
         (["--gpus", "all", "--ray", "local"], "give one of them"),
         (["--option", "case=5"], "got an unexpected keyword argument 'case'"),
         (["--gpus", "²"], "--gpus ²: this machine has"),
@@ -210,13 +160,12 @@ def test_a_case_that_only_its_author_can_mend_is_not_to_be_tried_again(sweeps: S
     assert "run the same command again" not in out
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--verify=1"])
-def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path, option: str) -> None:
+def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     """No case is tried, each of which would fail for this one reason."""
-    command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention", option]
+    command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention"]
     env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
     done = subprocess.run(
-        [*command, "--store", str(tmp_path)],
+        [*command, "--dry-run", "--store", str(tmp_path)],
         env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr

@@ -83,4 +83,4 @@ def test_a_config_whose_value_has_no_name_is_not_stored() -> None:
     def kernel(x, n, A, BLOCK):  # type: ignore[no-untyped-def]
         pass
 
-    assert "a config sets A" in str(identify(kernel.fn, [{"A": object()}]).unstored)
+    assert "a config sets A" in str(identify(kernel.fn, [triton.Config({"A": object()})]).unstored)

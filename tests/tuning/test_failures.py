@@ -14,7 +14,7 @@ from support.kernels import launch
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import Record
-from dejavu_cache.stores.urls import default_store
+from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.versions import OutOfResources, PTXASError
 from dejavu_cache.tuning.compile_ahead import compile_failure_of, device_failure_of, failure_of
 

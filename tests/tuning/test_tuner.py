@@ -20,7 +20,7 @@ from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.stores.urls import default_store
+from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.search import OptunaSearch
 from dejavu_cache.tuning.tuner import CandidateLaunch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import sys
@@ -10,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dejavu_cache.system.notices import printable
+from dejavu_cache.system.notices import logger, printable
 
 from .kernel_names import shorten_kernels
 
@@ -22,6 +23,7 @@ __all__ = [
     "say_indented",
     "show_json",
     "show_json_items",
+    "show_progress",
     "show_table",
 ]
 
@@ -58,6 +60,13 @@ def fail(text: object) -> None:
 def note(text: str) -> None:
     """Print on standard error what the user should know and what is no error."""
     sys.stderr.write(f"note: {printable(text)}\n")
+
+
+def show_progress() -> None:
+    """Print the library's log on standard error, with how far a long command is."""
+    if not logger.handlers:  # else DEJAVU_CACHE_LOG says what is shown
+        logger.addHandler(logging.StreamHandler())
+        logger.setLevel(logging.INFO)
 
 
 def show_json(value: Any) -> None:

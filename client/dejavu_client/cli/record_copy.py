@@ -10,11 +10,10 @@ from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
-from dejavu_cache.system.notices import counted
+from dejavu_cache.system.notices import Progress, counted
 
 from .errors import PartlyDoneError
-from .output import note, say
-from .progress_lines import ProgressLines
+from .output import note, say, show_progress
 
 __all__ = ["merge_acknowledged"]
 
@@ -69,7 +68,8 @@ def merge_acknowledged(
         PartlyDoneError: it took some of the records; the message names the others.
         KeyboardInterrupt: the user ended it, after a note on what is there.
     """
-    report, lines = CopyReport(), ProgressLines(f"copying to {store.url}")
+    show_progress()
+    report, progress = CopyReport(), Progress(f"copying to {store.url}")
     stopped = False
     for record_set in record_sets:
         if stopped:
@@ -77,7 +77,7 @@ def merge_acknowledged(
             continue
         try:
             _merge_set(record_set, store, report)
-            lines.update(f"{report.added} new, {report.unchanged} known")
+            progress.show(f"{report.added} new, {report.unchanged} known")
         except StoreError as error:
             report.add_missing(record_set, error)
             of_one_set = getattr(error, "status", None) in (400, 413, 422)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from dejavu_cache.stores.folder import hold_lock
+from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system.notices import counted, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 

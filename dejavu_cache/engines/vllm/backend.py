@@ -34,7 +34,7 @@ from .planned_attention import (
     split_cache,
     warm_up_attention,
 )
-from .plugin import run_when_loaded
+from .plugin import warm_up_when_loaded
 
 __all__ = [
     "DejavuAttentionBackend",
@@ -309,7 +309,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         if slopes is not None and torch.cuda.is_available():
             self._features = self._features._replace(alibi_slopes=slopes.cuda())
         self._dtype = act_dtype
-        run_when_loaded(self.warm_up)
+        warm_up_when_loaded(self)
 
     def warm_up(self, block_size: int | None = None) -> None:
         """Have the kernels compiled for blocks of a size, by default the engine's."""

@@ -5,7 +5,6 @@ It tells the library in which phase a GPU worker is: loading weights, warming up
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -17,42 +16,42 @@ from ...system.notices import logger
 __all__ = [
     "follow_worker",
     "register",
-    "run_when_loaded",
+    "warm_up_when_loaded",
 ]
 
 
-class _Tasks:
-    """What layers have to do when the weights are loaded and vLLM has settled all sizes."""
+class _Layers:
+    """The layers to warm up when the weights are loaded and vLLM has settled all sizes."""
 
     def __init__(self) -> None:
-        self._waiting: list[Callable[[], object]] = []
+        self._waiting: list[Any] = []
         self._is_loaded = False
 
-    def add(self, task: Callable[[], object]) -> None:
+    def add(self, layer: Any) -> None:
         if self._is_loaded:  # weights may be loaded again while the engine serves
-            task()
+            layer.warm_up()
         else:
-            self._waiting.append(task)
+            self._waiting.append(layer)
 
-    def run(self) -> None:
+    def warm_up(self) -> None:
         self._is_loaded = True
         while self._waiting:
-            self._waiting.pop(0)()
+            self._waiting.pop(0).warm_up()
 
 
-_tasks = _Tasks()
+_layers = _Layers()
 
 
-def run_when_loaded(task: Callable[[], object]) -> None:
-    """Run a task before the worker measures its memory, or now if that is over.
+def warm_up_when_loaded(layer: Any) -> None:
+    """Call a layer's `warm_up` before the worker measures its memory, or now if that is over.
 
     vLLM chooses the block size of models with Mamba layers after it has loaded their weights.
     """
-    _tasks.add(task)
+    _layers.add(layer)
 
 
 def follow_worker(worker_module: Any) -> None:
-    """Have the worker run its layers' tasks, and serve when it has captured its graphs.
+    """Have the worker warm its layers up, and serve when it has captured its graphs.
 
     Args:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
@@ -62,12 +61,12 @@ def follow_worker(worker_module: Any) -> None:
 
     @wraps(measure)
     def determine_available_memory(*args: Any, **kwargs: Any) -> object:
-        _tasks.run()
+        _layers.warm_up()
         return measure(*args, **kwargs)
 
     @wraps(warm_up)
     def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> object:
-        _tasks.run()  # some engines are told their memory
+        _layers.warm_up()  # some engines are told their memory
         result = warm_up(*args, **kwargs)
         serving()
         return result

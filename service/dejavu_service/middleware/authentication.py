@@ -14,17 +14,16 @@ import re
 import time
 from collections import OrderedDict
 from contextlib import nullcontext
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..bulk_read.single_flight import SingleFlight
 from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, problem
 from ..services import tokens
 from ..services.access import ANYBODY, NOBODY, READER, Principal
+from ..services.single_flight import SingleFlight
 from ..settings import ServerSettings
 from ..storage.database import Database
 from ..storage.tokens import any_issued
@@ -59,85 +58,52 @@ _MAX_TOKENS = 1000
 """Tokens whose principals are cached."""
 
 
-class _CachedPrincipal(NamedTuple):
-    principal: Principal
-    refresh_at: float
-    """When a request starts a new look-up in the background."""
-    expires_at: float
-    """When the entry is no longer used."""
-
-
 class PrincipalCache:
     """Principals of tokens, as the database had them at most `ttl` seconds ago.
 
-    A token in use is looked up again in the background after half of that time, once for all
-    requests. Otherwise all of them would find the entry expired together, take a connection each,
-    and wait.
-
     Attributes:
-        entries: The principals by token.
+        entries: By token, its principal and when the entry ends; by None, whom a request without a
+            token comes from, which is nobody as soon as there are tokens.
     """
 
     def __init__(self, database: Database, ttl: float) -> None:
         """Cache look-ups in a database for `ttl` seconds."""
         self._database = database
         self._ttl = ttl
-        self.entries: OrderedDict[str, _CachedPrincipal] = OrderedDict()
-        self._verifying: SingleFlight[str, Principal | None] = SingleFlight()
-        self._checking_tokens: SingleFlight[None, bool] = SingleFlight()
-        self._tokens_exist = False
-        self._tokens_checked_at = float("-inf")
+        self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
+        self.entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
 
-    def cached_principal(self, presented: str) -> Principal | None:
-        """Return the cached principal of a token, or None."""
-        entry, now = self.entries.get(presented), time.monotonic()
-        if entry is None or entry.expires_at <= now:
-            return None
-        if entry.refresh_at <= now:
-            self._verifying.start(presented, lambda: self._verify(presented))
-        return entry.principal
-
-    async def find(self, presented: str) -> Principal | None:
+    async def find(self, presented: str | None) -> Principal | None:
         """Return the principal of a token; None if it is wrong, expired or revoked."""
-        return self.cached_principal(presented) or await self._verifying.get(
-            presented, lambda: self._verify(presented)
-        )
-
-    async def tokens_exist(self) -> bool:
-        """Return whether any token was ever issued; once true, this is never asked again."""
-        if not self._tokens_exist and time.monotonic() - self._tokens_checked_at > self._ttl:
-            self._tokens_exist = await self._checking_tokens.get(None, self._check_tokens)
-        return self._tokens_exist
+        principal, until = self.entries.get(presented, (None, 0.0))
+        if time.monotonic() < until:
+            return principal
+        return await self._looking_up.get(presented, lambda: self._look_up(presented))
 
     def clear(self) -> None:
         """Drop all entries, and the results of look-ups in progress."""
-        self.entries, self._verifying = OrderedDict(), SingleFlight()
-        self._tokens_checked_at = float("-inf")
+        self.entries, self._looking_up = OrderedDict(), SingleFlight()
 
-    async def _verify(self, presented: str) -> Principal | None:
+    async def _look_up(self, presented: str | None) -> Principal | None:
         # `clear` replaces the dict: a look-up that began before it must not write to the new one.
         entries, started = self.entries, time.monotonic()
+        if presented is None:
+            principal = await run_in_threadpool(self._find_anybody)
+            entries[None] = principal, started + self._ttl
+            return principal
         verified = await run_in_threadpool(tokens.verify, self._database, presented)
         if verified is None:
             entries.pop(presented, None)
             return None
         ttl = self._ttl if verified.expires_in is None else min(self._ttl, verified.expires_in)
-        entries[presented] = _CachedPrincipal(
-            verified.principal, refresh_at=started + ttl / 2, expires_at=started + ttl
-        )
+        entries[presented] = verified.principal, started + ttl
         while len(entries) > _MAX_TOKENS:
             entries.popitem(last=False)
         return verified.principal
 
-    async def _check_tokens(self) -> bool:
-        started = time.monotonic()
-        issued = await run_in_threadpool(self._any_issued)
-        self._tokens_checked_at = started
-        return issued
-
-    def _any_issued(self) -> bool:
+    def _find_anybody(self) -> Principal | None:
         with self._database.read() as connection:
-            return any_issued(connection)
+            return None if any_issued(connection) else ANYBODY
 
 
 class AuthenticationMiddleware:
@@ -158,16 +124,12 @@ class AuthenticationMiddleware:
             return
         sent = dict(scope["headers"])
         scheme, _, token = sent.get(b"authorization", b"").decode("latin-1").partition(" ")
-        entry = self._principals.entries.get(token)
+        known, until = self._principals.entries.get(token, (None, 0.0))
         try:
-            if (
-                entry is not None
-                and time.monotonic() < entry.refresh_at
-                and scheme == "Bearer"
-                and _RARE_HEADERS.isdisjoint(sent)
-            ):
-                scope["principal"], scope["credential"] = entry.principal, token
-                self._rate_limiter.take(entry.principal.name)
+            is_plain = scheme == "Bearer" and _RARE_HEADERS.isdisjoint(sent)
+            if known is not None and is_plain and time.monotonic() < until:
+                scope["principal"], scope["credential"] = known, token
+                self._rate_limiter.take(known.name)
             else:
                 scope["principal"] = await self._authenticate(scope, Headers(scope=scope))
         except ProblemError as error:
@@ -199,13 +161,7 @@ class AuthenticationMiddleware:
         if token is None:
             self._rate_limiter.take(client_address(scope))
             return await self._without_token(headers)
-        principal = self._principals.cached_principal(token)
-        if principal is None:
-            principal = await self._verify(token, client_address(scope))
-        self._rate_limiter.take(principal.name)
-        return principal
-
-    async def _verify(self, token: str, address: str) -> Principal:
+        address = client_address(scope)
         # Wrong tokens count for their address. Good ones behind the same address are not refused
         # for that, but share one look-up at a time with those who guess.
         turn = nullcontext() if self._rate_limiter.has_room(address) else self._guessing
@@ -216,10 +172,12 @@ class AuthenticationMiddleware:
             raise ProblemError(
                 401, "the token is wrong, expired or revoked: ask an admin for a new one"
             )
+        self._rate_limiter.take(principal.name)
         return principal
 
     async def _without_token(self, headers: Headers) -> Principal:
-        if await self._principals.tokens_exist():
+        principal = await self._principals.find(None)
+        if principal is None:
             if self._settings.open_read:
                 return READER
             raise ProblemError(
@@ -237,7 +195,7 @@ class AuthenticationMiddleware:
             raise ProblemError(
                 401, f"{NO_TOKENS}no request that came through a proxy is answered: create a token"
             )
-        return ANYBODY
+        return principal
 
 
 def is_page(scope: Scope) -> bool:

@@ -60,7 +60,8 @@ class RequestLimits:
             nonlocal began
             began = True
             await send(message)
-            limit.deadline = anyio.current_time() + seconds
+            if message.get("more_body"):
+                limit.deadline = anyio.current_time() + seconds
 
         self._in_progress += 1
         try:

@@ -25,7 +25,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LONGEST_PATH = 500
 _EXPORT = "/v1/{namespace}/export"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
-_ids = random.SystemRandom()
+_ids = random.Random()
 """Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 

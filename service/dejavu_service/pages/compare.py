@@ -17,9 +17,9 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
-from ..services import layers, promotion
+from ..services import promotion
 from ..services.access import NAMESPACE
-from ..services.read_through import RecordView
+from ..services.read_through import RecordView, iter_texts
 from ..storage import arrivals, coverage, summaries
 from ..storage.coverage import ContextRow
 from ..storage.differences import DifferenceCounts, count_differences
@@ -270,7 +270,7 @@ def _costs(
     """Return how much slower the other side's configs are here, by the digest of their scenario."""
     wanted = {row.scenario.digest: row for row in rows if row.differs and row.ours and row.theirs}
     costs: dict[str, float] = {}
-    for texts in layers.iter_texts(connection, view, list(wanted)):
+    for texts in iter_texts(connection, view, list(wanted)):
         for digest, text in texts.items():
             ours, theirs = wanted[digest].ours, wanted[digest].theirs
             if ours is None or theirs is None or not ours.median or theirs.config is None:

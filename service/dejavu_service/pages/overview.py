@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
@@ -14,12 +15,11 @@ from dejavu_cache.model.scenario import Context
 
 from ..routes.common import CurrentCall, Namespace
 from ..services.access import Principal
-from ..services.log import read_log
+from ..services.log import LogFilter, read_log
 from ..storage import coverage
 from ..storage.clock import database_time
 from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
-from ..storage.log import LogFilter
 from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
 __all__ = ["CoveredContext", "OverviewFilter", "contexts_of", "current_source", "overview"]
@@ -246,15 +246,15 @@ def show_activity(
     """Show what people changed, by the log, and what was tuned in the last days."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        since = database_time(connection).timestamp() - days * _DAY
-        changed = coverage.count_changed(connection, namespace, since)
+        since = database_time(connection) - timedelta(days=days)
+        changed = coverage.count_changed(connection, namespace, since.timestamp())
         rows = [row for row in coverage.load_contexts(connection, namespace) if row.id in changed]
     tuned = [entry for entry in contexts_of(rows) if actor in (entry.row.changed_by or "")]
     tuned.sort(key=lambda entry: -entry.changed_at)
     log = None
     if call.principal.may("admin", namespace):
-        filtered = LogFilter(namespace, actor or None, since=since, before=before)
-        log = read_log(call.database, call.principal, filtered, _MOST_ENTRIES)
+        wanted = LogFilter(actor=actor or None, since=since, before=before, limit=_MOST_ENTRIES)
+        log = read_log(call.database, call.principal, namespace, wanted)
     return render_page(
         "activity.html",
         call,

@@ -15,9 +15,8 @@ from dejavu_cache.model.selection import distance
 from ..errors import NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..services import pins
-from ..services.log import LogEntry, read_log
+from ..services.log import LogEntry, LogFilter, read_log
 from ..storage import arrivals, contexts, coverage, records, summaries
-from ..storage.log import LogFilter
 from .forms import AdminForm
 from .rendering import PAGE_METHODS, pages_router, redirect, render_page
 from .tables import LOUD, ConfigNames, ScenarioColumns
@@ -171,8 +170,8 @@ def _log(call: Call, namespace: str, context: Context, record: Record) -> list[L
     """Return what people changed; None for those who may not read the log."""
     if not call.principal.may("admin", namespace):
         return None
-    wanted = LogFilter(namespace=namespace, kernel=context.kernel.name)
-    page = read_log(call.database, call.principal, wanted, _MOST_ENTRIES)
+    wanted = LogFilter(kernel=context.kernel.name, limit=_MOST_ENTRIES)
+    page = read_log(call.database, call.principal, namespace, wanted)
     return [
         entry
         for entry in page.entries

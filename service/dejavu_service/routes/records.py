@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
@@ -13,13 +13,11 @@ from dejavu_cache.model.record import RecordSet
 from ..middleware.bodies import accepts
 from ..services import records
 from ..services.revalidation import Copies, revalidate
-from . import bulk
 from .common import (
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
-    ScenarioDigest,
     json_response,
     responds_with,
     versioned_router,
@@ -34,11 +32,6 @@ _After = Annotated[str | None, Query(pattern=r"^[0-9a-f]{24}$")]
 _Scenarios = Annotated[
     list[Annotated[str, Query(pattern=r"^[0-9a-f]{24}$")]] | None, Query(max_length=1000)
 ]
-
-
-_OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Unchanged since the `If-None-Match` that was sent"}
-}
 
 
 class Deleted(BaseModel):
@@ -60,43 +53,6 @@ def list_contexts(
     following = f'"{contexts[limit - 1][0]}"' if len(contexts) > limit else "null"
     texts = ", ".join(text for _, text in contexts[:limit])
     return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
-
-
-@router.get(
-    "/{namespace}/contexts/{context}/records",
-    responses=responds_with("RecordSet") | _OR_UNCHANGED,
-)
-async def read_records(
-    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
-) -> Response:
-    """Return all records of a context."""
-    return await bulk.bulk_read(call, namespace, context, request.scope)
-
-
-@router.get(
-    "/{namespace}/contexts/{context}/scenarios",
-    responses=responds_with("ScenarioList") | _OR_UNCHANGED,
-)
-async def read_scenarios(
-    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
-) -> Response:
-    """Return the scenarios that have records in a context; none if there is no such context."""
-    return await bulk.read_scenarios(call, namespace, context, request.scope)
-
-
-@router.get(
-    "/{namespace}/contexts/{context}/records/{scenario}",
-    responses=responds_with("Record") | _OR_UNCHANGED,
-)
-async def read_record(
-    namespace: Namespace,
-    context: ContextDigest,
-    scenario: ScenarioDigest,
-    request: Request,
-    call: CurrentCall,
-) -> Response:
-    """Return one record."""
-    return await bulk.keyed_read(call, namespace, context, scenario, request.scope)
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)

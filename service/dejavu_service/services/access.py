@@ -37,12 +37,12 @@ def most_specific(patterns: Collection[str], namespace: str) -> str | None:
     """Return the pattern that decides about a namespace: its name, else the longest beginning."""
     if namespace in patterns:
         return namespace
-    fitting = [
-        pattern
-        for pattern in patterns
-        if pattern.endswith("*") and namespace.startswith(pattern[:-1])
-    ]
-    return max(fitting, key=len, default=None)
+    found: str | None = None
+    for pattern in patterns:
+        is_longer = found is None or len(pattern) > len(found)
+        if is_longer and pattern.endswith("*") and namespace.startswith(pattern[:-1]):
+            found = pattern
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ import json
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from sqlalchemy import Connection
+
+from dejavu_cache.model.scenario import Moment
 
 from ..storage import log
 from ..storage.clock import to_datetime
 from ..storage.database import Database
 from .access import EVERYWHERE, Principal
 
-__all__ = ["Action", "LogEntry", "LogPage", "read_log", "write_log"]
+__all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "write_log"]
 
 Action = Literal[
     "pin",
@@ -30,6 +32,28 @@ Action = Literal[
     "quarantine",
     "undo quarantine",
 ]
+
+
+class LogFilter(BaseModel):
+    """What entries to read; None stands for any.
+
+    Attributes:
+        actor: A part of the actor's name.
+        kernel: The kernel's full name.
+        until: The time before which entries were written.
+        before: The id before which to continue.
+        limit: The largest number of entries.
+    """
+
+    actor: str | None = Field(default=None, min_length=1, max_length=300)
+    action: Action | None = None
+    kernel: str | None = Field(
+        default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$"
+    )
+    since: Moment | None = None
+    until: Moment | None = None
+    before: int | None = Field(default=None, ge=1, le=2**62)
+    limit: int = Field(default=100, ge=1, le=1000)
 
 
 class LogEntry(BaseModel):
@@ -73,30 +97,26 @@ def write_log(
 
 
 def read_log(
-    database: Database, principal: Principal, wanted: log.LogFilter, limit: int
+    database: Database, principal: Principal, namespace: str | None, wanted: LogFilter
 ) -> LogPage:
     """Read a page of the log.
 
     Args:
         database: The server's database.
         principal: Who asks; needs the role `admin` in the namespace, or in all.
+        namespace: The namespace; None reads the entries of all, and those of the whole server.
         wanted: What entries to read.
-        limit: The largest number of entries.
 
     Raises:
         AccessDeniedError: The principal lacks the role.
     """
-    principal.require("admin", wanted.namespace or EVERYWHERE)
+    principal.require("admin", namespace or EVERYWHERE)
+    conditions = wanted.model_dump(exclude={"limit"}, exclude_none=True)
     with database.read() as connection:
-        rows = log.read(connection, wanted, limit + 1)
+        rows = log.read(connection, wanted.limit + 1, namespace, **conditions)
     entries = [
-        LogEntry(
-            **{
-                **row._asdict(),
-                "at": to_datetime(row.at),
-                "detail": json.loads(row.detail),
-            }
-        )
-        for row in rows[:limit]
+        LogEntry(**row._asdict() | {"at": to_datetime(row.at), "detail": json.loads(row.detail)})
+        for row in rows[: wanted.limit]
     ]
-    return LogPage(entries=entries, next=rows[limit - 1].id if len(rows) > limit else None)
+    is_last = len(rows) <= wanted.limit
+    return LogPage(entries=entries, next=None if is_last else entries[-1].id)

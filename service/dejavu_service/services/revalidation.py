@@ -16,8 +16,7 @@ from dejavu_cache.model.record import Record
 from ..errors import TooLargeError
 from ..storage import contexts, recalls
 from ..storage.database import Database
-from . import layers
-from .read_through import RecordView
+from .read_through import RecordView, iter_texts, join_revisions
 
 __all__ = ["ContextCopy", "Copies", "revalidate", "tag_of"]
 
@@ -106,7 +105,7 @@ def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[Reco
     joined = {}
     for view in views:
         revisions = [by_namespace[name].get(view.context) for name in view.namespaces]
-        joined[view] = layers.join_revisions(revisions) if any(revisions) else ""
+        joined[view] = join_revisions(revisions) if any(revisions) else ""
     return joined
 
 
@@ -120,7 +119,7 @@ def _changes(
             parts.setdefault(digest, set()).update(recall.parts)
     gone: set[str] = set(wanted)
     changed: list[str] = []
-    for texts in layers.iter_texts(connection, view, wanted):
+    for texts in iter_texts(connection, view, wanted):
         gone -= texts.keys()
         for digest in parts.keys() & texts.keys():
             # What one namespace has recalled may stand in the other.

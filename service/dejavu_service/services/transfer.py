@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from pydantic import BaseModel
 
-from dejavu_cache.model.record import FORMAT, RecordSet
+from dejavu_cache.model.record import RecordSet
 from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
@@ -19,9 +19,10 @@ from .access import Principal
 from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
 from .merging import MOST_RECORD_CHARACTERS
+from .read_through import render
 from .records import check_record_set, merge_record_set
 
-__all__ = ["Imported", "export_lines", "import_lines", "render"]
+__all__ = ["Imported", "export_lines", "import_lines"]
 
 _MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
 """Limits of a line of an export, unless one record is longer."""
@@ -37,11 +38,6 @@ class Imported(BaseModel):
     records: int = 0
     measurements: int = 0
     beside: int = 0
-
-
-def render(context: str, texts: Sequence[str]) -> str:
-    """Render a record set as one line of JSON by joining the stored texts of its records."""
-    return f'{{"context": {context}, "format": {FORMAT}, "records": [{", ".join(texts)}]}}'
 
 
 def export_lines(

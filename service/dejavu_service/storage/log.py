@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from .sql_functions import contains, epoch
 from .tables import log_entries
 
-__all__ = ["LogFilter", "LogRow", "add", "read"]
+__all__ = ["add", "read"]
 
 _SHOWN = 1e-6
 """Seconds to which times are shown: an entry is found by the time that it shows."""
-
-
-class LogRow(NamedTuple):
-    """An entry; `at` is in seconds since 1970, `detail` is JSON."""
-
-    id: int
-    at: float
-    actor: str
-    action: str
-    namespace: str
-    kernel: str
-    detail: str
-
-
-class LogFilter(NamedTuple):
-    """What entries to read; None stands for any.
-
-    Attributes:
-        namespace: The namespace; None reads entries of all, and those of the whole server.
-        actor: A part of the actor's name.
-        action: The action.
-        kernel: The kernel's full name.
-        since: The earliest time, in seconds since 1970.
-        until: The time before which entries were written, in seconds since 1970.
-        before: The id before which to continue.
-    """
-
-    namespace: str | None = None
-    actor: str | None = None
-    action: str | None = None
-    kernel: str | None = None
-    since: float | None = None
-    until: float | None = None
-    before: int | None = None
 
 
 def add(
@@ -65,19 +33,40 @@ def add(
     )
 
 
-def read(connection: Connection, wanted: LogFilter, limit: int) -> list[LogRow]:
-    """Read up to `limit` entries, newest first."""
+def read(
+    connection: Connection,
+    limit: int,
+    namespace: str | None = None,
+    actor: str | None = None,
+    action: str | None = None,
+    kernel: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before: int | None = None,
+) -> Sequence[Row[Any]]:
+    """Read up to `limit` entries, newest first; None stands for any.
+
+    Args:
+        connection: A transaction.
+        limit: The largest number of entries.
+        namespace: The namespace; None reads entries of all, and those of the whole server.
+        actor: A part of the actor's name.
+        action: The action.
+        kernel: The kernel's full name.
+        since: The earliest time.
+        until: The time before which entries were written.
+        before: The id before which to continue.
+    """
     query = select(log_entries).order_by(log_entries.c.id.desc()).limit(limit)
-    for name in ("namespace", "action", "kernel"):
-        value = getattr(wanted, name)
+    for name, value in (("namespace", namespace), ("action", action), ("kernel", kernel)):
         if value is not None:
             query = query.where(log_entries.c[name] == value)
-    if wanted.actor is not None:
-        query = query.where(contains(log_entries.c.actor, wanted.actor))
-    if wanted.since is not None:
-        query = query.where(log_entries.c.at >= wanted.since - _SHOWN)
-    if wanted.until is not None:
-        query = query.where(log_entries.c.at < wanted.until - _SHOWN)
-    if wanted.before is not None:
-        query = query.where(log_entries.c.id < wanted.before)
-    return [LogRow(*row) for row in connection.execute(query)]
+    if actor is not None:
+        query = query.where(contains(log_entries.c.actor, actor))
+    if since is not None:
+        query = query.where(log_entries.c.at >= since.timestamp() - _SHOWN)
+    if until is not None:
+        query = query.where(log_entries.c.at < until.timestamp() - _SHOWN)
+    if before is not None:
+        query = query.where(log_entries.c.id < before)
+    return connection.execute(query).all()

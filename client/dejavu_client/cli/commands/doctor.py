@@ -19,7 +19,7 @@ from dejavu_cache.errors import DejavuError, StoreError, UnsupportedTritonError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import Settings, policy_file, unknown_variables
 from dejavu_cache.stores import FileStore, Store, prewarmed_folders, tiers_of
-from dejavu_cache.stores.folder import describe_failure
+from dejavu_cache.stores.file import describe_failure
 from dejavu_cache.stores.manifest import find_differences
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version

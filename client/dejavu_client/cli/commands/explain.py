@@ -13,9 +13,8 @@ import typer
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
-from dejavu_cache.model.resolution import evidence_lines
 from dejavu_cache.model.scenario import Config, Context
-from dejavu_cache.model.selection import value_distance
+from dejavu_cache.model.selection import evidence_lines, value_distance
 
 from ..chosen_store import open_existing_store
 from ..columns import ordered_values, settings_text

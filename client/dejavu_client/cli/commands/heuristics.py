@@ -12,7 +12,7 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
-from dejavu_cache.stores.folder import read_text
+from dejavu_cache.stores.file import read_text
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
@@ -25,8 +25,7 @@ from ..options import (
     StoreOption,
     TritonOption,
 )
-from ..output import fail, say, show_json, show_table
-from ..progress_lines import fit_lines
+from ..output import fail, say, show_json, show_progress, show_table
 from ..record_queries import context_matches, describe_filters, newest_record_sets
 
 __all__ = ["register"]
@@ -68,12 +67,15 @@ def fit(
 
     Exits 1 if there are too few records.
     """
+    from dejavu_cache.heuristics.fit import fit as fit_tree
+
+    show_progress()
     rows: list[dict[str, Any]] = []
     refusals = []
     with open_existing_store(store, write=not dry_run) as source:
         for record_set in newest_record_sets(source, kernel, device, triton):
             try:
-                tree = _fit(record_set, bound / 100)
+                tree = fit_tree(record_set, bound=bound / 100)
             except TooFewRecordsError as error:
                 refusals.append(str(error))
                 continue
@@ -90,14 +92,6 @@ def fit(
         fail(line)
     if refusals:
         raise typer.Exit(1)
-
-
-def _fit(record_set: RecordSet, bound: float) -> Tree:
-    """Fit a tree as `dejavu_cache.heuristics.fit` does, and show how far it is."""
-    from dejavu_cache.heuristics.fit import fit as fit_tree
-
-    title = f"{record_set.context.kernel.name} on {record_set.context.environment.device.name}"
-    return fit_tree(record_set, bound=bound, progress=fit_lines(title))
 
 
 def show(

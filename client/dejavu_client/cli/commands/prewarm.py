@@ -14,8 +14,7 @@ from ..chosen_store import open_existing_store
 from ..completion import complete_devices
 from ..extras import require_triton
 from ..options import JsonOption, refuse_empty
-from ..output import note, say, show_json
-from ..progress_lines import prewarm_lines
+from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
     from dejavu_cache.prewarm.build import PrewarmResult
@@ -71,20 +70,21 @@ def prewarm(
     with open_existing_store(source) as records:
         next(records.contexts(), None)  # raises if a store does not answer
 
+    from dejavu_cache.prewarm.build import PrewarmSpec
     from dejavu_cache.prewarm.build import prewarm as build
-    from dejavu_cache.prewarm.compilers import PrewarmSpec
 
     spec = PrewarmSpec(
         modules=tuple(modules),
         store=source or settings.url or settings.default_url,
         devices=tuple(dict.fromkeys(device)),
     )
-    result = build(spec, out, processes=jobs or None, on_progress=prewarm_lines())
+    show_progress()
+    result = build(spec, out, processes=jobs or None)
     for text in result.notes:
         note(text)
     if as_json:
         manifest = result.manifest.model_dump(mode="json", exclude={"files"})
-        show_json({"compiled": result.compiled, "notes": result.notes, **manifest})
+        show_json({"notes": result.notes, **manifest})
     else:
         _say_result(result, out)
 
@@ -94,10 +94,9 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     size = sum(file.size for file in manifest.files.values())
     binaries = counted(sum(kernel.binaries for kernel in manifest.kernels), "binary", "binaries")
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
-    what = f"{result.compiled} of {binaries} compiled"
     say(
         f"{out}: {counted(scenarios, 'scenario')} of "
-        f"{counted(len(manifest.kernels), 'kernel')}, {what}, "
+        f"{counted(len(manifest.kernels), 'kernel')}, {binaries}, "
         f"for {', '.join(manifest.targets)}"
     )
     say(f"{size_text(size)} by {manifest.wheel}")

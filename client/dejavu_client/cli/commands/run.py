@@ -57,7 +57,7 @@ def run(
     if not words:
         raise SettingsError("no command is named: dejavu-cache run -- python train.py")
     options = {
-        "URL": make_absolute(store),  # the command may change folders
+        "URL": make_absolute(store) if store else "",  # the command may change folders
         "MODE": mode,
         "POLICY": str(Path(policy).absolute()) if policy else "",
     }

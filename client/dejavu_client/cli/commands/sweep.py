@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
+from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.system.notices import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
-from ..errors import NothingFoundError
 from ..extras import require_triton
 from ..options import (
     JsonOption,
@@ -28,9 +25,7 @@ from ..options import (
     SuiteOption,
     parse_suite_options,
 )
-from ..output import show_json
-from ..progress_lines import report_loss, sweep_lines
-from ..sweep_summary import report_json, say_report
+from ..output import say, show_json, show_progress
 
 if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import MissedScenario, SweepHost, SweepSpec
@@ -66,14 +61,6 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which cases are not tuned; measure nothing.")
     ] = False,
-    verify: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Measure N recorded winners again, and tune anew what no longer holds.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite.
@@ -83,9 +70,8 @@ def sweep(
     from dejavu_cache.sweep.runner import Sweep
     from dejavu_cache.sweep.suite import load_suite
 
-    for pair in ((verify, dry_run), (gpus, ray)):
-        if all(pair):
-            raise SettingsError("--verify and --dry-run, or --gpus and --ray: give one of them")
+    if gpus and ray:
+        raise SettingsError("--gpus and --ray: give one of them")
     with open_chosen_store(store) as home:
         url = home.url
     if url.startswith("memory:"):
@@ -96,48 +82,29 @@ def sweep(
         suite = str(Path(suite).absolute())
     spec = _spec(suite, parse_suite_options(option, preset), url, from_misses)
     seconds = _seconds(budget) if budget else None
-    hosts = _hosts(spec, gpus, ray)
+    show_progress()
     try:
-        for host in hosts[1:]:  # they need seconds for it, like the first one
-            threading.Thread(target=_start, args=(host,), daemon=True).start()
-        cases = hosts[0].start()
-        report = Sweep(
-            hosts,
-            cases,
-            do="plan" if dry_run else "verify" if verify else "measure",
-            sample=verify or 0,
-            budget=seconds,
-            on_event=report_loss if as_json else sweep_lines(len(cases)),
-        ).run()
+        report = Sweep(_hosts(spec, gpus, ray), measures=not dry_run, budget=seconds).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finally:
-        for host in hosts:
-            host.close()
-    if verify and cases and not (report.outcomes or report.stopped):
-        raise NothingFoundError("nothing of this suite is tuned yet: sweep without --verify first")
     # Only a sweep over the whole suite can tell which misses have no case.
-    lacking = 0 if verify or report.left else _without_case(spec.misses or (), report)
-    why_empty = None if cases or report.stopped else load_suite(suite).why_empty
+    lacking = 0 if report.left else _without_case(spec.misses or (), report)
+    is_empty = not (report.outcomes or report.left or report.stopped)
+    why_empty = load_suite(suite).why_empty if is_empty else None
     if as_json:
-        show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
+        show_json({**_report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
     else:
-        say_report(report, url, lacking, why_empty)
+        _say_report(report, url, lacking, why_empty)
     for path in report.kept:
         sys.stderr.write(
             f"{url} has not taken all of it: {path} waits for the next sweep into it\n"
         )
     if report.stopped == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if lacking or report.lost or not report.complete:
+    if lacking or not report.complete:
         raise typer.Exit(1)
-
-
-def _start(host: SweepHost) -> None:
-    with suppress(DejavuError, OSError):  # the sweep starts it again, and says what is wrong
-        host.start()
 
 
 def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
@@ -200,3 +167,64 @@ def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
         and (miss.kernel, miss.device, str(miss.scenario)) not in scenarios
         for miss in misses
     )
+
+
+_REASONS = {"skipped": "no memory for it", "busy": "another sweep measures it"}
+
+
+def _say_report(report: SweepReport, url: str, lacking: int, why_empty: str | None) -> None:
+    """Print what became of a sweep's cases, what it left to do, and how to continue.
+
+    Args:
+        report: the sweep's report.
+        url: the store.
+        lacking: how many misses have no case in the suite.
+        why_empty: why the suite has no cases; None if it has some.
+    """
+    if why_empty:
+        say(f"nothing to tune: {why_empty}")
+        return
+    for outcome in report.of("failed", "skipped", "busy"):
+        reason = _REASONS.get(outcome.status, outcome.status)
+        say(f"{outcome.case}: {reason}{': ' + outcome.message if outcome.message else ''}")
+    for outcome in report.of("due"):
+        say(f"{outcome.case}: not tuned: {outcome.scenario}")
+    say(f"{_counts(report)} in {url}")
+    if lacking:
+        say(
+            f"{counted(lacking, 'miss has', 'misses have')} no case here: the suite needs one, "
+            "or a for_scenario that makes it"
+        )
+    unfinished = len(report.left) + len(report.of("partial", "busy"))
+    if report.stopped:
+        left = counted(unfinished, "case")
+        say(f"stopped ({report.stopped}) with {left} to go; what was measured is kept")
+    if report.stopped or unfinished:
+        say("run the same command again to go on")
+
+
+def _counts(report: SweepReport) -> str:
+    amounts = {
+        "not tuned": len(report.of("due")),
+        "nobody asked for": len(report.of("unwanted")),
+    }
+    tuned, known = len(report.of("tuned")), len(report.of("known"))
+    text = (
+        f"{counted(tuned, 'case')} tuned, {counted(report.measured, 'config')} measured in "
+        f"{report.seconds:.0f} s; {counted(known, 'was', 'were')} there already"
+    )
+    return text + "".join(f", {count} {what}" for what, count in amounts.items() if count)
+
+
+def _report_json(report: SweepReport) -> dict[str, Any]:
+    """Return a report as values for JSON."""
+    outcomes = report.outcomes.values()
+    return {
+        "outcomes": [outcome.model_dump(exclude_none=True) for outcome in outcomes],
+        "left": report.left,
+        "stopped": report.stopped,
+        "kept": report.kept,
+        "measured": report.measured,
+        "seconds": round(report.seconds, 1),
+        "complete": report.complete,
+    }

@@ -1,4 +1,4 @@
-"""Worker processes, which a parent tells what to do and replaces when they are lost.
+"""Worker processes, which a parent tells what to do and replaces when they are lost; their pool.
 
 Parent and worker exchange JSON documents, one per line. The parent names the subject, then one job
 after the other. The worker sends events, whose key `event` says what they are:
@@ -7,7 +7,7 @@ after the other. The worker sends events, whose key `event` says what they are:
 - `refused`: it cannot do what was asked for, for a reason that it has found;
 - `answer`: the outcome of a job;
 - `crash`: a job has left the process unusable, which ends now;
-- any other: how far a job is.
+- any other: how far a job is, for whoever hears that the process was lost.
 
 A worker closes its output when all it had to write is written.
 """
@@ -15,26 +15,27 @@ A worker closes its output when all it had to write is written.
 from __future__ import annotations
 
 import _thread
+import itertools
 import json
+import math
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from ..errors import DejavuError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
-__all__ = ["JobRunner", "OnEvent", "ParentConnection", "Worker", "WorkerLostError", "serve"]
-
-OnEvent = Callable[[Mapping[str, Any]], None]
-"""Takes the events of a job."""
+__all__ = ["ParentConnection", "Worker", "WorkerLostError", "WorkerPool", "serve"]
 
 END_SECONDS = 15.0
 """Seconds that a process has to end once it has closed its output."""
@@ -46,18 +47,20 @@ class WorkerLostError(DejavuError):
     Attributes:
         is_convicted: whether the job is known to have caused it, since the worker reported that, or
             hung; somebody may have killed a process that just ended.
+        last_event: what the worker said last of the job, if anything.
     """
 
     def __init__(self, reason: str, *, is_convicted: bool = False) -> None:
         """Set the reason, which is also the message."""
         super().__init__(reason)
         self.is_convicted = is_convicted
+        self.last_event: Mapping[str, Any] = {}
 
 
 class Worker:
     """Runs jobs in a worker process; if that is lost, the next job gets a new one.
 
-    A process ends by itself when its standard input is closed.
+    A process ends by itself when its standard input is closed. A closed worker starts none again.
 
     Args:
         module: name of the module whose `main` serves the parent.
@@ -86,6 +89,7 @@ class Worker:
         self._process: _Process | None = None
         self._ready: Mapping[str, Any] = {}
         self._starting = ForkLock()
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -96,7 +100,7 @@ class Worker:
         """Return what the process said when it was ready; start one if none runs.
 
         Raises:
-            WorkerLostError: it ended or hung before it was ready.
+            WorkerLostError: it ended or hung before it was ready, or the worker was closed.
             SettingsError, StoreError: it refuses the subject.
             OSError: no process can be started.
         """
@@ -109,15 +113,17 @@ class Worker:
         # Assigned first, so that `close` in another thread stops it while it starts.
         self._process = process = _Process(self._module, self._environment)
         try:
+            if self._is_closed:
+                raise WorkerLostError("it was stopped")
             process.send(self._subject)
-            return process.receive("ready", self._patience, lambda event: None)
+            return process.receive("ready", self._patience)
         except BaseException as error:
             self._process = None
             process.stop(self._grace if isinstance(error, DejavuError) else 0.0)
             raise
 
-    def run(self, job: BaseModel, on_event: OnEvent = lambda event: None) -> Any:
-        """Run a job and return its answer; pass its other events to a listener.
+    def run(self, job: BaseModel) -> Any:
+        """Run a job and return its answer.
 
         Raises:
             WorkerLostError: the process was lost.
@@ -129,13 +135,14 @@ class Worker:
             raise WorkerLostError("it was stopped")
         process.send(job)
         try:
-            return process.receive("answer", self._patience, on_event)["answer"]
+            return process.receive("answer", self._patience)["answer"]
         except WorkerLostError:
             self._process = None
             raise
 
     def close(self) -> None:
         """Stop the process if one runs, once it has written what it has."""
+        self._is_closed = True
         process, self._process = self._process, None
         if process is not None:
             process.stop(self._grace)
@@ -157,34 +164,41 @@ class _Process:
             self.popen.stdin.write(request.model_dump_json() + "\n")
             self.popen.stdin.flush()
 
-    def receive(self, wanted: str, patience: float | None, on_event: OnEvent) -> dict[str, Any]:
-        """Return the next event of a kind, and pass those before it to a listener.
+    def receive(self, wanted: str, patience: float | None) -> dict[str, Any]:
+        """Return the next event of a kind.
 
         Raises:
             WorkerLostError: the process ended or reports a crash, or gave no answer in time and was
                 killed.
             SettingsError, StoreError: it refuses what was asked for.
         """
-        while True:
-            try:
-                event = self._events.get(timeout=patience)
-            except queue.Empty:
-                self.stop(0.0)
-                raise WorkerLostError(
-                    f"it gave no answer in {patience:.0f} s", is_convicted=True
-                ) from None
-            if event is None:
-                code = self.wait()
-                exit_text = f"signal {-code}" if code < 0 else f"code {code}"
-                raise WorkerLostError(f"its process ended with {exit_text}")
-            if event["event"] == wanted:
-                return event
-            if event["event"] == "crash":
-                self.stop(0.0)
-                raise WorkerLostError(event["reason"], is_convicted=True)
-            if event["event"] == "refused":
-                raise (StoreError if event["store"] else SettingsError)(event["message"])
-            on_event(event)
+        last: dict[str, Any] = {}
+        try:
+            while (event := self._next_event(patience))["event"] != wanted:
+                last = event
+        except WorkerLostError as error:
+            error.last_event = last
+            raise
+        return event
+
+    def _next_event(self, patience: float | None) -> dict[str, Any]:
+        try:
+            event = self._events.get(timeout=patience)
+        except queue.Empty:
+            self.stop(0.0)
+            raise WorkerLostError(
+                f"it gave no answer in {patience:.0f} s", is_convicted=True
+            ) from None
+        if event is None:
+            code = self.wait()
+            exit_text = f"signal {-code}" if code < 0 else f"code {code}"
+            raise WorkerLostError(f"its process ended with {exit_text}")
+        if event["event"] == "crash":
+            self.stop(0.0)
+            raise WorkerLostError(event["reason"], is_convicted=True)
+        if event["event"] == "refused":
+            raise (StoreError if event["store"] else SettingsError)(event["message"])
+        return event
 
     def stop(self, grace: float) -> None:
         """Tell the process to end, and kill it if it has not written all in time.
@@ -231,6 +245,115 @@ def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Pop
         encoding="utf-8",
         start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
     )
+
+
+class _Jobber(Protocol):
+    """What a pool has work: a worker in a process, here or elsewhere."""
+
+    def start(self) -> object:
+        """Start, unless it runs; an error ends the pool's use of it."""
+
+    def run(self, job: Any) -> Any:
+        """Do a job and return its outcome; an error ends the pool's use of it."""
+
+
+JobT = TypeVar("JobT")
+
+
+class WorkerPool(Generic[JobT]):
+    """Has workers do jobs, with one thread per worker; whoever makes it closes them and it.
+
+    Each worker works through a part of the jobs of its own, then helps where most are left.
+    Neighbours in a list of jobs mostly share their binaries, and two workers that took turns would
+    both compile all of them.
+
+    Args:
+        workers: the workers, which start at once.
+
+    Attributes:
+        errors: what workers have raised that could not start, or could not work.
+    """
+
+    def __init__(self, workers: Sequence[_Jobber]) -> None:
+        """Begin to start the workers."""
+        self.errors: list[Exception] = []
+        self._idle: list[int] = []
+        self._parts: list[deque[JobT]] = [deque() for _ in workers]
+        self._inboxes: list[queue.SimpleQueue[JobT | None]] = [queue.SimpleQueue() for _ in workers]
+        # A worker's number, with its job and the outcome, an error, or neither when it is idle.
+        self._news: queue.SimpleQueue[tuple[int, JobT | None, Any]] = queue.SimpleQueue()
+        self._last = 0
+        self._threads = [
+            threading.Thread(target=self._serve, args=(number, worker), daemon=True)
+            for number, worker in enumerate(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, jobs: Sequence[JobT], deadline: float = math.inf) -> Iterator[tuple[JobT, Any]]:
+        """Yield each job with its outcome once it is done.
+
+        Args:
+            jobs: the jobs, in order.
+            deadline: when no job is handed out any more, in seconds of `time.monotonic`.
+        """
+        count = len(self._parts)
+        edges = [number * len(jobs) // count for number in range(count + 1)]
+        self._parts = [deque(jobs[start:end]) for start, end in itertools.pairwise(edges)]
+        busy: set[int] = set()
+        while True:
+            seconds = deadline - time.monotonic()
+            while self._idle and any(self._parts) and seconds > 0:
+                number = self._idle.pop(0)
+                busy.add(number)
+                self._inboxes[number].put(self._next_job(number))
+            can_begin = any(self._parts) and seconds > 0 and len(self.errors) < count
+            if not busy and not can_begin:
+                return
+            try:
+                waits = can_begin and math.isfinite(seconds)
+                number, job, outcome = self._news.get(timeout=seconds if waits else None)
+            except queue.Empty:
+                continue
+            busy.discard(number)
+            self._last = number
+            if isinstance(outcome, Exception):
+                self.errors.append(outcome)
+                if job is not None:  # or nobody would do it
+                    self.put_back(job)
+            elif job is None:
+                self._idle.append(number)
+            else:
+                yield job, outcome
+
+    def put_back(self, job: JobT) -> None:
+        """Have the job that was yielded last done again, by the same worker if it can."""
+        self._parts[self._last].appendleft(job)
+
+    def _next_job(self, number: int) -> JobT:
+        own = self._parts[number]
+        return own.popleft() if own else max(self._parts, key=len).pop()
+
+    def _serve(self, number: int, worker: _Jobber) -> None:
+        """Hand jobs to one worker until there are no more."""
+        job: JobT | None = None
+        try:
+            while True:
+                worker.start()  # before it gets a job, so that none waits for it
+                self._news.put((number, None, None))
+                if (job := self._inboxes[number].get()) is None:
+                    return
+                self._news.put((number, job, worker.run(job)))
+                job = None
+        except Exception as error:
+            self._news.put((number, job, error))
+
+    def close(self, seconds: float | None = None) -> None:
+        """Hand out no job any more; wait for the current ones, but only for some seconds each."""
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(seconds)
 
 
 class ParentConnection:
@@ -303,33 +426,13 @@ class ParentConnection:
             self._events.close()
 
 
-class JobRunner(Protocol):
-    """What a worker does: it runs the jobs of a subject."""
-
-    def __init__(self, subject: Any, parent: ParentConnection) -> None:
-        """Begin with a subject; the parent may be sent events."""
-
-    @property
-    def ready(self) -> Mapping[str, Any]:
-        """What the parent is told before the first job."""
-
-    def run(self, job: Any) -> BaseModel:
-        """Run a job and return its outcome.
-
-        Raises:
-            DejavuError: it cannot be run; the worker can still be used.
-            Exception: the worker cannot be used any longer.
-        """
-
-    def close(self) -> None:
-        """Write what is left, when there are no more jobs."""
-
-
-def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
+def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:
     """Run the jobs of the parent until it closes the connection, then end the process.
 
     Args:
-        runner: what runs the jobs.
+        runner: made with the subject and the `ParentConnection`. Its `ready` is what the parent is
+            told before the first job, `run` returns a job's outcome, and `close` writes what is
+            left. A `DejavuError` of `run` leaves it usable; any other error ends the process.
         subject: the type of the subject, which comes first.
         job: the type of the jobs.
     """
@@ -344,10 +447,7 @@ def serve(runner: type[JobRunner], subject: type[BaseModel], job: type[BaseModel
 
 
 def _serve(
-    parent: ParentConnection,
-    runner: type[JobRunner],
-    subject: type[BaseModel],
-    job: type[BaseModel],
+    parent: ParentConnection, runner: type[Any], subject: type[BaseModel], job: type[BaseModel]
 ) -> None:
     """Run the jobs of the parent until it closes the connection, or one leaves a bad state."""
     line = parent.requests.readline()

