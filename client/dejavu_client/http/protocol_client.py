@@ -29,7 +29,7 @@ from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, Un
 from .spool import TOO_LARGE, upload
 from .transport import ServerAnswer, TokenSource, Transport, shared_transport
 
-__all__ = ["ContextChanges", "ProtocolClient", "split_server_url"]
+__all__ = ["ChangedCopies", "ProtocolClient", "split_server_url"]
 
 LONG_WORK = 3600.0
 """Seconds that calls may take which change as many records as a namespace has."""
@@ -97,7 +97,7 @@ class ListedChange(BaseModel):
     detail: dict[str, Any]
 
 
-class ContextChanges(BaseModel):
+class ChangedCopies(BaseModel):
     """What has changed of a context's records of which a machine has copies."""
 
     revision: Annotated[str, Field(max_length=64)] = ""
@@ -257,15 +257,15 @@ class ProtocolClient:
                 "cannot be true. Are the clocks of both machines right?",
             )
 
-    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, ContextChanges]:
+    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, ChangedCopies]:
         """Return what has changed of copies, by the digest of their context.
 
         Args:
             copies: the revision and the scenarios' tags, by the digest of their context.
         """
         answer = self._json("POST", "/revalidation", {"contexts": copies})
-        changes: dict[str, ContextChanges] = self._validate(
-            dict[str, ContextChanges], answer.get("contexts")
+        changes: dict[str, ChangedCopies] = self._validate(
+            dict[str, ChangedCopies], answer.get("contexts")
         )
         return changes
 

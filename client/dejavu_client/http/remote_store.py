@@ -32,7 +32,7 @@ from dejavu_cache.system.notices import whoami
 
 from .circuit import BUSY_SECONDS, CircuitBreaker, ServerCalls, jitter
 from .errors import BusyError, RefusedError, RemoteError, UnreachableError
-from .protocol_client import ContextChanges, ProtocolClient, split_server_url
+from .protocol_client import ChangedCopies, ProtocolClient, split_server_url
 from .sender import Sender
 from .spool import Spool
 from .transport import TokenSource
@@ -473,7 +473,7 @@ class CopyCheck:
         }
 
     def _read(
-        self, context: Context, changed: ContextChanges, scenarios: Collection[Scenario]
+        self, context: Context, changed: ChangedCopies, scenarios: Collection[Scenario]
     ) -> list[Record]:
         """Note a context's new state, and return the changed records of the scenarios."""
         state = self._states.setdefault(context, _ContextState())
