@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from dejavu_service.services import misses, pins, records, tokens  # noqa: E402
+from dejavu_service.services import misses, records, tokens  # noqa: E402
 from dejavu_service.services.access import ANYBODY, Principal  # noqa: E402
 from dejavu_service.storage import schema  # noqa: E402
 from dejavu_service.storage.database import Database  # noqa: E402
@@ -82,7 +82,7 @@ def fill(database: Database) -> dict[str, str]:
     record = next(iter(source.records(context)))
     slow = max(record.measurements, key=lambda measured: measured.median or 0)
     scenario = record.scenario.digest
-    pins.set_pin(database, ANNA, "main", context.digest, scenario, slow.config, "")
+    records.set_pin(database, ANNA, "main", context.digest, scenario, slow.config, "")
     home = f"/pages/main/contexts/{context.digest}"
     other = on_another_gpu(context).digest
     return {

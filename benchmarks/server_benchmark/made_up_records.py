@@ -8,7 +8,7 @@ from typing import Any
 
 from dejavu_service.storage import contexts as stored_contexts
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import contexts, measurements, records
+from dejavu_service.storage.tables import contexts, parts, records
 from sqlalchemy import Connection, insert, select
 
 from dejavu_cache.model.record import Measurement, Record, Winner
@@ -95,7 +95,7 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
     """Insert the rows of one context: records of one config, and the measurement of each."""
     sample = make_record(0, configs=1)
     record_rows: list[dict[str, Any]] = []
-    measurement_rows: list[dict[str, Any]] = []
+    part_rows: list[dict[str, Any]] = []
     for m in range(RECORDS_PER_CONTEXT):
         scenario = Scenario(args={"M": m, "N": 4096}, dtypes={"a_ptr": "float16"})
         key = {"context_id": context_id, "scenario": scenario.digest}
@@ -109,24 +109,26 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
                 "updated_at": 0.0,
             }
         )
-        measurement_rows.append(
+        part_rows.append(
             {
                 **key,
+                "kind": "measurement",
                 "config": "0" * 24,
                 "digest": "0" * 64,
                 "text": canonical_json(sample.measurements[0]),
                 "stands": True,
                 "sender": "",
+                "measured_by": "",
                 "received_at": 0.0,
             }
         )
     connection.execute(insert(records), record_rows)
-    connection.execute(insert(measurements), measurement_rows)
+    connection.execute(insert(parts), part_rows)
 
 
 def _copy_rows(connection: Connection, model: int, ids: list[int]) -> None:
     """Copy all rows of the context with the id `model` to the contexts with other ids."""
-    for table in (records, measurements):
+    for table in (records, parts):
         columns = [column for column in table.c if column.name not in ("id", "context_id")]
         pairs = contexts.join(table, table.c.context_id == model)
         copies = select(contexts.c.id, *columns).select_from(pairs).where(contexts.c.id.in_(ids))

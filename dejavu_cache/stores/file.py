@@ -74,8 +74,6 @@ class FileStore(Store):
     The first write creates the folder.
     """
 
-    _lock = ForkLock()  # held by whoever changes a file and the page of it together
-
     def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
         """Open a folder, which need not exist.
 
@@ -86,6 +84,7 @@ class FileStore(Store):
         self.root = expand_home(root).absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
+        self._lock = ForkLock()  # held by whoever changes a file and the page of it together
         self._pages: dict[Path, tuple[_Signature, Page]] = {}
         self._held_up: set[Path] = set()
 

@@ -19,12 +19,12 @@ class MemoryStore(Store):
     """Records in a dictionary: `memory://`. Every store opened with this URL is a new one."""
 
     url = "memory://"
-    _lock = ForkCondition()  # of all: each holds it for moments
 
     def __init__(self) -> None:
         """Create an empty store."""
         self._records: dict[Context, dict[Scenario, Record]] = {}
         self._changes = 0
+        self._lock = ForkCondition()
         self._leases: dict[tuple[int, str, str], bool] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:

@@ -257,6 +257,33 @@ def _at(uri: str, name: str) -> str:
     return make_url(uri).set(database=name).render_as_string(hide_password=False)
 
 
+_ADDITION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+compatible_since = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("records", sa.Column("remark", sa.Text, nullable=True))
+"""
+
+
+@pytest.fixture
+def next_version(
+    postgres: Any, migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Let this code have one more migration, which only adds; databases are made before that."""
+    folder = shutil.copytree(schema.migrations_folder(), tmp_path / "migrations")
+    (folder / "versions" / "0002_remark.py").write_text(_ADDITION)
+    monkeypatch.setattr(schema, "migrations_folder", lambda: folder)
+    schema._revisions.cache_clear()
+    yield
+    schema._revisions.cache_clear()
+
+
 @pytest.fixture
 def admin(database: Database) -> Token:
     return Token(database, "ops", "admin")

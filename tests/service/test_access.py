@@ -17,7 +17,7 @@ from dejavu_service.middleware.authentication import PrincipalCache
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import metadata
 from dejavu_service.storage.tables import tokens as token_table
 from fastapi import FastAPI

@@ -10,7 +10,7 @@ import pytest
 from dejavu_service.services import transfer
 from dejavu_service.services.records import merge_record_set
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import measurements
+from dejavu_service.storage.tables import parts
 from fastapi import FastAPI
 from sqlalchemy import select
 from support.service import body, config, context, measurement, record, record_set, scenario
@@ -82,7 +82,9 @@ def test_promotion_lets_the_source_stand_and_keeps_the_rest(
     assert second == record(2)
     with database.read() as connection:
         beside = (
-            connection.execute(select(measurements.c.text).where(~measurements.c.stands))
+            connection.execute(
+                select(parts.c.text).where(~parts.c.stands, parts.c.kind == "measurement")
+            )
             .scalars()
             .all()
         )

@@ -157,10 +157,8 @@ def test_the_hint_masks_a_password() -> None:
     opened.close()
 
 
+@pytest.mark.usefixtures("next_version")
 def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) -> None:
-    opened = Database(postgres_url)
-    schema.downgrade(opened, "0001")
-    opened.close()
     code, said = run(postgres_url, "serve")
     assert code == ExitCode.UNUSABLE
     assert "dejavu-cache db upgrade --database" in said
@@ -217,13 +215,11 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
     )
 
 
+@pytest.mark.usefixtures("next_version")
 def test_prune_leaves_the_tables_of_an_older_version_alone(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    schema.downgrade(database, "0006")
     code, said = run(postgres_url, "db", "prune", "--unused-days", "1")
     assert code == ExitCode.UNUSABLE
     assert "has the tables of an older version: run  dejavu-cache db upgrade" in said
-    database.close()
 
 
 def test_a_fresh_machine_serves(tmp_path: Path) -> None:

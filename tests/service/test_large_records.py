@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import read_through, revalidation
+from dejavu_service.services import read_through
+from dejavu_service.services import records as service
 from dejavu_service.services.reads import RecordReader
-from dejavu_service.services.revalidation import tag_of
-from dejavu_service.storage import records
+from dejavu_service.services.records import tag_of
+from dejavu_service.storage import record_texts
 from support.service import body, config, context, record, record_set, scenario
 
 from dejavu_cache.model.record import Record, RecordedLaunch, Winner
@@ -33,7 +34,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
 ) -> None:
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
-    monkeypatch.setattr(revalidation, "_MOST_BYTES", 5 * len(text) // 2)
+    monkeypatch.setattr(service, "_MOST_BYTES", 5 * len(text) // 2)
     monkeypatch.setattr(read_through, "PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     sent = body(record_set(*(record(m) for m in range(6))))
@@ -81,14 +82,14 @@ def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
 ) -> None:
     """Records may have a few timings and megabytes of recorded launches."""
     loaded: list[int] = []
-    load = records.load_texts
+    load = record_texts.load_texts
 
     def load_and_note(*arguments: Any) -> dict[str, str]:
         texts = load(*arguments)
         loaded.append(sum(map(len, texts.values())))
         return texts
 
-    monkeypatch.setattr(records, "load_texts", load_and_note)
+    monkeypatch.setattr(record_texts, "load_texts", load_and_note)
     large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
     for namespace, block in (("main", 16), ("pr-1", 32)):
         won = Winner(config=config(block), at=now())

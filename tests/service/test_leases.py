@@ -10,7 +10,7 @@ import httpx
 import pytest
 from dejavu_service.services import leases as lease_rules
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import leases
 from sqlalchemy import update
 from support.quarantines import Token

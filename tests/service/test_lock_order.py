@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from dejavu_service.services import misses, quarantine, records, retention
+from dejavu_service.services import misses, quarantines, records, retention
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import contexts as storage
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.quarantine import Part, WriterFilter, add
-from dejavu_service.storage.tables import contexts, quarantined
+from dejavu_service.storage.quarantines import WriterFilter
+from dejavu_service.storage.tables import contexts
 from dejavu_service.storage.tables import misses as miss_table
 from sqlalchemy import select, text, update
 from support.service import context, record, record_set, scenario
@@ -64,18 +64,11 @@ def note_fetches(database: Database, ids: Ids) -> Callable[[], object]:
     return note
 
 
-def undo_a_quarantine(database: Database, ids: Ids) -> Callable[[], object]:
-    """Quarantine what both contexts have, and let the parts of the later one come first."""
+def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
     writer = WriterFilter(host="h200-1")
-    taken = quarantine.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
+    taken = quarantines.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
     assert taken.id is not None
-    with database.write() as connection:
-        query = select(*(quarantined.c[name] for name in Part._fields))
-        parts = [Part._make(row) for row in connection.execute(query)]
-        connection.execute(quarantined.delete())
-        add(connection, taken.id, sorted(parts, key=lambda part: part.context_id))
-    assert ids[LATER.digest] < ids[EARLIER.digest]
-    return partial(quarantine.undo_quarantine, database, ANYBODY, "main", taken.id)
+    return partial(quarantines.undo_quarantine, database, ANYBODY, "main", taken.id)
 
 
 @pytest.mark.parametrize(

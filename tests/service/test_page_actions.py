@@ -12,7 +12,7 @@ from dejavu_service.pages import tokens as token_pages
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import update
 from support.service import START, body, config, context, record, record_set, scenario
@@ -132,7 +132,7 @@ def test_the_worklist_is_claimed_released_and_dismissed(
     admin.send("/pages/main/misses/release", proof, **miss)
     assert "<td>nobody" in admin.get("/pages/main/misses")
     admin.send("/pages/main/misses/dismiss", proof, **miss)
-    assert "Nothing is missing" in admin.get("/pages/main/misses")
+    assert "No program missed a scenario" in admin.get("/pages/main/misses")
     assert "dismissed meanwhile" in admin.send("/pages/main/misses/claim", proof, **miss).text
     assert admin.send("/pages/main/misses/claim", proof, context="x").status_code == 404
     for method, end in (("PUT", "/claim"), ("DELETE", "/claim"), ("DELETE", "")):

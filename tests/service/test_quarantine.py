@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import quarantine as service
+from dejavu_service.services import quarantines as service
 from dejavu_service.services import retention
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
@@ -50,7 +50,10 @@ def test_readers_get_what_they_would_have_got_without_a_token(
     assert undo(client, admin, done["id"]).status_code == 404
 
 
-def test_pages_are_bounded_by_measurements_too(database: Database) -> None:
+def test_pages_are_bounded_by_parts_too(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MOST_SCENARIOS", 100)
     assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
         [3000],
         [3000, 100],

@@ -16,7 +16,7 @@ from dejavu_service.storage.database import Database
 from support.service import body, client_of, config, context, measurement, record, record_set
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.merge import part_digest
+from dejavu_cache.model.merge import part_digests
 from dejavu_cache.model.record import Record, RecordSet
 
 WHERE = f"contexts/{context().digest}"
@@ -140,7 +140,7 @@ def test_copies_are_kept_right_through_it(client: httpx.Client) -> None:
     client.delete(f"/v1/main/{WHERE}/records?scenario={recalled.scenario.digest}")
     gone = changes(before["revision"])
     assert gone["gone"] == [recalled.scenario.digest]
-    parts = {part_digest(timing) for timing in recalled.measurements}
+    parts = part_digests(recalled)
     assert set(gone["recalls"][recalled.scenario.digest]) == parts
     # What main has deleted stands in the namespace that has measured it itself.
     post(client, "pr-7", recalled)

@@ -10,12 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.routes import records as routes
-from dejavu_service.services import revalidation
-from dejavu_service.services.revalidation import tag_of
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import recalls
-from sqlalchemy import select
+from dejavu_service.services import records as service
+from dejavu_service.services.records import tag_of
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import part_digest, without_parts
@@ -139,7 +135,8 @@ def test_a_deletion_names_every_part_that_a_copy_may_have(client: httpx.Client) 
     assert stored.pin
     measurements = (*stored.measurements, *beside.measurements)
     parts = {part_digest(measured) for measured in measurements}
-    parts |= {part_digest(first_pin), part_digest(stored.pin)}
+    assert stored.winner
+    parts |= {part_digest(part) for part in (first_pin, stored.pin, stored.winner)}
     assert set(gone["recalls"][scenario().digest]) == parts
     own = measurement(config(512), 0.2)
     copy = stored.model_copy(update={"measurements": (*stored.measurements, own)})
@@ -148,7 +145,7 @@ def test_a_deletion_names_every_part_that_a_copy_may_have(client: httpx.Client) 
 
 
 def test_a_promotion_recalls_what_it_replaces_and_nothing_else(
-    client: httpx.Client, database: Database
+    client: httpx.Client,
 ) -> None:
     post(client, record(1, median=0.1))
     promoted = Record(scenario=scenario(), measurements=(measurement(config(16), 5.0),))
@@ -161,9 +158,9 @@ def test_a_promotion_recalls_what_it_replaces_and_nothing_else(
     post(client, record(1, median=0.1), namespace="pr-2")
     client.post("/v1/pr-2/promote", json={"to": "main"})
     assert read(client)[0].by_config[config(16)] == replaced
-    with database.read() as connection:
-        parts = connection.execute(select(recalls.c.part)).scalars().all()
-    assert parts == [part_digest(promoted.measurements[0])]
+    assert changes(client)["recalls"] == {
+        scenario().digest: [part_digest(promoted.measurements[0])]
+    }
 
 
 def test_too_many_copies_in_one_request_are_refused(client: httpx.Client) -> None:
@@ -178,15 +175,16 @@ def test_few_revalidations_load_records_at_a_time(
     """Each may take much memory, and connections that other requests need."""
     loading: list[int] = []
     numbers: list[int] = []
+    answer = service.revalidate
 
-    def revalidate_slowly(*arguments: Any) -> str:
+    def revalidate_slowly(*arguments: Any) -> Any:
         loading.append(1)
         numbers.append(len(loading))
         time.sleep(0.05)
         loading.pop()
-        return revalidation.revalidate(*arguments)
+        return answer(*arguments)
 
-    monkeypatch.setattr(routes, "revalidate", revalidate_slowly)
+    monkeypatch.setattr(service, "revalidate", revalidate_slowly)
     asked = partial(client.post, "/v1/main/revalidation", json={"contexts": {}})
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(asked) for _ in range(20)]

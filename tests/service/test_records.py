@@ -10,8 +10,8 @@ import pytest
 from dejavu_service.routes import reads
 from dejavu_service.services import read_through, transfer
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.records import load_record_set
-from dejavu_service.storage.tables import measurements
+from dejavu_service.storage.record_texts import load_record_set
+from dejavu_service.storage.tables import parts
 from sqlalchemy import func, select
 from support.service import (
     START,
@@ -72,9 +72,10 @@ def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Data
     assert read(client) == [record(median=0.1)]
     with database.read() as connection:
         rows = connection.execute(
-            select(measurements.c.stands, func.count())
-            .group_by(measurements.c.stands)
-            .order_by(measurements.c.stands)
+            select(parts.c.stands, func.count())
+            .where(parts.c.kind == "measurement")
+            .group_by(parts.c.stands)
+            .order_by(parts.c.stands)
         ).all()
     assert [tuple(row) for row in rows] == [(False, 3), (True, 3)]
 

@@ -7,8 +7,8 @@ import pytest
 from dejavu_service.services.retention import Pruned, prune
 from dejavu_service.storage import contexts as contexts_storage
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql_functions import epoch
-from dejavu_service.storage.tables import contexts, measurements, misses
+from dejavu_service.storage.sql import epoch
+from dejavu_service.storage.tables import contexts, misses, parts
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError
@@ -32,7 +32,7 @@ def test_unused_records_go_with_their_measurements(
     assert prune(database, 30, 30) == Pruned(2, 1, 0)
     assert client.get(HOME).status_code == 404
     with database.read() as connection:
-        assert connection.execute(select(func.count()).select_from(measurements)).scalar() == 0
+        assert connection.execute(select(func.count()).select_from(parts)).scalar() == 0
 
 
 READS = {

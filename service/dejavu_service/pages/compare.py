@@ -17,12 +17,12 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
-from ..services import promotion
+from ..services import promotions
 from ..services.access import NAMESPACE
 from ..services.read_through import RecordView, iter_texts
-from ..storage import arrivals, coverage, summaries
+from ..storage import coverage, record_texts, summaries
 from ..storage.coverage import ContextRow
-from ..storage.differences import DifferenceCounts, count_differences
+from ..storage.summaries import DifferenceCounts, count_differences
 from .forms import AdminForm
 from .rendering import (
     PAGE_METHODS,
@@ -140,7 +140,7 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    promotion.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    promotions.promote(call.database, call.principal, namespace, target, kernel or None, None)
     return redirect(f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}")
 
 
@@ -255,7 +255,7 @@ def _choices(
         loaded = summaries.load(connection, row.id)
         return {digest: SideChoice(entry.chosen, entry.median) for digest, entry in loaded.items()}
     best: dict[str, SideChoice] = {}
-    for digest, text in arrivals.iter_until(connection, row.id, until):
+    for digest, text in record_texts.iter_until(connection, row.id, until):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)

@@ -14,9 +14,9 @@ from dejavu_cache.model.selection import distance
 
 from ..errors import NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
-from ..services import pins
 from ..services.log import LogEntry, LogFilter, read_log
-from ..storage import arrivals, contexts, coverage, records, summaries
+from ..services.records import set_pin
+from ..storage import contexts, coverage, record_texts, summaries
 from .forms import AdminForm
 from .rendering import PAGE_METHODS, pages_router, redirect, render_page
 from .tables import LOUD, ConfigNames, ScenarioColumns
@@ -70,7 +70,9 @@ def show_scenario(
             if row.id != own
             and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
         ]
-        arrived = arrivals.list_arrivals(connection, namespace, context, scenario, _MOST_ARRIVALS)
+        arrived = record_texts.list_arrivals(
+            connection, namespace, context, scenario, _MOST_ARRIVALS
+        )
     call.server.reader.note_use((namespace, context))
     chosen = record.pinned or (record.winner.config if record.winner else None)
     bars = timing_bars(record, chosen)
@@ -115,7 +117,7 @@ def pin(
         config = configs.get(digest)
         if config is None:
             raise NotFoundError("this config was not measured in this scenario: reload the page")
-    pins.set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
+    set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
     return redirect(f"/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 
 
@@ -144,7 +146,7 @@ def timing_bars(record: Record, chosen: Config | None) -> list[TimingBar]:
 
 
 def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:
-    stored = records.load_text(connection, namespace, context, scenario)
+    stored = record_texts.load_text(connection, namespace, context, scenario)
     if stored is None or stored[1] is None:
         raise NotFoundError("there is no record of this scenario")
     return Record.model_validate_json(stored[1])

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 from dejavu_cache.model.scenario import Moment
 
 from ..middleware.bodies import accepts
-from ..services import quarantine
-from ..storage.quarantine import WriterFilter
+from ..services import quarantines
+from ..storage.quarantines import WriterFilter
 from .common import DIGEST, CurrentCall, Namespace, versioned_router
 
 __all__ = ["router"]
@@ -48,13 +48,13 @@ class QuarantineWish(BaseModel):
 class Writers(BaseModel):
     """Who wrote the measurements of a namespace."""
 
-    writers: list[quarantine.Writer]
+    writers: list[quarantines.Writer]
 
 
 class Quarantines(BaseModel):
     """The quarantines of a namespace, the latest first."""
 
-    quarantines: list[quarantine.Quarantine]
+    quarantines: list[quarantines.Quarantine]
 
 
 @router.get("/{namespace}/writers")
@@ -64,19 +64,19 @@ def list_writers(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
-    writers = quarantine.list_writers(call.database, call.principal, namespace, limit)
+    writers = quarantines.list_writers(call.database, call.principal, namespace, limit)
     return Writers(writers=writers)
 
 
 @router.post(
     "/{namespace}/quarantines",
     status_code=201,
-    responses={200: {"model": quarantine.Quarantined, "description": "Counted"}},
+    responses={200: {"model": quarantines.Quarantined, "description": "Counted"}},
 )
 @accepts("admin")
 def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
-) -> quarantine.Quarantined:
+) -> quarantines.Quarantined:
     """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
     wanted = WriterFilter(
         wish.token,
@@ -89,7 +89,7 @@ def create_quarantine(
     )
     if wish.preview:
         response.status_code = 200
-    return quarantine.quarantine_writer(
+    return quarantines.quarantine_writer(
         call.database, call.principal, namespace, wanted, preview=wish.preview
     )
 
@@ -97,13 +97,13 @@ def create_quarantine(
 @router.get("/{namespace}/quarantines")
 def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
     """List the quarantines, also those that are undone."""
-    listed = quarantine.list_quarantines(call.database, call.principal, namespace)
+    listed = quarantines.list_quarantines(call.database, call.principal, namespace)
     return Quarantines(quarantines=listed)
 
 
 @router.delete("/{namespace}/quarantines/{quarantine_id}")
 def undo_quarantine(
     namespace: Namespace, quarantine_id: _QuarantineId, call: CurrentCall
-) -> quarantine.Quarantined:
+) -> quarantines.Quarantined:
     """Give back to readers what a quarantine took."""
-    return quarantine.undo_quarantine(call.database, call.principal, namespace, quarantine_id)
+    return quarantines.undo_quarantine(call.database, call.principal, namespace, quarantine_id)

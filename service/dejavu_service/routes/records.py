@@ -1,23 +1,25 @@
-"""Routes of `/v1/{namespace}/contexts` and `/v1/{namespace}/records`."""
+"""Routes of `/v1/{namespace}/contexts`, of the records in them, and of their pins."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import Query, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Config
 
 from ..middleware.bodies import accepts
 from ..services import records
-from ..services.revalidation import Copies, revalidate
+from ..services.records import Copies
 from .common import (
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
+    ScenarioDigest,
     json_response,
     responds_with,
     versioned_router,
@@ -73,7 +75,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
     reader = call.server.reader
     async with reader.render_turns:
         changes = await run_in_threadpool(
-            revalidate, call.database, views, copies, limit, reader.note_use
+            records.revalidate, call.database, views, copies, limit, reader.note_use
         )
     return json_response(changes)
 
@@ -85,3 +87,37 @@ def delete_records(
     """Delete records with their measurements."""
     deleted = records.delete_records(call.database, call.principal, namespace, context, scenario)
     return Deleted(deleted=deleted)
+
+
+class Choice(BaseModel):
+    """The config that readers shall get, and who chose it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: Config
+    by: str = Field(default="", max_length=200)
+
+
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@accepts("admin")
+def put_pin(
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    choice: Choice,
+    call: CurrentCall,
+) -> Response:
+    """Pin a config, which overrides the measurements."""
+    where = (namespace, context, scenario)
+    record = records.set_pin(call.database, call.principal, *where, choice.config, choice.by)
+    return json_response(record)
+
+
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+def delete_pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Remove a pin."""
+    where = (namespace, context, scenario)
+    record = records.set_pin(call.database, call.principal, *where, config=None, by="")
+    return json_response(record)

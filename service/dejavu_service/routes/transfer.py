@@ -14,8 +14,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from ..errors import AccessDeniedError
 from ..middleware.bodies import accepts, body_chunks, takes_own_turn
 from ..problems import ProblemError
-from ..services import promotion as promotions
-from ..services import transfer
+from ..services import promotions, transfer
 from ..services.access import NAMESPACE
 from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
 

@@ -46,15 +46,14 @@ def grant(
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
-    # Whoever only says the same name, with another token, is another holder.
-    ending = f" by {principal.name}"
-    owner = f"{holder}{ending}"
     with database.write() as connection:
-        if leases.count_of_owner(connection, namespace, ending) >= MOST_LEASES:
+        if leases.count_of_owner(connection, namespace, principal.name) >= MOST_LEASES:
             raise TooManyError(
                 f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
             )
-        lease = leases.grant(connection, *scenario_key, owner, ttl, secrets.token_hex(16))
+        lease = leases.grant(
+            connection, *scenario_key, holder, principal.name, ttl, secrets.token_hex(16)
+        )
         if lease is not None:
             return lease, ttl
         return None, leases.seconds_until_free(connection, *scenario_key)

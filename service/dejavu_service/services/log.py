@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from dejavu_cache.model.scenario import Moment
 
 from ..storage import log
-from ..storage.clock import to_datetime
 from ..storage.database import Database
+from ..storage.sql import to_datetime
 from .access import EVERYWHERE, Principal
 
 __all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "write_log"]

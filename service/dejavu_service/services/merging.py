@@ -1,260 +1,290 @@
-"""Append-only merging of records: the first measurement stands until promotion overrides it."""
+"""What stands in a record: the first measurement of a config, until an act takes it away.
+
+One set of rules, whether a part arrives from a client, from a backup, by a promotion, or because an
+act was undone.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
 
-from dejavu_cache.model.merge import merge_launches
-from dejavu_cache.model.record import (
-    MOST_LAUNCHES,
-    MOST_MEASUREMENTS,
-    Measurement,
-    Pin,
-    Record,
-    RecordedLaunch,
-    Winner,
-)
-from dejavu_cache.model.scenario import (
-    Config,
-    Scenario,
-    canonical_json,
-    is_from_future,
-    moment_after,
-)
+from dejavu_cache.model.record import MOST_MEASUREMENTS, Measurement, Pin, Record, Winner
+from dejavu_cache.model.scenario import Scenario, canonical_json, is_from_future, moment_after
 from dejavu_cache.model.selection import is_credible
 
 from ..errors import TooLargeError
-from ..storage.records import Claim
+from ..storage.records import Part, StoredRecord
 
-__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "Override", "add", "check_growth", "override", "pin"]
+__all__ = [
+    "MOST_RECORD_CHARACTERS",
+    "add_beneath",
+    "give_back",
+    "override",
+    "receive",
+    "replace_pin",
+    "withdraw",
+]
 
 MOST_RECORD_CHARACTERS = 32 * 2**20
 """Characters to which a record's JSON may grow: as many as one request brings, and half of what a
 client reads in an answer if each takes four bytes."""
 
 
-class Merge(NamedTuple):
-    """The merged record, and the measurements to store that it did not have before.
+def receive(
+    record: StoredRecord,
+    sent: Record,
+    sender: str,
+    present: datetime,
+    *,
+    act: str,
+    pins: bool,
+    restore: bool,
+) -> int:
+    """Merge what a client sent into a record.
 
-    Attributes:
-        record: The record that readers get.
-        claims: The new measurements.
-        replacing: Those of `claims` that stand instead of another one.
-        refused: The number of measurements that are not stored, except those that were skipped.
-    """
-
-    record: Record
-    claims: list[Claim]
-    replacing: list[Claim]
-    refused: int = 0
-
-
-def add(current: Record | None, sent: Record, *, pins: bool, present: datetime) -> Merge:
-    """Merge a record that a client sent; measurements and the winner of `current` stand.
-
-    A winner whose results were not compared gives way to one whose results were.
-
-    A measurement in `sent` of the same config becomes a claim that does not stand. It replaces the
-    one in `current` only if it found wrong results; if it is a timing and the other a failure,
-    which may be one machine's; or if it is a timing over more cases. Left out are measurements that
-    were skipped for want of memory, that no launch can have, that are dated ahead, and those of new
-    configs for which a record has no room.
+    A measurement of a config that has one is kept beside it, unless it overrules that. Left out are
+    measurements that are hidden or older than the record's deletion, that were skipped for want of
+    memory, that no launch can have, that are dated ahead, and those of new configs for which the
+    record has no room. A winner goes with its measurement.
 
     Args:
-        current: The stored record, if there is one.
-        sent: The record that a client sent.
-        pins: Whether a pin in `sent` counts, which only an admin's does.
+        record: The stored record; a new one is not visible yet.
+        sent: The record that was sent.
+        sender: Who sent it.
         present: The present time, by a clock that all replicas share: each would otherwise take
             back what it holds to be dated ahead, and others do not.
+        act: The id of the act that hides a pin which is replaced.
+        pins: Whether a pin in `sent` counts, which only an admin's does.
+        restore: Whether what is hidden comes back, as an admin's import brings it.
+
+    Returns:
+        The number of measurements that were refused.
     """
-    standing = current.by_config if current else {}
-    new = [
-        measurement
-        for measurement in sent.measurements
-        if _is_welcome(measurement, present) and standing.get(measurement.config) != measurement
-    ]
-    overruling = {
-        measurement.config
-        for measurement in new
-        if measurement.config in standing and _overrules(measurement, standing[measurement.config])
-    }
-    standing = {
-        config: measurement for config, measurement in standing.items() if config not in overruling
-    }
-    fitting = _fit_into(new, standing)
-    claims = [
-        _claim(sent, measurement, stands=measurement.config not in standing)
-        for measurement in fitting
-    ]
-    by_config = {**{measurement.config: measurement for measurement in fitting}, **standing}
-    unwelcome = [
-        measurement
-        for measurement in sent.measurements
-        if not (measurement.skipped or _is_welcome(measurement, present))
-    ]
-    record = Record(
-        scenario=sent.scenario,
-        winner=_first_right([current.winner if current else None, sent.winner], by_config, present),
-        pin=_latest_pin([current.pin if current else None, sent.pin if pins else None], present),
-        launches=_add_launches(current, sent),
-        measurements=tuple(by_config.values()),
+    refused, arrived = 0, False
+    blocked_configs = set()
+    for measurement in sent.measurements:
+        part = Part.of(measurement, sender)
+        if not restore and _is_blocked(record, part, measurement.at):
+            refused += 1
+            blocked_configs.add(part.config)
+            continue
+        arrived = True
+        if not measurement.skipped:
+            is_possible = measurement.failure is not None or is_credible(measurement)
+            is_true = is_possible and not is_from_future(measurement.at, present)
+            refused += not (is_true and _arrive(record, part))
+    winner = None
+    if sent.winner is not None and not is_from_future(sent.winner.at, present):
+        winner = Part.of(sent.winner, sender)
+        if not restore and (
+            winner.config in blocked_configs or _is_blocked(record, winner, sent.winner.at)
+        ):
+            winner = None
+    pin = None
+    if sent.pin is not None and pins:
+        pin = Part.of(sent.pin, sender)
+        if not restore and _is_blocked(record, pin, sent.pin.at):
+            pin = None
+    is_recalled = record.deleted_at is not None or any(
+        part.hidden_by is not None for part in record.parts.values()
     )
-    replacing = [claim for claim in claims if claim.measurement.config in overruling]
-    return Merge(record, claims, replacing, len(unwelcome) + len(new) - len(fitting))
+    if record.is_visible or arrived or winner or pin or not is_recalled:
+        record.is_visible = True
+        record.add_launches(launch.text for launch in sent.launches or ())
+        _settle_winner(record, [winner] if winner else [])
+        if pin is not None and (
+            record.pin is None or _rank(pin.model, present) > _rank(record.pin.model, present)
+        ):
+            replace_pin(record, pin, act)
+    return refused
 
 
-def check_growth(scenario: object, before: int, after: int) -> None:
-    """Check that a record does not outgrow what clients read.
+def _is_blocked(record: StoredRecord, part: Part, at: datetime) -> bool:
+    """Return whether a part was taken back, or is older than the deletion of its record."""
+    stored = record.parts.get(part.digest)
+    is_old = record.deleted_at is not None and at.timestamp() <= record.deleted_at
+    return is_old or (stored is not None and stored.hidden_by is not None)
 
-    One that an earlier version let grow further may still change, and shrink.
 
-    Args:
-        scenario: The record's scenario, for the message.
-        before: The characters of the stored record's JSON; 0 without one.
-        after: The characters with what is to be merged.
+def _arrive(record: StoredRecord, part: Part) -> bool:
+    """Let a measurement arrive; return False if the record has no room for it.
 
-    Raises:
-        TooLargeError: It is too large, and grows.
+    What stands is never displaced for want of room, so that nobody can empty a record by filling
+    it.
     """
-    if after > max(MOST_RECORD_CHARACTERS, before):
-        raise TooLargeError(
-            f"the record of {scenario} would have {after} characters, and may have "
-            f"{MOST_RECORD_CHARACTERS}: leave out configs or cases"
-        )
-
-
-def _is_welcome(measurement: Measurement, present: datetime) -> bool:
-    """Return whether a measurement can be true of any machine."""
-    is_possible = measurement.failure is not None or is_credible(measurement)
-    is_ahead = is_from_future(measurement.at, present)
-    return is_possible and not measurement.skipped and not is_ahead
+    standing = record.measurements.get(part.config)
+    if standing is None:
+        if len(record.measurements) >= MOST_MEASUREMENTS:
+            return False
+        record.stand(part)
+    elif standing.digest != part.digest:
+        if _overrules(part.model, standing.model):
+            record.stand(part)
+        else:
+            record.keep(part)
+    return True
 
 
 def _overrules(measurement: Measurement, standing: Measurement) -> bool:
-    """Return whether a measurement replaces the one that stands, which came first."""
+    """Return whether a measurement replaces the one that stands, which came first.
+
+    It does if it found wrong results; if it is a timing and the other a failure, which may be one
+    machine's; or if it is a timing over all cases of the other one, and over more.
+    """
     if measurement.is_wrong or standing.is_wrong:
         return measurement.is_wrong and not standing.is_wrong
-    return is_credible(measurement) and (
-        not is_credible(standing) or _extends(measurement, standing)
-    )
+    more_cases = set(measurement.cases or ()) > set(standing.cases or ())
+    return is_credible(measurement) and (not is_credible(standing) or more_cases)
 
 
-def _extends(measurement: Measurement, standing: Measurement) -> bool:
-    """Return whether a timing is over all cases of another one, and over more."""
-    return set(measurement.cases or ()) > set(standing.cases or ())
+def _settle_winner(record: StoredRecord, candidates: Iterable[Part]) -> None:
+    """Let the first winner stand that was compared, or else the first; what stands comes first.
 
-
-def _fit_into(
-    new: Sequence[Measurement], standing: Mapping[Config, Measurement]
-) -> list[Measurement]:
-    """Return the measurements of configs that stand already, and of as many more as there is room.
-
-    What stands is never displaced, so that nobody can empty a record by filling it.
-    """
-    room = max(MOST_MEASUREMENTS - len(standing), 0)
-    more = [measurement for measurement in new if measurement.config not in standing]
-    excess = {measurement.config for measurement in more[room:]}
-    return [measurement for measurement in new if measurement.config not in excess]
-
-
-def _add_launches(current: Record | None, sent: Record) -> tuple[RecordedLaunch, ...] | None:
-    """Return the recorded launches, and of the sent ones as many as there is room for."""
-    recorded = current.launches or () if current else ()
-    if not recorded:
-        return merge_launches(sent)
-    new = [launch for launch in sent.launches or () if launch not in set(recorded)]
-    return (*recorded, *new)[:MOST_LAUNCHES]
-
-
-class Override(NamedTuple):
-    """A record that another one was promoted to, as JSON, and whether its winner is another."""
-
-    text: str
-    has_new_winner: bool
-
-
-def override(current: str, source: str, present: datetime) -> Override:
-    """Merge a promoted record, whose measurements and winner replace those of `current`.
-
-    The pin of `current` stays. Both are canonical JSON, as is the result: parsing them as models
-    would take most of a promotion's time.
-
-    Raises:
-        TooLargeError: The record would have more characters, or measurements, than one may have.
-    """
-    if current == source:
-        return Override(current, has_new_winner=False)
-    target, promoted = json.loads(current), json.loads(source)
-    scenario, before = Scenario.model_validate(target["scenario"]), len(target["measurements"])
-    target["measurements"] = _replace(target["measurements"], promoted["measurements"])
-    if len(target["measurements"]) > max(MOST_MEASUREMENTS, before):
-        raise TooLargeError(
-            f"the record of {scenario} would have {len(target['measurements'])} measurements, and "
-            f"may have {MOST_MEASUREMENTS}: delete it in one of the namespaces"
-        )
-    launches = {
-        canonical_json(launch): launch
-        for launch in (*target.get("launches", ()), *promoted.get("launches", ()))
-    }
-    if launches:
-        first = sorted(list(launches.items())[:MOST_LAUNCHES])
-        target["launches"] = [launch for _, launch in first]
-    standing = _winner(target)
-    winner = _promoted_winner(standing, _winner(promoted), present)
-    if winner is not None:
-        target["winner"] = winner.model_dump(mode="json", exclude_none=True)
-    text = canonical_json(target)
-    check_growth(scenario, len(current), len(text))
-    return Override(text, has_new_winner=winner != standing)
-
-
-def _replace(
-    measurements: list[dict[str, Any]], replacements: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Replace the measurements of the same configs, and add the others; sorted by config."""
-    if [item["config"] for item in measurements] == [item["config"] for item in replacements]:
-        return replacements
-    by_config = {canonical_json(item["config"]): item for item in (*measurements, *replacements)}
-    return [measurement for _, measurement in sorted(by_config.items())]
-
-
-def _winner(record: dict[str, Any]) -> Winner | None:
-    return Winner.model_validate(record["winner"], strict=False) if "winner" in record else None
-
-
-def pin(record: Record, config: Config | None, by: str, present: datetime) -> Record:
-    """Return the record with a config pinned, or with its pin removed if `config` is None."""
-    return record.model_copy(update={"pin": Pin.after(record.pin, config, by, present)})
-
-
-def _first_right(
-    winners: Iterable[Winner | None],
-    measurements: Mapping[Config, Measurement],
-    present: datetime,
-) -> Winner | None:
-    """Return the first winner that was compared, or else the first.
-
-    Those dated ahead or known to compute wrong results do not count.
+    Those whose config is known to compute wrong results do not count.
     """
     right = [
-        winner
-        for winner in winners
-        if winner is not None
-        and not is_from_future(winner.at, present)
-        and not ((timing := measurements.get(winner.config)) and timing.is_wrong)
+        part
+        for part in (record.winner, *candidates)
+        if part is not None
+        and not ((timing := record.measurements.get(part.config)) and timing.is_wrong)
     ]
-    return next((winner for winner in right if winner.is_compared), right[0] if right else None)
+    chosen = right[0] if right else None
+    if len(right) > 1:
+        chosen = next((part for part in right if part.model.is_compared), chosen)
+    if chosen is not record.winner:
+        if record.winner is not None:
+            record.fall(record.winner)
+        if chosen is not None:
+            record.stand(chosen)
 
 
-def _promoted_winner(
-    current: Winner | None, source: Winner | None, present: datetime
-) -> Winner | None:
-    if current is None or source is None:
-        return current or source
+def _earlier_winners(record: StoredRecord) -> list[Part]:
+    """Return the winners that others replaced and that may stand again, in their order.
+
+    They need a timing, unless their config was never measured.
+    """
+    measured = {part.config for part in record.parts.values() if part.kind == "measurement"}
+    timed = {config for config, part in record.measurements.items() if "failure" not in part.value}
+    return [
+        part
+        for part in record.parts.values()
+        if part.kind == "winner" and part.hidden_by is None
+        if part.config in timed or part.config not in measured
+    ]
+
+
+def replace_pin(record: StoredRecord, pin: Part, act: str) -> None:
+    """Pin a config, and take the pin before it from readers in the name of an act."""
+    if record.pin is not None:
+        record.hide(record.pin, act)
+    record.stand(pin)
+
+
+def _rank(pin: Pin, present: datetime) -> tuple[bool, datetime, str]:
+    return not is_from_future(pin.at, present), pin.at, canonical_json(pin)
+
+
+def withdraw(
+    record: StoredRecord, wanted: Collection[int], act: str, promotions: Mapping[str, float]
+) -> list[Part]:
+    """Take parts from readers, and let stand what would stand if they had never come.
+
+    Args:
+        record: The whole record.
+        wanted: The ids of its parts, and of others' parts.
+        act: The id of the act that takes them.
+        promotions: The times of promotions by their id: what the last one has replaced by a part
+            that goes now stands again.
+
+    Returns:
+        What was taken, with the winner whose measurement it was. Another one's winner is not
+        hidden: whoever sends it again has found it by another timing.
+    """
+    taken = [part for part in record.parts.values() if part.id in wanted]
+    lost = {part.config for part in taken if part.stands and part.kind == "measurement"}
+    fallen = record.winner if record.winner and record.winner.config in lost else None
+    for part in taken:
+        record.hide(part, act)
+    if fallen is not None and fallen.stands:
+        record.fall(fallen)
+        taken.append(fallen)
+    for config in lost:
+        others = [
+            part
+            for part in record.parts.values()
+            if part.config == config and part.kind == "measurement"
+        ]
+        replaced = [part for part in others if part.hidden_by in promotions]
+        if replaced:
+            record.keep(max(replaced, key=lambda part: promotions[part.hidden_by or ""]))
+        for part in others:
+            if part.hidden_by is None:
+                _arrive(record, part)
+    _settle_winner(record, [part for part in _earlier_winners(record) if part is not fallen])
+    record.is_visible = bool(record.measurements or record.winner or record.pin)
+    return taken
+
+
+def give_back(record: StoredRecord, act: str) -> list[Part]:
+    """Let arrive again, beside what has come since, what an act has hidden.
+
+    Returns:
+        What came back, with the winner that stands again.
+    """
+    before = record.winner
+    back = [part for part in record.parts.values() if part.hidden_by == act]
+    for part in back:
+        record.keep(part)
+        if part.kind == "measurement":
+            _arrive(record, part)
+    _settle_winner(record, _earlier_winners(record))
+    record.is_visible = bool(record.measurements or record.winner or record.pin)
+    if record.winner is not None and record.winner not in (before, *back):
+        back.append(record.winner)
+    return back
+
+
+def override(
+    record: StoredRecord, source: StoredRecord, sender: str, act: str, present: datetime
+) -> None:
+    """Promote a record: its measurements and winner replace those of another one, whose pin stays.
+
+    Args:
+        record: The whole record that is to change.
+        source: The record to promote.
+        sender: Who promotes it, and from where.
+        act: The id of the act that takes the replaced measurements from readers.
+        present: The present time by the database's clock.
+
+    Raises:
+        TooLargeError: The record would have more measurements than one may have.
+    """
+    before = len(record.measurements)
+    for theirs in source.measurements.values():
+        ours = record.measurements.get(theirs.config)
+        if ours is None or ours.digest != theirs.digest:
+            if ours is not None:
+                record.hide(ours, act)
+            record.stand(theirs.sent_by(sender))
+    if len(record.measurements) > max(MOST_MEASUREMENTS, before):
+        raise TooLargeError(
+            f"the record of {Scenario.model_validate_json(record.scenario_text)} would have "
+            f"{len(record.measurements)} measurements, and may have {MOST_MEASUREMENTS}: delete it "
+            "in one of the namespaces"
+        )
+    record.add_launches(source.launch_texts)
+    if source.winner is not None:
+        current = record.winner.model if record.winner else None
+        promoted = _promoted_winner(current, source.winner.model, present)
+        if promoted != current:
+            record.stand(Part.of(promoted, sender))
+    record.is_visible = record.promoted = True
+
+
+def _promoted_winner(current: Winner | None, source: Winner, present: datetime) -> Winner:
+    if current is None:
+        return source
     if current.is_compared != source.is_compared:  # all stores prefer the one that was compared
         return source if source.is_compared else current
     if source.config == current.config:
@@ -265,15 +295,16 @@ def _promoted_winner(
     return source.model_copy(update={"at": moment_after(current.at, present)})
 
 
-def _latest_pin(pins: Iterable[Pin | None], present: datetime) -> Pin | None:
-    return max(
-        [pin for pin in pins if pin is not None],
-        key=lambda pin: (not is_from_future(pin.at, present), pin.at, canonical_json(pin)),
-        default=None,
-    )
+def add_beneath(own: str, beneath: str) -> str:
+    """Add to a record what it does not have of the record beneath it; both are JSON.
 
-
-def _claim(record: Record, measurement: Measurement, *, stands: bool) -> Claim:
-    text = canonical_json(measurement)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return Claim(record.scenario.digest, measurement, text, digest, stands)
+    A process that tunes where it reads through measures only what is missing, and writes no more.
+    """
+    record, below = StoredRecord.parse(own), StoredRecord.parse(beneath)
+    for part in below.measurements.values():
+        _arrive(record, part)
+    record.add_launches(below.launch_texts)
+    _settle_winner(record, [below.winner] if below.winner else [])
+    if record.pin is None and below.pin is not None:
+        record.stand(below.pin)
+    return record.text

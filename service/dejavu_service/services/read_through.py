@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import FORMAT, Record
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.record import FORMAT
 
 from ..errors import TooLargeError
-from ..storage import records
-from ..storage.chunks import divide
+from ..storage import record_texts
+from ..storage.sql import divide
 from .access import NAMESPACE, NAMESPACE_PATTERN, Principal, most_specific
-from .merging import add
+from .merging import add_beneath
 
 __all__ = [
     "ReadThrough",
@@ -36,8 +34,6 @@ MOST_BYTES = 256 * 2**20
 """Bytes of a namespace's records of one context that are read at once, as clients read at most."""
 PART_BYTES = 4 * 2**20
 """Bytes of some records that are read at once."""
-_END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
-"""Present time of what is stored: what was dated ahead when it came was not stored."""
 
 
 class RecordView(NamedTuple):
@@ -125,7 +121,7 @@ def load_records(connection: Connection, view: RecordView) -> tuple[str, str] | 
     """
     _check_size(connection, view, "text")
     layers = [
-        records.load_record_set(connection, namespace, view.context)
+        record_texts.load_record_set(connection, namespace, view.context)
         for namespace in view.namespaces
     ]
     texts: dict[str, str] = {}
@@ -152,7 +148,7 @@ def load_scenarios(connection: Connection, view: RecordView) -> tuple[str, str] 
     """
     _check_size(connection, view, "scenario_text")
     layers = [
-        records.load_scenario_texts(connection, namespace, view.context)
+        record_texts.load_scenario_texts(connection, namespace, view.context)
         for namespace in view.namespaces
     ]
     if not any(layers):
@@ -166,7 +162,7 @@ def _check_size(
     connection: Connection, view: RecordView, column: Literal["text", "scenario_text"]
 ) -> None:
     for namespace in view.namespaces:
-        size = records.count_bytes(connection, namespace, view.context, column)
+        size = record_texts.count_bytes(connection, namespace, view.context, column)
         if size > MOST_BYTES:
             raise TooLargeError(
                 f"the records of this context in {namespace!r} have {size} bytes, more than the "
@@ -180,7 +176,7 @@ def load_record(
 ) -> tuple[str, str | None] | None:
     """Load the revision of a view and the JSON text of one record; None if it has no records."""
     layers = [
-        records.load_text(connection, namespace, view.context, scenario)
+        record_texts.load_text(connection, namespace, view.context, scenario)
         for namespace in view.namespaces
     ]
     if not any(layers):
@@ -197,7 +193,7 @@ def iter_texts(
     """Iterate over what `load_texts` returns, as much at a time as may be in memory."""
     sizes: Counter[str] = Counter()
     for namespace in view.namespaces:
-        sizes.update(records.load_sizes(connection, namespace, view.context, scenarios))
+        sizes.update(record_texts.load_sizes(connection, namespace, view.context, scenarios))
     for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
         yield load_texts(connection, view, part)
 
@@ -208,20 +204,12 @@ def load_texts(
     """Load the JSON texts of records by their scenario's digest, without those not there."""
     texts: dict[str, str] = {}
     for namespace in view.namespaces:
-        layer = records.load_texts(connection, namespace, view.context, scenarios)
+        layer = record_texts.load_texts(connection, namespace, view.context, scenarios)
         for scenario, text in layer.items():
             texts[scenario] = _layer(texts.get(scenario), text)
     return texts
 
 
 def _layer(own: str | None, beneath: str) -> str:
-    """Add to a record what it does not have of the record beneath it; both are JSON.
-
-    A process that tunes where it reads through measures only what is missing, and writes no more.
-    """
-    if own is None or own == beneath:
-        return beneath
-    record, below = (Record.model_validate_json(text) for text in (own, beneath))
-    if record.pin is not None:
-        below = below.model_copy(update={"pin": None})
-    return canonical_json(add(record, below, pins=True, present=_END_OF_TIME).record)
+    """Add to a record what it does not have of the record beneath it; both are JSON."""
+    return beneath if own is None or own == beneath else add_beneath(own, beneath)

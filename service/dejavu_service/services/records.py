@@ -1,40 +1,51 @@
-"""Bulk writes of records, their deletion, and the list of contexts."""
+"""Records: bulk writes, deletion, the list of contexts, pins, and what copies have to learn."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
-from typing import NamedTuple
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from dejavu_cache.model.merge import part_digest, part_digests
-from dejavu_cache.model.record import FORMAT, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.merge import part_digests
+from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
-from ..errors import InvalidRequestError, TooLargeError
-from ..storage import contexts, misses, recalls, records
-from ..storage.clock import database_time
+from ..errors import InvalidRequestError, NotFoundError, TooLargeError
+from ..storage import contexts, misses, record_texts, records
 from ..storage.database import Database
+from ..storage.records import Act, Part, Saved, StoredRecord
+from ..storage.sql import database_time
 from . import merging
 from .access import Principal
 from .log import write_log
-from .recalls import recall_records, withhold
+from .read_through import RecordView, iter_texts, join_revisions
 
 __all__ = [
+    "ContextCopy",
+    "Copies",
     "Merged",
     "check_record_set",
     "delete_records",
     "list_contexts",
     "merge_record_set",
     "post_records",
+    "revalidate",
+    "set_pin",
+    "tag_of",
 ]
 
 MOST_CHARACTERS = 64 * 1024
 """Characters of a context, many of which are listed in one answer; a real one has about 1000."""
 _PART = 100
 """Records that are merged at a time."""
+_MOST_BYTES = 64 * 2**20
+"""Bytes of the records in an answer to revalidation, below those that clients read, unless one is
+larger."""
 
 
 class Merged(BaseModel):
@@ -122,171 +133,128 @@ def merge_record_set(
     if not sent.records:
         return total
     context_id = contexts.lock(connection, namespace, sent.context)
-    into = _Target(context_id, namespace, sent.context.digest, database_time(connection))
-    changed, added = False, 0
+    is_changed, added = False, 0
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
-        part = list(sent.records[start : start + _PART])
-        merged = _merge_part(connection, principal, into, part, restore=restore)
-        total.measurements += merged.measurements
-        total.beside += merged.beside
-        total.refused += merged.refused
-        changed, added = changed or merged.changed, added + merged.added
-    if changed:
+        part = sent.records[start : start + _PART]
+        context = (context_id, namespace, sent.context.digest)
+        refused, saved = _merge_part(connection, principal, *context, part, restore=restore)
+        total.measurements += saved.standing
+        total.beside += saved.beside
+        total.refused += refused
+        is_changed, added = is_changed or saved.is_changed, added + saved.added
+    if is_changed:
         contexts.bump_revision(connection, context_id, added=added, by=principal.name)
     return total
-
-
-class _Target(NamedTuple):
-    """The context to merge into, by its id and by its names, and the present time."""
-
-    id: int
-    namespace: str
-    context: str
-    present: datetime
-
-
-class _MergedPart(NamedTuple):
-    """Counts as in `Merged`, whether a record changed, and the number of new records."""
-
-    measurements: int
-    beside: int
-    refused: int
-    changed: bool
-    added: int
 
 
 def _merge_part(
     connection: Connection,
     principal: Principal,
-    into: _Target,
+    context_id: int,
+    namespace: str,
+    context: str,
     sent: Sequence[Record],
     *,
     restore: bool,
-) -> _MergedPart:
-    """Merge some of a record set's records into a locked context."""
+) -> tuple[int, Saved]:
+    """Merge some of a record set's records into a locked context; return how many are refused."""
+    present = database_time(connection)
+    act = Act(secrets.token_hex(8), namespace, "pin", principal.name)
     scenarios = sorted({record.scenario.digest for record in sent})
-    before = records.load(connection, into.id, scenarios)
-    recalled = recalls.load(connection, into.namespace, into.context, scenarios)
-    if restore:
-        _lift_recalls(connection, into, sent, recalled)
-        welcome, refused = sent, 0
-    else:
-        welcome, refused = withhold(sent, recalled, before)
-    after: dict[str, Record] = dict(before)
-    claims: list[records.Claim] = []
-    replacing: list[records.Claim] = []
-    displaced: dict[str, list[Winner]] = {}
-    pins = principal.may("admin", into.namespace)
-    for record in welcome:
+    merged = records.load(connection, context_id, scenarios)
+    may_pin = principal.may("admin", namespace)
+    refused = 0
+    for record in sent:
         digest = record.scenario.digest
-        current = after.get(digest)
-        merged = merging.add(current, record, pins=pins, present=into.present)
-        after[digest] = merged.record
-        if current is not None and current.winner not in (None, merged.record.winner):
-            displaced.setdefault(digest, []).append(current.winner)
-        claims += merged.claims
-        replacing += merged.replacing
-        refused += merged.refused
-    changed = [record for digest, record in after.items() if before.get(digest) != record]
-    winner_senders = {
-        record.scenario.digest: principal.name
-        for record in changed
-        if record.winner != _winner_of(before.get(record.scenario.digest))
-    }
-    sizes = records.save(connection, into.id, changed, winner_senders=winner_senders)
-    _add_displaced(connection, into.id, displaced)
-    _recall_replaced_pins(connection, into, before, after)
-    if not restore:  # an admin's import is not stopped in its middle, and logged as a whole
-        _check_sizes(sizes, before, after)
-        _log_pins(connection, principal, into, before, changed)
-    standing, beside = records.add_claims(connection, into.id, claims, principal.name)
-    for claim in replacing:
-        replacement = (claim.measurement.config.digest, claim.digest)
-        records.replace_standing(connection, into.id, claim.scenario, [replacement])
-    tuned = [digest for digest, record in after.items() if record.winner or record.pinned]
-    misses.drop_tuned(connection, into.id, sorted(tuned))
-    added = len(after) - len(before)
-    return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
+        stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
+        earlier = stored.pin
+        refused += merging.receive(
+            stored, record, principal.name, present, act=act.id, pins=may_pin, restore=restore
+        )
+        # An import is logged as a whole.
+        if stored.pin is not earlier and not restore:
+            _log_pin(connection, principal, namespace, (context_id, context), stored, earlier)
+    visible = [record for record in merged.values() if record.is_visible]
+    # An admin's import is not stopped in its middle.
+    limit = None if restore else merging.MOST_RECORD_CHARACTERS
+    saved = records.save(connection, context_id, visible, present, act=act, most_characters=limit)
+    tuned = [record.scenario for record in visible if record.is_chosen]
+    misses.drop_tuned(connection, context_id, tuned)
+    return refused, saved
 
 
-def _add_displaced(
-    connection: Connection, context_id: int, displaced: Mapping[str, list[Winner]]
-) -> None:
-    """Keep the winners that were called wrong or not compared, in case that is taken back."""
-    joined = records.load_displaced(connection, context_id, sorted(displaced))
-    for digest, winners in displaced.items():
-        kept = joined.setdefault(digest, [])
-        kept += [winner for winner in winners if winner not in kept]
-    records.save_displaced(connection, context_id, joined)
-
-
-def _recall_replaced_pins(
-    connection: Connection, into: _Target, before: Mapping[str, Record], after: Mapping[str, Record]
-) -> None:
-    """Recall from copies the pins that others have replaced, as when they are set one by one."""
-    replaced = {
-        digest: [part_digest(record.pin)]
-        for digest, record in before.items()
-        if record.pin is not None and after[digest].pin != record.pin
-    }
-    recalls.add_parts(connection, into.namespace, into.context, replaced)
-
-
-def _log_pins(
+def _log_pin(
     connection: Connection,
     principal: Principal,
-    into: _Target,
-    before: Mapping[str, Record],
-    changed: Sequence[Record],
+    namespace: str,
+    context: tuple[int, str],
+    record: StoredRecord,
+    earlier: Part | None,
 ) -> None:
-    """Log the pins that came within records: they decide what runs, as any other pin does."""
-    for record in changed:
-        stored = before.get(record.scenario.digest)
-        if record.pin is None or record.pin == (stored.pin if stored else None):
-            continue
-        write_log(
-            connection,
-            principal,
-            "unpin" if record.pin.config is None else "pin",
-            into.namespace,
-            contexts.kernel_of(connection, into.id),
-            context=into.context,
-            scenario=str(record.scenario),
-            config=str(record.pin.config or (stored.pinned if stored else None)),
-            by=record.pin.by,
-        )
+    """Log a pin, which decides what runs, with the config that is pinned or was before."""
+    assert record.pin is not None
+    pin: Pin = record.pin.model
+    write_log(
+        connection,
+        principal,
+        "unpin" if pin.config is None else "pin",
+        namespace,
+        contexts.kernel_of(connection, context[0]),
+        context=context[1],
+        scenario=str(Scenario.model_validate_json(record.scenario_text)),
+        config=str(pin.config or (earlier.model.config if earlier else None)),
+        by=pin.by,
+    )
 
 
-def _check_sizes(
-    sizes: Mapping[str, int], before: Mapping[str, Record], after: Mapping[str, Record]
-) -> None:
-    """Check how large records have become, all given by the digests of their scenarios.
+def set_pin(
+    database: Database,
+    principal: Principal,
+    namespace: str,
+    context: str,
+    scenario: str,
+    config: Config | None,
+    by: str,
+) -> str:
+    """Pin a config, or remove the pin: a person's choice, which overrides the measurements.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `admin`.
+        namespace: The namespace of the record.
+        context: The digest of the record's context.
+        scenario: The digest of the record's scenario.
+        config: The config that readers shall get, or None to remove the pin.
+        by: Who chose it; the principal's name if empty.
+
+    Returns:
+        The record as JSON.
 
     Raises:
-        TooLargeError: One outgrew `MOST_RECORD_CHARACTERS`; the transaction must be rolled back.
+        AccessDeniedError: The principal lacks the role `admin`.
+        NotFoundError: There is no record of the scenario.
     """
-    for digest, size in sizes.items():
-        if size > merging.MOST_RECORD_CHARACTERS:
-            stored = before.get(digest)
-            length = len(canonical_json(stored)) if stored else 0
-            merging.check_growth(after[digest].scenario, length, size)
-
-
-def _winner_of(record: Record | None) -> Winner | None:
-    return record.winner if record else None
-
-
-def _lift_recalls(
-    connection: Connection, into: _Target, sent: Sequence[Record], recalled: Collection[str]
-) -> None:
-    """Take back the recalls of what is sent; `recalled` are the scenarios that have any."""
-    parts: dict[str, set[str]] = {}
-    for record in sent:
-        if record.scenario.digest in recalled:
-            without_pin = record.model_copy(update={"pin": None})
-            parts.setdefault(record.scenario.digest, set()).update(part_digests(without_pin))
-    recalls.lift(connection, into.namespace, into.context, parts)
+    principal.require("admin", namespace)
+    with database.write() as connection:
+        context_id = contexts.lock_existing(connection, namespace, context)
+        stored = {} if context_id is None else records.load(connection, context_id, [scenario])
+        record = stored.get(scenario)
+        if context_id is None or record is None or not record.is_visible:
+            raise NotFoundError("there is no record of this scenario: post one before pinning it")
+        earlier = record.pin
+        if config is None and record.pinned is None:
+            return record.text
+        present = database_time(connection)
+        chosen = Pin.after(
+            earlier.model if earlier else None, config, by or principal.name, present
+        )
+        act = Act(secrets.token_hex(8), namespace, "pin", principal.name)
+        merging.replace_pin(record, Part.of(chosen, principal.name), act.id)
+        records.save(connection, context_id, [record], present, act=act)
+        contexts.bump_revision(connection, context_id, by=principal.name)
+        _log_pin(connection, principal, namespace, (context_id, context), record, earlier)
+        return record.text
 
 
 def delete_records(
@@ -314,8 +282,9 @@ def delete_records(
         if context_id is None:
             return 0
         kernel = contexts.kernel_of(connection, context_id)
-        recall_records(connection, namespace, context, context_id, scenarios)
-        deleted = records.delete_records(connection, context_id, scenarios)
+        wanted = canonical_json({"context": context, "scenarios": scenarios})
+        act = Act(secrets.token_hex(8), namespace, "delete", principal.name, wanted)
+        deleted = records.delete_records(connection, context_id, scenarios, act)
         if deleted:
             contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
             write_log(
@@ -343,3 +312,122 @@ def list_contexts(
     principal.require("read", namespace)
     with database.read() as connection:
         return contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
+
+
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+_Tag = Annotated[str, Field(max_length=16)]
+
+
+class ContextCopy(BaseModel):
+    """A client's copies of records of one context.
+
+    Attributes:
+        revision: The revision as of the client's last revalidation; empty if there was none.
+        scenarios: The tag of the record that the client got last, by the digest of its scenario;
+            empty if it got none.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    revision: str = Field(default="", max_length=64)
+    scenarios: dict[_Digest, _Tag] = Field(min_length=1, max_length=100_000)
+
+
+class Copies(BaseModel):
+    """A client's copies by the digest of their context."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    contexts: dict[_Digest, ContextCopy] = Field(max_length=1000)
+
+
+def tag_of(text: str) -> str:
+    """Return the tag of a record's canonical JSON."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def revalidate(
+    database: Database,
+    views: Sequence[RecordView],
+    copies: Copies,
+    limit: int,
+    note_use: Callable[[contexts.ContextKey], None],
+) -> str:
+    """Compare copies with the records.
+
+    Args:
+        database: The server's database.
+        views: What whoever asks may read of the contexts of `copies`, in the same namespaces.
+        copies: What the client has.
+        limit: The largest number of copies.
+        note_use: Called with each context that the client uses.
+
+    Returns:
+        JSON with the contexts that have changed: for each its revision, the records whose tag
+        differs, the scenarios that have no record, and the hidden parts of the scenarios. Records
+        beyond `_MOST_BYTES` are left out, and the revision is empty, so that a client asks again.
+
+    Raises:
+        TooLargeError: There are more than `limit` copies.
+    """
+    count = sum(len(copy.scenarios) for copy in copies.contexts.values())
+    if count > limit:
+        raise TooLargeError(f"{count} copies in one request: send at most {limit} at a time")
+    changes: list[str] = []
+    room = _MOST_BYTES
+    with database.read() as connection:
+        revisions = _revisions(connection, views)
+        for view in views:
+            copy, revision = copies.contexts[view.context], revisions[view]
+            for namespace in view.namespaces if revision else ():
+                note_use((namespace, view.context))
+            if not revision or revision != copy.revision:
+                change = _changes(connection, view, revision, copy, room)
+                changes.append(f'"{view.context}": {change}')
+                room = max(room - len(change), 0)
+    return f'{{"contexts": {{{", ".join(changes)}}}}}'
+
+
+def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[RecordView, str]:
+    """Return the revision of each view; empty if its context does not exist."""
+    by_namespace: dict[str, dict[str, str]] = {}
+    for namespace in {namespace for view in views for namespace in view.namespaces}:
+        digests = [view.context for view in views]
+        by_namespace[namespace] = contexts.load_revisions(connection, namespace, digests)
+    joined = {}
+    for view in views:
+        revisions = [by_namespace[name].get(view.context) for name in view.namespaces]
+        joined[view] = join_revisions(revisions) if any(revisions) else ""
+    return joined
+
+
+def _changes(
+    connection: Connection, view: RecordView, revision: str, copy: ContextCopy, room: int
+) -> str:
+    wanted = sorted(copy.scenarios)
+    parts: dict[str, set[str]] = {}
+    for namespace in view.namespaces:
+        hidden = record_texts.load_hidden(connection, namespace, view.context, wanted)
+        for digest, digests in hidden.items():
+            parts.setdefault(digest, set()).update(digests)
+    gone: set[str] = set(wanted)
+    changed: list[str] = []
+    for texts in iter_texts(connection, view, wanted):
+        gone -= texts.keys()
+        for digest in parts.keys() & texts.keys():
+            # What one namespace hides may stand in the other.
+            parts[digest] -= part_digests(Record.model_validate_json(texts[digest]))
+        differing = [
+            text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]
+        ]
+        size = sum(map(len, differing))
+        if room < _MOST_BYTES and size > room:
+            revision = ""
+            continue
+        changed += differing
+        room -= size
+    recalled = {digest: sorted(recall) for digest, recall in sorted(parts.items()) if recall}
+    return (
+        f'{{"revision": {json.dumps(revision)}, "records": [{", ".join(changed)}], '
+        f'"gone": {json.dumps(sorted(gone))}, "recalls": {json.dumps(recalled)}}}'
+    )

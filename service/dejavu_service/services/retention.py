@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..storage import contexts, leases, misses, retention, tokens
+from ..storage import contexts, leases, misses, records, tokens
 from ..storage.database import Database
 
 __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
@@ -36,7 +36,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
         misses_days: Days since a scenario was last missed, or an empty context last used.
     """
     with database.read() as connection:
-        stale = retention.list_unused(connection, unused_days * _DAY)
+        stale = contexts.list_unused(connection, unused_days * _DAY)
     deleted = 0
     for namespace, digest in stale:
         with database.write() as connection:
@@ -45,7 +45,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     with database.write() as connection:
         old = misses.drop_old(connection, misses_days * _DAY)
     with database.write() as connection:
-        empty = retention.delete_empty(connection, misses_days * _DAY)
+        empty = contexts.delete_empty(connection, misses_days * _DAY)
     with database.write() as connection:
         leases.drop_expired(connection)
         tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
@@ -55,9 +55,9 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
 def _prune_context(connection: Connection, namespace: str, digest: str, seconds: float) -> int:
     context_id = contexts.lock_existing(connection, namespace, digest)
     # The context may have been used since it was listed.
-    if context_id is None or not retention.is_unused(connection, context_id, seconds):
+    if context_id is None or not contexts.is_unused(connection, context_id, seconds):
         return 0
-    deleted = retention.delete_unpinned(connection, context_id)
+    deleted = records.delete_unpinned(connection, context_id)
     if deleted:
         contexts.bump_revision(connection, context_id, added=-deleted, used=False)
     return deleted

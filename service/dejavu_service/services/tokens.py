@@ -15,8 +15,8 @@ from sqlalchemy import Row
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage import leases, tokens
-from ..storage.clock import database_time, to_datetime
 from ..storage.database import Database
+from ..storage.sql import database_time, to_datetime
 from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
 
@@ -154,7 +154,7 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
         row = tokens.get(connection, identity)
         assert row is not None
-        leases.drop_of_owner(connection, f" by {_name(row)}")
+        leases.drop_of_owner(connection, _name(row))
         write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
 
 

@@ -12,9 +12,9 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.system.notices import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
-from ..storage import contexts, records
-from ..storage.chunks import divide
+from ..storage import contexts, record_texts
 from ..storage.database import Database
+from ..storage.sql import divide
 from .access import Principal
 from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
@@ -76,11 +76,11 @@ def _lines(
     for digest in digests:
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
-            sizes = dict(records.list_sizes(connection, namespace, digest))
+            sizes = dict(record_texts.list_sizes(connection, namespace, digest))
         note_use((namespace, digest))
         for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
             with database.read() as connection:
-                texts = records.load_texts(connection, namespace, digest, page)
+                texts = record_texts.load_texts(connection, namespace, digest, page)
             if context is not None and texts:
                 present = [texts[scenario] for scenario in page if scenario in texts]
                 yield render(context, present) + "\n"

@@ -1,4 +1,4 @@
-"""Contexts, and the revision that changes with their records.
+"""Contexts, the revision that changes with their records, and those that nobody uses.
 
 A transaction that locks several contexts locks them by namespace and digest, in ascending order, so
 that no two wait for each other.
@@ -10,14 +10,12 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, and_, delete, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
-from .chunks import chunks
-from .sql_functions import epoch
-from .tables import contexts, quarantined
-from .upserts import insert
+from .sql import chunks, epoch, insert
+from .tables import contexts, misses, records
 
 __all__ = [
     "ContextKey",
@@ -28,10 +26,14 @@ __all__ = [
     "count_records",
     "count_records_per_device",
     "date_back",
+    "delete_empty",
     "ensure",
+    "find",
+    "is_unused",
     "iter_digests",
     "kernel_of",
     "list_contexts",
+    "list_unused",
     "load_revisions",
     "load_text",
     "lock",
@@ -116,6 +118,14 @@ def lock(connection: Connection, namespace: str, context: Context) -> int:
         context_id = lock_existing(connection, namespace, context.digest)
         if context_id is not None:
             return context_id
+
+
+def find(connection: Connection, namespace: str, digest: str) -> int | None:
+    """Return the id of a context, or None if it does not exist."""
+    query = select(contexts.c.id).where(
+        contexts.c.namespace == namespace, contexts.c.digest == digest
+    )
+    return connection.execute(query).scalar()
 
 
 def lock_existing(connection: Connection, namespace: str, digest: str) -> int | None:
@@ -253,11 +263,8 @@ def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
 
 
 def count_empty(connection: Connection) -> int:
-    """Count the contexts of all namespaces that have no records, not even in quarantine."""
-    is_quarantined = (
-        select(quarantined.c.id).where(quarantined.c.context_id == contexts.c.id).exists()
-    )
-    empty = (contexts.c.records == 0) & ~is_quarantined
+    """Count the contexts of all namespaces that never had a record."""
+    empty = ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists()
     query = select(func.count()).select_from(contexts).where(empty)
     return connection.execute(query).scalar_one()
 
@@ -282,3 +289,37 @@ def count_records_per_device(connection: Connection, limit: int) -> list[tuple[s
         (namespace, kernel, device, int(count))
         for namespace, kernel, device, count in connection.execute(query)
     )
+
+
+def list_unused(connection: Connection, seconds: float) -> list[ContextKey]:
+    """List the contexts with records that were last read or written more than `seconds` ago."""
+    query = select(contexts.c.namespace, contexts.c.digest).where(
+        contexts.c.used_at < epoch() - seconds, contexts.c.records > 0
+    )
+    return [(namespace, digest) for namespace, digest in connection.execute(query)]
+
+
+def is_unused(connection: Connection, context_id: int, seconds: float) -> bool:
+    """Return whether a context was last read or written more than `seconds` ago."""
+    query = select(contexts.c.id).where(
+        contexts.c.id == context_id, contexts.c.used_at < epoch() - seconds
+    )
+    return connection.execute(query).first() is not None
+
+
+def delete_empty(connection: Connection, seconds: float) -> int:
+    """Delete contexts of which there is nothing and that were last used `seconds` ago or earlier.
+
+    Contexts that others have locked are used just now, and are skipped. Those with hidden parts
+    stay, which keep them from coming back.
+
+    Returns:
+        The number of contexts deleted.
+    """
+    empty = select(contexts.c.id).where(
+        contexts.c.used_at < epoch() - seconds,
+        ~select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists(),
+        ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists(),
+    )
+    statement = delete(contexts).where(contexts.c.id.in_(empty.with_for_update(skip_locked=True)))
+    return connection.execute(statement).rowcount

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, func, or_, select, union
 
 from ..errors import TooLargeError
-from .chunks import chunks
-from .sql_functions import byte_length
+from .sql import byte_length, chunks
 from .tables import contexts, misses, records, summaries
 
 __all__ = [
@@ -134,7 +133,7 @@ def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> 
         known = union(
             *(
                 select(table.c.scenario).where(table.c.context_id.in_(chunk))
-                for table in (records, misses)
+                for table in (summaries, misses)
                 for chunk in chunks(ids)
             )
         ).subquery()
@@ -156,7 +155,8 @@ def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
             "dejavu-cache quarantine writers  who wrote so many"
         )
     query = select(records.c.scenario, records.c.scenario_text)
-    rows = connection.execute(query.where(records.c.context_id == context_id))
+    is_tuned = (records.c.context_id == context_id, records.c.text.is_not(None))
+    rows = connection.execute(query.where(*is_tuned))
     return {row.scenario: row.scenario_text for row in rows}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
-from .sql_functions import ends_with, epoch
+from .sql import epoch, insert
 from .tables import leases
-from .upserts import insert
 
 __all__ = [
     "count_held",
@@ -27,6 +26,7 @@ def grant(
     context: str,
     scenario: str,
     holder: str,
+    owner: str,
     ttl: float,
     new_id: str,
 ) -> str | None:
@@ -40,6 +40,7 @@ def grant(
         context: The digest of the scenario's context.
         scenario: The digest of the scenario.
         holder: Names the process that asks.
+        owner: The principal on whose behalf it asks; with another one, it is another holder.
         ttl: Seconds until the lease expires.
         new_id: The id of the lease, unless the holder has it already.
 
@@ -52,14 +53,17 @@ def grant(
         scenario=scenario,
         id=new_id,
         holder=holder,
+        owner=owner,
         expires_at=epoch() + ttl,
     )
-    expired, own = leases.c.expires_at <= epoch(), leases.c.holder == holder
+    expired = leases.c.expires_at <= epoch()
+    own = and_(leases.c.holder == holder, leases.c.owner == owner)
     statement = statement.on_conflict_do_update(
         index_elements=[leases.c.namespace, leases.c.context, leases.c.scenario],
         set_={
             "id": case((and_(own, ~expired), leases.c.id), else_=statement.excluded.id),
             "holder": statement.excluded.holder,
+            "owner": statement.excluded.owner,
             "expires_at": statement.excluded.expires_at,
         },
         where=or_(expired, own),
@@ -95,19 +99,20 @@ def release(connection: Connection, namespace: str, identity: str) -> None:
 
 
 def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str], str]:
-    """List the holders of a namespace's leases by the digests of context and scenario."""
-    query = select(leases.c.context, leases.c.scenario, leases.c.holder).where(
+    """List who holds a namespace's leases by the digests of context and scenario."""
+    query = select(leases.c.context, leases.c.scenario, leases.c.holder, leases.c.owner).where(
         leases.c.namespace == namespace, leases.c.expires_at > epoch()
     )
-    return {(row.context, row.scenario): row.holder for row in connection.execute(query)}
+    return {
+        (context, scenario): f"{holder} by {owner}"
+        for context, scenario, holder, owner in connection.execute(query)
+    }
 
 
-def count_of_owner(connection: Connection, namespace: str, ending: str) -> int:
-    """Count the leases of a namespace that have not expired and whose holder ends with a text."""
+def count_of_owner(connection: Connection, namespace: str, owner: str) -> int:
+    """Count the leases of a namespace that a principal holds and that have not expired."""
     query = select(func.count()).where(
-        leases.c.namespace == namespace,
-        leases.c.expires_at > epoch(),
-        ends_with(leases.c.holder, ending),
+        leases.c.namespace == namespace, leases.c.expires_at > epoch(), leases.c.owner == owner
     )
     return connection.execute(query).scalar() or 0
 
@@ -118,9 +123,9 @@ def count_held(connection: Connection) -> int:
     return connection.execute(query).scalar() or 0
 
 
-def drop_of_owner(connection: Connection, ending: str) -> None:
-    """Delete the leases of all namespaces whose holder ends with a text."""
-    connection.execute(delete(leases).where(ends_with(leases.c.holder, ending)))
+def drop_of_owner(connection: Connection, owner: str) -> None:
+    """Delete the leases of a principal in all namespaces."""
+    connection.execute(delete(leases).where(leases.c.owner == owner))
 
 
 def drop_expired(connection: Connection) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from .sql_functions import contains, epoch
+from .sql import contains, epoch
 from .tables import log_entries
 
 __all__ = ["add", "read"]

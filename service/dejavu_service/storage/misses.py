@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, tuple_, update
 
 from dejavu_cache.model.scenario import Scenario
 
-from .chunks import chunks
-from .sql_functions import epoch
+from .sql import chunks, epoch, insert
 from .tables import contexts, misses, summaries
-from .upserts import insert
 
 __all__ = [
     "CountedMiss",
     "add_counts",
     "claim",
     "count_all",
+    "count_by_device",
     "dismiss",
-    "drop_all_tuned",
     "drop_old",
     "drop_tuned",
     "find_known",
@@ -101,16 +99,6 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
         )
 
 
-def drop_all_tuned(connection: Connection, context_id: int) -> None:
-    """Delete all scenarios of a context that have a winner or a pin from the worklist."""
-    tuned = select(summaries.c.scenario).where(
-        summaries.c.context_id == context_id, summaries.c.chosen.is_not(None)
-    )
-    connection.execute(
-        delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
-    )
-
-
 def drop_old(connection: Connection, seconds: float) -> int:
     """Delete misses last seen more than `seconds` ago and return their number.
 
@@ -138,19 +126,26 @@ def _is_miss(context_id: int, scenario: str) -> ColumnElement[bool]:
     return (misses.c.context_id == context_id) & (misses.c.scenario == scenario)
 
 
+_is_tuned = (
+    select(summaries.c.scenario)
+    .where(
+        summaries.c.context_id == misses.c.context_id,
+        summaries.c.scenario == misses.c.scenario,
+        summaries.c.chosen.is_not(None),
+    )
+    .exists()
+)
+
+
 def list_misses(
-    connection: Connection, namespace: str, kernel: str | None, limit: int
+    connection: Connection,
+    namespace: str,
+    kernel: str | None,
+    limit: int,
+    device: str | None = None,
+    offset: int = 0,
 ) -> list[CountedMiss]:
     """List the scenarios without a winner or a pin, the most frequently missed first."""
-    tuned = (
-        select(summaries.c.scenario)
-        .where(
-            summaries.c.context_id == misses.c.context_id,
-            summaries.c.scenario == misses.c.scenario,
-            summaries.c.chosen.is_not(None),
-        )
-        .exists()
-    )
     query = (
         select(
             contexts.c.text,
@@ -162,12 +157,37 @@ def list_misses(
             misses.c.claimed_at,
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
-        .where(contexts.c.namespace == namespace, ~tuned)
+        .where(contexts.c.namespace == namespace, ~_is_tuned)
         .order_by(
             misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
         )
         .limit(limit)
+        .offset(offset)
     )
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
+    if device is not None:
+        query = query.where(contexts.c.device == device)
     return [CountedMiss(*row) for row in connection.execute(query)]
+
+
+def count_by_device(
+    connection: Connection, namespace: str, kernel: str | None
+) -> list[tuple[str, int, int]]:
+    """Count what `list_misses` lists of each GPU of a namespace, the most wanted first.
+
+    Returns:
+        Of each GPU the name, the number of scenarios, and how often they were asked for.
+    """
+    joined = [misses.c.context_id == contexts.c.id, ~_is_tuned]
+    if kernel is not None:
+        joined.append(contexts.c.kernel == kernel)
+    times = func.coalesce(func.sum(misses.c.count), 0)
+    query = (
+        select(contexts.c.device, func.count(misses.c.scenario), times)
+        .select_from(contexts.outerjoin(misses, and_(*joined)))
+        .where(contexts.c.namespace == namespace)
+        .group_by(contexts.c.device)
+        .order_by(times.desc(), contexts.c.device)
+    )
+    return [(device, count, int(total)) for device, count, total in connection.execute(query)]

@@ -24,7 +24,6 @@ from .tables import compatibility
 __all__ = [
     "SchemaState",
     "check_drift",
-    "downgrade",
     "migrations_folder",
     "record_compatibility",
     "require_current",
@@ -118,12 +117,6 @@ def upgrade(database: Database, revision: str = "head") -> None:
                 f"a table of {database.public_url} is in use (by a backup?), and nothing was "
                 "changed: run  dejavu-cache db upgrade  again"
             ) from None
-
-
-def downgrade(database: Database, revision: str) -> None:
-    """Downgrade the schema to a revision; data that only later revisions can hold is lost."""
-    with _exclusive(database) as connection:
-        command.downgrade(_config(connection), revision)
 
 
 def check_drift(database: Database) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, case, delete, func, select
 
-from dejavu_cache.model.record import OutputVerdict, Record, are_compared
-from dejavu_cache.model.scenario import Scenario, canonical_json
+from .sql import chunks, epoch, excluded, insert
+from .tables import contexts, summaries
 
-from .chunks import chunks
-from .sql_functions import epoch
-from .tables import records, summaries
-from .upserts import insert
-
-__all__ = ["Summary", "copy_missing", "load", "save", "summarize", "summarize_json"]
+__all__ = ["DifferenceCounts", "Summary", "count_differences", "drop", "load", "save"]
 
 
 class Summary(NamedTuple):
@@ -52,51 +46,6 @@ class Summary(NamedTuple):
         return self.chosen is not None and not (self.pinned or self.compared)
 
 
-def summarize(record: Record) -> Summary:
-    """Summarize a record."""
-    chosen = record.pinned or (record.winner.config if record.winner else None)
-    timing = record.by_config.get(chosen) if chosen else None
-    medians = [item.median for item in record.measurements if item.median is not None]
-    return Summary(
-        scenario=record.scenario.digest,
-        chosen=chosen.text if chosen else None,
-        median=timing.median if timing else None,
-        best=min(medians, default=None),
-        slowest=max(medians, default=None),
-        configs=len(record.measurements),
-        failed=len(record.measurements) - len(medians),
-        seconds=sum(item.seconds for item in record.measurements),
-        pinned=record.pinned is not None,
-        compared=True if record.winner and record.winner.is_compared else None,
-    )
-
-
-def summarize_json(text: str) -> Summary:
-    """Summarize a record that is canonical JSON: parsing a model would take ten times as long."""
-    record: dict[str, Any] = json.loads(text)
-    pinned = record.get("pin", {}).get("config")
-    chosen = pinned or record.get("winner", {}).get("config")
-    results = record.get("winner", {}).get("results", {})
-    measured = record["measurements"]
-    timings = [(item["config"], item["median"]) for item in measured if "median" in item]
-    medians = [median for _, median in timings]
-    return Summary(
-        scenario=Scenario.model_construct(**record["scenario"]).digest,
-        chosen=canonical_json(chosen) if chosen else None,
-        median=next((median for config, median in timings if config == chosen), None),
-        best=min(medians, default=None),
-        slowest=max(medians, default=None),
-        configs=len(measured),
-        failed=len(measured) - len(medians),
-        seconds=sum(item.get("seconds", 0.0) for item in measured),
-        pinned=pinned is not None,
-        compared=are_compared(
-            {output: OutputVerdict.model_construct(**entry) for output, entry in results.items()}
-        )
-        or None,
-    )
-
-
 def save(connection: Connection, context_id: int, changed: Iterable[Summary]) -> None:
     """Insert or replace the summaries of a context's records, which must exist."""
     rows = [{"context_id": context_id, **summary._asdict()} for summary in changed]
@@ -104,34 +53,18 @@ def save(connection: Connection, context_id: int, changed: Iterable[Summary]) ->
         return
     statement = insert(connection, summaries).values(changed_at=epoch())
     key = [summaries.c.context_id, summaries.c.scenario]
-    replaced = {name: statement.excluded[name] for name in Summary._fields if name != "scenario"}
+    replaced = {name: excluded(name) for name in Summary._fields if name != "scenario"}
     statement = statement.on_conflict_do_update(
         index_elements=key, set_={**replaced, "changed_at": epoch()}
     )
     connection.execute(statement, rows)
 
 
-def copy_missing(connection: Connection, source: int, target: int) -> None:
-    """Copy the summaries of records that were copied from one context to another."""
-    sent, present = summaries.alias("sent"), summaries.alias("present")
-    copied = [
-        summaries.c.context_id,
-        *(summaries.c[name] for name in Summary._fields),
-        summaries.c.changed_at,
-    ]
-    absent = (
-        ~select(present.c.scenario)
-        .where(present.c.context_id == target, present.c.scenario == sent.c.scenario)
-        .exists()
-    )
-    rows = (
-        select(
-            records.c.context_id, *(sent.c[name] for name in Summary._fields), records.c.updated_at
-        )
-        .join(sent, sent.c.scenario == records.c.scenario)
-        .where(records.c.context_id == target, sent.c.context_id == source, absent)
-    )
-    connection.execute(insert(connection, summaries).from_select(copied, rows))
+def drop(connection: Connection, context_id: int, scenarios: Sequence[str]) -> None:
+    """Delete the summaries of scenarios that have no record any more."""
+    for chunk in chunks(scenarios):
+        gone = summaries.c.scenario.in_(chunk)
+        connection.execute(delete(summaries).where(summaries.c.context_id == context_id, gone))
 
 
 def load(
@@ -145,3 +78,51 @@ def load(
     if scenarios is not None:
         queries = [query.where(summaries.c.scenario.in_(chunk)) for chunk in chunks(scenarios)]
     return {row.scenario: Summary(*row) for query in queries for row in connection.execute(query)}
+
+
+_ours, _theirs = summaries.alias("ours"), summaries.alias("theirs")
+_there = contexts.alias("there")
+
+
+class DifferenceCounts(NamedTuple):
+    """Numbers of a context's records that differ from those of another namespace.
+
+    Attributes:
+        absent: How many the other namespace lacks.
+        differing: How many have another config there.
+        pinned: How many of those that differ are pinned there.
+    """
+
+    absent: int
+    differing: int
+    pinned: int
+
+
+def count_differences(
+    connection: Connection, ids: Sequence[int], other: str
+) -> dict[int, DifferenceCounts]:
+    """Compare contexts with the same ones of another namespace; those that it lacks are left out.
+
+    Args:
+        connection: A transaction.
+        ids: The ids of some contexts of one namespace.
+        other: The other namespace.
+    """
+    differs = and_(_theirs.c.scenario.is_not(None), _theirs.c.chosen != _ours.c.chosen)
+    query = (
+        select(
+            contexts.c.id,
+            func.sum(case((_theirs.c.scenario.is_(None), 1), else_=0)),
+            func.sum(case((differs, 1), else_=0)),
+            func.sum(case((and_(differs, _theirs.c.pinned), 1), else_=0)),
+        )
+        .join(_there, and_(_there.c.namespace == other, _there.c.digest == contexts.c.digest))
+        .join(_ours, _ours.c.context_id == contexts.c.id)
+        .outerjoin(
+            _theirs,
+            and_(_theirs.c.context_id == _there.c.id, _theirs.c.scenario == _ours.c.scenario),
+        )
+        .where(contexts.c.id.in_(ids))
+        .group_by(contexts.c.id)
+    )
+    return {identity: DifferenceCounts(*counts) for identity, *counts in connection.execute(query)}

@@ -16,24 +16,22 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    func,
+    text,
 )
 
 __all__ = [
+    "acts",
     "compatibility",
     "contexts",
     "leases",
     "log_entries",
-    "measurements",
     "metadata",
     "misses",
-    "quarantined",
-    "quarantines",
-    "recalls",
+    "parts",
     "records",
     "summaries",
     "tokens",
-    "winner_arrival",
+    "writers",
 ]
 
 metadata = MetaData(
@@ -63,7 +61,7 @@ contexts = Table(
     Column("records", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("used_at", Double, nullable=False),
-    # Who changed the records last; null where that was before the server noted it.
+    # Who changed the records last; null where nobody did, as when they were copied.
     Column("changed_at", Double),
     Column("changed_by", Text),
     # Answers with records to machines that had none of them.
@@ -74,27 +72,90 @@ contexts = Table(
     sqlite_autoincrement=True,
 )
 
+# What took parts of records from readers: a deletion, a quarantine, a promotion or a pin that
+# replaced others.
+acts = Table(
+    "acts",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("namespace", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("actor", Text, nullable=False),
+    # What it was to take, as JSON.
+    Column("wanted", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("undone_at", Double),
+    Index(None, "namespace", "kind"),
+)
+
+# Who wrote to a context, and how many of his measurements nobody has hidden: counting them all
+# takes seconds.
+writers = Table(
+    "writers",
+    metadata,
+    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
+    Column("sender", Text, primary_key=True),
+    Column("measured_by", Text, primary_key=True),
+    Column("measurements", Integer, nullable=False),
+    Column("standing", Integer, nullable=False),
+    Column("first", Double, nullable=False),
+    Column("last", Double, nullable=False),
+)
+
+# The records that readers get, made of the parts that stand. The row of a record stays when all of
+# its parts are hidden.
 records = Table(
     "records",
     metadata,
     Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
     Column("scenario", String(24), primary_key=True),
     Column("scenario_text", Text, nullable=False),
-    # The record's JSON as readers get it, so that a bulk read only joins texts.
-    Column("text", Text, nullable=False),
+    # A list as JSON; null where no launch was recorded.
+    Column("launches", Text),
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
     Column("updated_at", Double, nullable=False),
-    # Who sent the winner, and when; null where nobody knows.
-    Column("winner_sender", Text),
-    Column("winner_received_at", Double),
-    # Winners that one replaced which others had compared, or whose results were called wrong, as
-    # JSON: one stands again without who said so.
-    Column("displaced_winners", Text),
+    # When it was deleted last: what is older does not come back.
+    Column("deleted_at", Double),
+    # The record's JSON as readers get it, so that a bulk read only joins texts; null if there is
+    # none any more.
+    Column("text", Text),
 )
 
-winner_arrival = func.coalesce(records.c.winner_received_at, records.c.updated_at)
-"""When a winner came. One from before the server noted that came with the last change at latest."""
+# Measurements, winners and pins as they came. None is deleted but by age: a row that an act has
+# hidden keeps its digest from coming again.
+parts = Table(
+    "parts",
+    metadata,
+    Column("id", _Identity, primary_key=True),
+    Column("context_id", _Identity, nullable=False),
+    Column("scenario", String(24), nullable=False),
+    # `measurement`, `winner` or `pin`.
+    Column("kind", String(12), nullable=False),
+    # The digest of its config; empty for a pin that was taken back.
+    Column("config", String(24), nullable=False),
+    Column("digest", String(64), nullable=False),
+    # Empty once its record was deleted.
+    Column("text", Text, nullable=False),
+    # Whether it is in the record that readers get.
+    Column("stands", Boolean, nullable=False),
+    Column("hidden_by", ForeignKey("acts.id")),
+    Column("sender", Text, nullable=False),
+    # User and host of a measurement.
+    Column("measured_by", Text, nullable=False),
+    Column("received_at", Double, nullable=False),
+    ForeignKeyConstraint(
+        ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
+    ),
+    UniqueConstraint("context_id", "scenario", "digest"),
+    Index(
+        "ix_parts_hidden_by",
+        "hidden_by",
+        sqlite_where=text("hidden_by IS NOT NULL"),
+        postgresql_where=text("hidden_by IS NOT NULL"),
+    ),
+    sqlite_autoincrement=True,
+)
 
 # What the pages list of a record, so that they need not parse its text.
 summaries = Table(
@@ -119,26 +180,6 @@ summaries = Table(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
     ),
     Index(None, "context_id", "changed_at", "seconds"),
-)
-
-measurements = Table(
-    "measurements",
-    metadata,
-    Column("id", _Identity, primary_key=True),
-    Column("context_id", _Identity, nullable=False),
-    Column("scenario", String(24), nullable=False),
-    Column("config", String(24), nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("text", Text, nullable=False),
-    # Whether readers get this measurement; one that contradicts it is stored and not shown.
-    Column("stands", Boolean, nullable=False),
-    Column("sender", Text, nullable=False),
-    Column("received_at", Double, nullable=False),
-    ForeignKeyConstraint(
-        ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
-    ),
-    UniqueConstraint("context_id", "scenario", "digest"),
-    sqlite_autoincrement=True,
 )
 
 tokens = Table(
@@ -179,51 +220,10 @@ leases = Table(
     Column("scenario", String(24), primary_key=True),
     Column("id", String(32), nullable=False),
     Column("holder", Text, nullable=False),
+    # The principal on whose behalf the holder asked.
+    Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
     UniqueConstraint("id"),
-)
-
-# Parts of records that were served once and are not any more. They are keyed by digests and not by
-# a context's id, because they outlast the context.
-recalls = Table(
-    "recalls",
-    metadata,
-    Column("namespace", String(64), primary_key=True),
-    Column("context", String(24), primary_key=True),
-    Column("scenario", String(24), primary_key=True),
-    # The digest of a measurement or a pin; empty where the whole record was deleted.
-    Column("part", String(64), primary_key=True),
-    Column("recalled_at", Double, nullable=False),
-    Index(None, "recalled_at"),
-)
-
-quarantines = Table(
-    "quarantines",
-    metadata,
-    Column("id", String(16), primary_key=True),
-    Column("namespace", String(64), nullable=False),
-    Column("actor", Text, nullable=False),
-    # Whose measurements and winners it took, as JSON.
-    Column("wanted", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("undone_at", Double),
-    Index(None, "namespace"),
-)
-
-quarantined = Table(
-    "quarantined",
-    metadata,
-    Column("id", _Identity, primary_key=True),
-    Column("quarantine", ForeignKey("quarantines.id", ondelete="CASCADE"), nullable=False),
-    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
-    Column("scenario_text", Text, nullable=False),
-    # Whether it is a record's winner; a measurement otherwise.
-    Column("is_winner", Boolean, nullable=False),
-    Column("text", Text, nullable=False),
-    Column("sender", Text, nullable=False),
-    Index(None, "quarantine"),
-    Index(None, "context_id"),
-    sqlite_autoincrement=True,
 )
 
 log_entries = Table(

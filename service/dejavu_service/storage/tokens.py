@@ -6,9 +6,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
 
-from .sql_functions import epoch, starts_with
+from .sql import epoch, insert, starts_with
 from .tables import tokens
-from .upserts import insert
 
 __all__ = [
     "add",

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
-from dejavu_cache.model.scenario import Context
+from dejavu_cache.model.scenario import Context, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, copies, misses
-from ..storage.clock import database_time
+from ..storage import contexts, misses, records
 from ..storage.database import Database
+from ..storage.records import Act, StoredRecord
+from ..storage.sql import database_time
+from . import merging
 from .access import Principal
 from .log import write_log
-from .merging import override
 
 __all__ = ["promote"]
 
 _TOKEN_ID = re.compile(r" \([0-9a-f]{16}\)$")
 """What a sender's name ends with, since names of tokens may be equal."""
+_PART = 100
+"""Records that are promoted at a time."""
 
 
 def promote(
@@ -66,21 +70,25 @@ def promote(
         subject = ", ".join(missing) or kernel or "any kernel"
         raise NotFoundError(f"namespace {source!r} has no records of {subject}")
     chosen = available if digests is None else sorted(set(digests))
+    wanted = canonical_json({"source": source, "kernel": kernel, "contexts": digests})
+    act = Act(secrets.token_hex(8), target, "promote", principal.name, wanted)
     if writers is not None:
         for digest in chosen:  # so that nothing is copied if something is wrong from the start
             with database.read() as connection:
-                _require_writers(connection, source, digest, writers)
+                context_id = contexts.find(connection, source, digest)
+                _require_writers(connection, source, context_id, writers)
     copied = 0
     for digest in chosen:
         with database.write() as connection:
-            copied += _promote_context(connection, principal, source, target, digest, writers)
+            copied += _promote_context(connection, principal, source, digest, act, writers)
     return copied
 
 
 def _require_writers(
-    connection: Connection, source: str, digest: str, writers: Sequence[str]
+    connection: Connection, source: str, context_id: int | None, writers: Sequence[str]
 ) -> None:
-    for sender in sorted(copies.list_senders(connection, source, digest)):
+    senders = set() if context_id is None else records.list_senders(connection, context_id)
+    for sender in sorted(senders):
         if _TOKEN_ID.sub("", sender) not in writers:
             raise InvalidRequestError(
                 f"namespace {source!r} has records of {sender or 'an unknown writer'}, which "
@@ -92,36 +100,49 @@ def _promote_context(
     connection: Connection,
     principal: Principal,
     source: str,
-    target: str,
     digest: str,
+    act: Act,
     writers: Sequence[str] | None,
 ) -> int:
-    route = _lock(connection, source, target, digest)
-    if route is None:
+    target = act.namespace
+    locked = _lock(connection, source, target, digest)
+    if locked is None:
         return 0
+    source_id, target_id = locked
     if writers is not None:
-        _require_writers(connection, source, digest, writers)
-    changed, present = 0, database_time(connection)
+        _require_writers(connection, source, source_id, writers)
+    present = database_time(connection)
     sender = f"{principal.name} from {source}"
-    for page in copies.iter_shared(connection, route):
-        merged = {pair.scenario: override(pair.current, pair.source, present) for pair in page}
-        changed += sum(pair.current != merged[pair.scenario].text for pair in page)
-        texts = {scenario: record.text for scenario, record in merged.items()}
-        senders = {scenario: sender for scenario, record in merged.items() if record.has_new_winner}
-        copies.replace_texts(connection, route, texts, senders)
-    added = copies.add_records(connection, route, sender)
-    changed += copies.replace_measurements(connection, route, sender)
-    misses.drop_all_tuned(connection, route.target)
-    if changed or added:
-        contexts.bump_revision(connection, route.target, added=added, by=principal.name)
-    copied = copies.count_records(connection, route.source)
-    kernel = contexts.kernel_of(connection, route.target)
+    copied, added, is_changed = 0, 0, False
+    available = records.list_scenarios(connection, source_id)
+    for start in range(0, len(available), _PART):
+        scenarios = available[start : start + _PART]
+        promoted = records.load(connection, source_id, scenarios)
+        merged = records.load(connection, target_id, scenarios, whole=True)
+        for scenario, theirs in promoted.items():
+            record = merged.setdefault(scenario, StoredRecord(scenario, theirs.scenario_text))
+            merging.override(record, theirs, sender, act.id, present)
+        saved = records.save(
+            connection,
+            target_id,
+            merged.values(),
+            present,
+            act=act,
+            most_characters=merging.MOST_RECORD_CHARACTERS,
+        )
+        tuned = [record.scenario for record in merged.values() if record.is_chosen]
+        misses.drop_tuned(connection, target_id, tuned)
+        copied += len(promoted)
+        added, is_changed = added + saved.added, is_changed or saved.is_changed
+    if is_changed:
+        contexts.bump_revision(connection, target_id, added=added, by=principal.name)
+    kernel = contexts.kernel_of(connection, target_id)
     detail = {"source": source, "context": digest, "records": copied}
     write_log(connection, principal, "promote", target, kernel, **detail)
     return copied
 
 
-def _lock(connection: Connection, source: str, target: str, digest: str) -> copies.Route | None:
+def _lock(connection: Connection, source: str, target: str, digest: str) -> tuple[int, int] | None:
     """Lock the context in both namespaces; None if the source has none any more."""
     text = contexts.load_text(connection, source, digest)
     if text is None:
@@ -136,6 +157,4 @@ def _lock(connection: Connection, source: str, target: str, digest: str) -> copi
             else contexts.lock_existing(connection, source, digest)
         )
     source_id, target_id = ids[source], ids[target]
-    if source_id is None or target_id is None:
-        return None
-    return copies.Route(source_id, target_id)
+    return None if source_id is None or target_id is None else (source_id, target_id)

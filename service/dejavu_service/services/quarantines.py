@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeVar
@@ -13,19 +13,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.model.scenario import canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, quarantine
-from ..storage.chunks import divide
-from ..storage.clock import to_datetime
+from ..storage import contexts, quarantines, records
 from ..storage.database import Database
-from ..storage.quarantine import Part, WriterFilter
+from ..storage.quarantines import HiddenScenario, WriterFilter
+from ..storage.records import Act, Part, StoredRecord
+from ..storage.sql import database_time, divide, to_datetime
+from . import merging
 from .access import Principal
 from .log import write_log
-from .records import merge_record_set
-from .withdrawal import WithdrawnContext, plan_withdrawal, withdraw
 
 __all__ = [
     "Quarantine",
@@ -39,9 +37,9 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-_MOST_SCENARIOS, _MOST_MEASUREMENTS = 100, 5_000
+_MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
-a scenario with more measurements is a page of its own."""
+a scenario with more parts is a page of its own."""
 _PAUSE = 0.11
 """Seconds between two transactions: other writers try every 0.1 s to get SQLite's lock."""
 
@@ -59,7 +57,10 @@ class Writer(BaseModel):
 
 
 class Quarantined(BaseModel):
-    """What a quarantine took from readers, or would take; the id is null for a preview."""
+    """What a quarantine took from readers, or would take; the id is null for a preview.
+
+    Measurements and winners count whether they stood or not.
+    """
 
     id: str | None
     contexts: int = 0
@@ -85,7 +86,7 @@ def list_writers(
     """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
     principal.require("admin", namespace)
     with database.read() as connection:
-        rows = quarantine.list_writers(connection, namespace, limit)
+        rows = quarantines.list_writers(connection, namespace, limit)
     return [
         Writer(**{**row._asdict(), "first": to_datetime(row.first), "last": to_datetime(row.last)})
         for row in rows
@@ -119,60 +120,81 @@ def quarantine_writer(
         )
     counted = Quarantined(id=None if preview else secrets.token_hex(8))
     with database.read() as connection:
-        affected = quarantine.list_contexts(connection, namespace, wanted)
+        affected = quarantines.list_contexts(connection, namespace, wanted)
     if counted.id is not None:
+        content = {name: value for name, value in wanted._asdict().items() if value is not None}
+        act = Act(counted.id, namespace, "quarantine", principal.name, canonical_json(content))
         with database.write() as connection:
-            quarantine.create(connection, counted.id, namespace, principal.name, wanted)
-            detail = {name: value for name, value in wanted._asdict().items() if value is not None}
-            write_log(connection, principal, "quarantine", namespace, id=counted.id, **detail)
+            records.add_act(connection, act)
+            write_log(connection, principal, "quarantine", namespace, id=counted.id, **content)
     for context_id, digest in affected:
-        context = WithdrawnContext(context_id, namespace, digest)
-        _withdraw_from(database, context, wanted, principal, counted)
+        _withdraw_from(database, principal, namespace, (context_id, digest), wanted, counted)
     return counted
 
 
 def _withdraw_from(
     database: Database,
-    context: WithdrawnContext,
-    wanted: WriterFilter,
     principal: Principal,
+    namespace: str,
+    context: tuple[int, str],
+    wanted: WriterFilter,
     counted: Quarantined,
 ) -> None:
     """Take a writer's part of one context, or count it, some scenarios in each transaction."""
+    context_id, digest = context
+    act = counted.id
     with database.read() as connection:
-        scenarios = quarantine.list_scenarios(connection, context.id, wanted)
-    withdrawn = 0
+        scenarios = quarantines.list_scenarios(connection, context_id, wanted)
+    touched = 0
     for page in _pages(scenarios, scenarios.__getitem__, database):
-        with database.write() if counted.id is not None else database.read() as connection:
-            if counted.id is not None and not (
+        with database.read() if act is None else database.write() as connection:
+            if act is not None and not (
                 # What is taken after an undo could never be given back.
-                quarantine.lock_live(connection, context.namespace, counted.id)
-                and contexts.lock_existing(connection, context.namespace, context.digest)
+                quarantines.lock_live(connection, namespace, act)
+                and contexts.lock_existing(connection, namespace, digest)
             ):
                 break
-            withdrawal = plan_withdrawal(connection, context.id, page, wanted)
-            if counted.id is not None:
-                withdraw(connection, context, withdrawal, principal)
-                quarantine.add(connection, counted.id, withdrawal.parts)
-        withdrawn += len(withdrawal.records)
-        counted.winners += sum(part.is_winner for part in withdrawal.parts)
-        counted.measurements += sum(not part.is_winner for part in withdrawal.parts)
-    counted.contexts += withdrawn > 0
-    counted.records += withdrawn
+            found = quarantines.find_parts(connection, context_id, page, wanted)
+            promotions = quarantines.load_promotions(connection, namespace)
+            loaded = records.load(connection, context_id, page, whole=True)
+            for record in loaded.values():
+                taken = merging.withdraw(record, found, act or "", promotions)
+                touched += bool(taken)
+                _count(counted, taken)
+            if act is not None:
+                _save(connection, context_id, loaded.values(), principal)
+    counted.contexts += touched > 0
+    counted.records += touched
+
+
+def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
+    for part in taken:
+        counted.winners += part.kind == "winner"
+        counted.measurements += part.kind == "measurement"
+
+
+def _save(
+    connection: Connection,
+    context_id: int,
+    changed: Iterable[StoredRecord],
+    principal: Principal,
+) -> None:
+    saved = records.save(connection, context_id, changed, database_time(connection))
+    contexts.bump_revision(connection, context_id, added=saved.added, by=principal.name)
 
 
 def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
     """List the quarantines of a namespace, the latest first; needs the role `admin`."""
     principal.require("admin", namespace)
     with database.read() as connection:
-        rows = quarantine.list_quarantines(connection, namespace)
+        rows = quarantines.list_quarantines(connection, namespace)
     return [
         Quarantine(
             id=row.id,
             actor=row.actor,
             wanted=json.loads(row.wanted),
             parts=row.parts,
-            created=to_datetime(row.created_at),
+            created=to_datetime(row.at),
             undone=None if row.undone_at is None else to_datetime(row.undone_at),
         )
         for row in rows
@@ -193,70 +215,50 @@ def undo_quarantine(
     """
     principal.require("admin", namespace)
     restored = Quarantined(id=identity)
-    unknown = f"there is no quarantine {identity!r} that could be undone"
-    touched: set[tuple[str, str]] = set()
-    last = 0
+    touched: set[tuple[int, str]] = set()
     while True:
         with database.write() as connection:
-            if not quarantine.lock_live(connection, namespace, identity):
-                raise NotFoundError(unknown)
-            ranges = quarantine.list_parts(connection, identity, last)
-            if not ranges:
-                quarantine.mark_undone(connection, identity)
+            if not quarantines.lock_live(connection, namespace, identity):
+                raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
+            hidden = quarantines.list_hidden(connection, identity)
+            if not hidden:
+                quarantines.mark_undone(connection, identity)
                 write_log(connection, principal, "undo quarantine", namespace, id=identity)
                 break
-        for page in _pages(ranges, lambda scenario: scenario.parts, database):
-            with database.write() as connection:
-                parts = quarantine.load_parts(connection, identity, page[0].first, page[-1].last)
-                touched |= _give_back(connection, namespace, parts)
-            restored.winners += sum(part.is_winner for _, part in parts)
-            restored.measurements += sum(not part.is_winner for _, part in parts)
-        last = max(scenario.last for scenario in ranges)
-    restored.contexts = len({text for text, _ in touched})
+        # A transaction locks one context only, and so waits for nobody who waits for it.
+        for digest, group in groupby(hidden, lambda scenario: scenario.context):
+            for page in _pages(group, lambda scenario: scenario.parts, database):
+                touched |= {(scenario.context_id, scenario.scenario) for scenario in page}
+                with database.write() as connection:
+                    context_id = contexts.lock_existing(connection, namespace, digest)
+                    if context_id is not None:
+                        _give_back(connection, context_id, page, principal, restored)
+    restored.contexts = len({context_id for context_id, _ in touched})
     restored.records = len(touched)
     return restored
 
 
 def _give_back(
-    connection: Connection, namespace: str, parts: Sequence[tuple[str, Part]]
-) -> set[tuple[str, str]]:
-    """Merge parts in the names of their senders; return the texts of contexts and scenarios."""
-    touched = set()
-    for (text, sender), group in groupby(parts, lambda item: (item[0], item[1].sender)):
-        sent = _join_records([part for _, part in group])
-        touched |= {(text, record.scenario.text) for record in sent}
-        record_set = RecordSet(context=Context.model_validate_json(text), records=tuple(sent))
-        merge_record_set(connection, Principal(sender, {}), namespace, record_set, restore=True)
-    return touched
+    connection: Connection,
+    context_id: int,
+    page: Iterable[HiddenScenario],
+    principal: Principal,
+    restored: Quarantined,
+) -> None:
+    """Let what is hidden in some scenarios arrive again."""
+    assert restored.id is not None
+    scenarios = [scenario.scenario for scenario in page]
+    loaded = records.load(connection, context_id, scenarios, whole=True)
+    for record in loaded.values():
+        _count(restored, merging.give_back(record, restored.id))
+    _save(connection, context_id, loaded.values(), principal)
 
 
 def _pages(
     scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
 ) -> Iterator[list[_T]]:
-    """Divide scenarios into pages, by the number of their measurements; pause between two pages."""
-    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_MEASUREMENTS)):
+    """Divide scenarios into pages, by the number of their parts; pause between two pages."""
+    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_PARTS)):
         if number and database.is_sqlite:
             time.sleep(_PAUSE)
         yield page
-
-
-def _join_records(parts: Sequence[Part]) -> list[Record]:
-    """Join parts to records; two measurements of a config are in two records, in their order."""
-    joined: list[Record] = []
-    for text, group in groupby(parts, lambda part: part.scenario_text):
-        scenario = Scenario.model_validate_json(text)
-        measurements: dict[Config, Measurement] = {}
-        winner: Winner | None = None
-        for part in group:
-            if part.is_winner:
-                winner = Winner.model_validate_json(part.text)
-                continue
-            measurement = Measurement.model_validate_json(part.text)
-            if measurement.config in measurements:
-                joined.append(Record(scenario=scenario, measurements=tuple(measurements.values())))
-                measurements = {}
-            measurements[measurement.config] = measurement
-        joined.append(
-            Record(scenario=scenario, measurements=tuple(measurements.values()), winner=winner)
-        )
-    return joined

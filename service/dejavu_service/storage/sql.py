@@ -1,17 +1,78 @@
-"""SQL functions and comparisons of texts that mean the same on both databases."""
+"""What both databases need written differently: functions, upserts, the clock, and long lists."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import ColumnElement, Double, Integer, Text, func
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Integer,
+    Table,
+    Text,
+    func,
+    literal_column,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["byte_length", "contains", "ends_with", "epoch", "measured_by", "starts_with"]
+__all__ = [
+    "byte_length",
+    "chunks",
+    "contains",
+    "database_time",
+    "divide",
+    "ends_with",
+    "epoch",
+    "excluded",
+    "insert",
+    "starts_with",
+    "to_datetime",
+]
 
 T = TypeVar("T")
+
+_CHUNK = 500
+
+
+def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield values, as many at a time as one IN list may have."""
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+
+
+def divide(
+    values: Iterable[T], size: Callable[[T], int], most: int, total: int
+) -> Iterator[list[T]]:
+    """Divide values into parts of at most `most`, and of a `total` size or one larger value."""
+    part: list[T] = []
+    used = 0
+    for value in values:
+        if part and (len(part) == most or used + size(value) > total):
+            yield part
+            part, used = [], 0
+        part.append(value)
+        used += size(value)
+    if part:
+        yield part
+
+
+def insert(connection: Connection, table: Table) -> Any:
+    """Return the dialect's insert with `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def excluded(name: str) -> ColumnElement[Any]:
+    """Return a column of the row that an upsert did not insert.
+
+    SQLAlchemy's own copies all columns of the table for each statement, a quarter of its time.
+    """
+    return literal_column(f"excluded.{name}")
 
 
 class _Function(FunctionElement[T]):
@@ -29,7 +90,10 @@ def _compile(element: _Function[Any], compiler: SQLCompiler, **options: Any) -> 
 
 
 class epoch(_Function[float]):  # noqa: N801 - reads like the SQL function it is
-    """SQL expression for the present time by the database's clock, in seconds since 1970."""
+    """SQL expression for the present time by the database's clock, in seconds since 1970.
+
+    Replicas agree on it, whatever their own clocks say.
+    """
 
     type = Double()
     inherit_cache = True
@@ -37,13 +101,14 @@ class epoch(_Function[float]):  # noqa: N801 - reads like the SQL function it is
     sqlite = "((julianday('now') - 2440587.5) * 86400.0)"
 
 
-class measured_by(_Function[str]):  # noqa: N801 - reads like an SQL function
-    """SQL expression for who measured, of the JSON text of a measurement; null if it is absent."""
+def database_time(connection: Connection) -> datetime:
+    """Return the present time by the database's clock."""
+    return to_datetime(float(connection.execute(select(epoch())).scalar_one()))
 
-    type = Text()
-    inherit_cache = True
-    postgresql = "(CAST({} AS json) ->> 'by')"
-    sqlite = "json_extract({}, '$.by')"
+
+def to_datetime(seconds: float) -> datetime:
+    """Return a time that is stored in the database."""
+    return datetime.fromtimestamp(seconds, timezone.utc)
 
 
 class byte_length(_Function[int]):  # noqa: N801 - reads like an SQL function
