@@ -22,13 +22,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10,
 
 
 class Metrics:
-    """The counters of one replica, and gauges computed from the database.
-
-    Attributes:
-        hits: Reads answered with records.
-        unchanged: Bulk reads answered with 304.
-        misses: Reads for which there were no records.
-    """
+    """The counters of one replica, and gauges computed from the database."""
 
     def __init__(self, database: Database) -> None:
         """Create the metrics in a registry of their own."""
@@ -45,12 +39,6 @@ class Metrics:
             ["route"],
             buckets=_BUCKETS,
             registry=self._registry,
-        )
-        lookups = Counter(
-            "dejavu_lookups", "Reads of records by outcome", ["outcome"], registry=self._registry
-        )
-        self.hits, self.unchanged, self.misses = (
-            lookups.labels(outcome) for outcome in ("hit", "unchanged", "miss")
         )
         # Looking up a metric by its labels costs more than counting.
         self._labelled = cache(self._find_metrics)

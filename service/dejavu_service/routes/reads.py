@@ -115,21 +115,18 @@ async def _read(
         AccessDeniedError: The principal lacks the role `read`.
         NotFoundError: There is nothing, of which `missing` is said.
     """
-    reader, metrics = call.server.reader, call.server.metrics
+    reader = call.server.reader
     view = call.server.read_through.view(call.principal, namespace, context)
     current = await reader.revision(view)
     answer, copy = None, request.headers.get("if-none-match")
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
-            metrics.unchanged.inc()
             return _respond(Answer(current.revision, None), "")
         answer = await reader.read(view, part, current.revision)
     if answer is None or answer.body is None:
-        metrics.misses.inc()
         if missing is not None:
             raise NotFoundError(missing)
         return json_response('{"scenarios": []}')
-    metrics.hits.inc()
     if copy is None and current is not None and missing is not None:
         reader.fetches[current.id] += 1
     return _respond(answer, request.headers.get("accept-encoding", ""))
