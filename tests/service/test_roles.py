@@ -119,7 +119,7 @@ def routes(app: FastAPI) -> set[tuple[str, str]]:
     """Return method and template of every route; HEAD stands for GET wherever there are both."""
     assert all(isinstance(route, Route) for route in app.routes), app.routes
     return {
-        (method, route.path)
+        (method, route.path_format)
         for route in app.routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
