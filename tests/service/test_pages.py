@@ -352,10 +352,9 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
         json={"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 9},
     )
     text = client.get("/metrics").text
+    reads = 'dejavu_requests_total{method="GET",route="/v1/{namespace}/contexts/{context}/records"'
     for line in (
-        'dejavu_lookups_total{outcome="hit"} 1.0',
-        'dejavu_lookups_total{outcome="unchanged"} 1.0',
-        'dejavu_lookups_total{outcome="miss"} 1.0',
+        *(f'{reads},status="{status}"}} 1.0' for status in (200, 304, 404)),
         "dejavu_leases_held 1.0",
         "dejavu_database_up 1.0",
         'dejavu_records{device="NVIDIA H200",kernel="shop.kernels.matmul",namespace="main"} 2.0',
