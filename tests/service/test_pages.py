@@ -14,6 +14,7 @@ from dejavu_service import metrics
 from dejavu_service.middleware import limits
 from dejavu_service.pages import overview, rendering
 from dejavu_service.pages.scenario import timing_bars
+from dejavu_service.storage import summaries
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
