@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -40,21 +41,17 @@ class Metrics:
             registry=self._registry,
         )
         # Looking up a metric by its labels costs more than counting.
-        self._labelled: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._labelled = cache(self._find_metrics)
         self._registry.register(_DatabaseGauges(database))
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request and the seconds it took."""
-        metrics = self._labelled.get((method, route, status))
-        if metrics is None:
-            metrics = (
-                self._requests.labels(method, route, str(status)),
-                self._seconds.labels(route),
-            )
-            self._labelled[method, route, status] = metrics
-        requests, duration = metrics
+        requests, duration = self._labelled(method, route, status)
         requests.inc()
         duration.observe(seconds)
+
+    def _find_metrics(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+        return self._requests.labels(method, route, str(status)), self._seconds.labels(route)
 
     def text(self) -> bytes:
         """Return all metrics in the exposition format."""

@@ -10,16 +10,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
-from starlette.convertors import StringConvertor, register_url_convertor
+from pydantic import BaseModel
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Scenario
+
 from ..errors import NotFoundError
 from ..problems import RESPONSES
-from ..services.access import NAMESPACE
 from ..services.reads import Answer, Part
 from .common import (
-    DIGEST,
     Call,
     ContextDigest,
     CurrentCall,
@@ -47,18 +48,6 @@ _OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _NamespaceConvertor(StringConvertor):
-    regex = NAMESPACE.strip("^$")
-
-
-class _DigestConvertor(StringConvertor):
-    regex = DIGEST.strip("^$")
-
-
-register_url_convertor("namespace", _NamespaceConvertor())
-register_url_convertor("digest", _DigestConvertor())
-
-
 class ReadRoute(APIRoute):
     """A route that FastAPI describes, and that Starlette alone finds and runs.
 
@@ -71,7 +60,6 @@ class ReadRoute(APIRoute):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Take the arguments of FastAPI's route."""
         super().__init__(*args, **options)
-        self.path = self.path_format  # without convertors, as metrics name the other routes
         self.app = self._respond
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +69,18 @@ class ReadRoute(APIRoute):
         await response(scope, receive, send)
 
 
+class ScenarioList(BaseModel):
+    """The scenarios that have records in a context."""
+
+    scenarios: list[Scenario]
+
+
 router = APIRouter(prefix="/v1", route_class=ReadRoute, responses=RESPONSES)
 _CONTEXT = "/{namespace:namespace}/contexts/{context:digest}"
 
 
 @router.get(
-    f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with("Record") | _OR_UNCHANGED
+    f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with(Record) | _OR_UNCHANGED
 )
 async def read_record(
     namespace: Namespace,
@@ -100,7 +94,7 @@ async def read_record(
     return await _read(call, request, namespace, context, scenario, missing)
 
 
-@router.get(f"{_CONTEXT}/records", responses=responds_with("RecordSet") | _OR_UNCHANGED)
+@router.get(f"{_CONTEXT}/records", responses=responds_with(RecordSet) | _OR_UNCHANGED)
 async def read_records(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
@@ -109,7 +103,7 @@ async def read_records(
     return await _read(call, request, namespace, context, "records", missing)
 
 
-@router.get(f"{_CONTEXT}/scenarios", responses=responds_with("ScenarioList") | _OR_UNCHANGED)
+@router.get(f"{_CONTEXT}/scenarios", responses=responds_with(ScenarioList) | _OR_UNCHANGED)
 async def read_scenarios(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
