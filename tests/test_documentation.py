@@ -11,6 +11,7 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,21 @@ def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[s
     for line in lines:
         assert run_command(line.split()) == 0, line
     assert "quickstart.add_kernel" in capsys.readouterr().out
+
+
+def test_the_sample_of_the_readme_prints_what_it_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = tmp_path / "add_one.py"
+    script.write_text(re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)[0])
+    printed = re.findall(r"^benchmarked .*$", readme, re.MULTILINE)
+    assert len(printed) == 2
+    for line in printed:
+        runpy.run_path(str(script), run_name="__main__")
+        assert capsys.readouterr().out == line + "\n"
+        current_settings.cache_clear()
+        default_store.cache_clear()
 
 
 def test_the_demo_takes_no_settings_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

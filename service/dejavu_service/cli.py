@@ -241,8 +241,9 @@ def _parse_grants(grants: list[str]) -> dict[str, str]:
 
 
 def _rights(token: Token) -> str:
-    if len(set(token.grants.values())) == 1:
-        return f"{token.role:5}  {','.join(token.namespaces):12}"
+    roles = set(token.grants.values())
+    if len(roles) == 1:
+        return f"{roles.pop():5}  {','.join(token.grants):12}"
     return ",".join(f"{name}={role}" for name, role in token.grants.items())
 
 
