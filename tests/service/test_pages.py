@@ -14,7 +14,7 @@ from dejavu_service import metrics
 from dejavu_service.middleware import limits
 from dejavu_service.pages import overview, rendering
 from dejavu_service.pages.scenario import timing_bars
-from dejavu_service.storage import coverage
+from dejavu_service.storage import summaries
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
@@ -280,12 +280,12 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     assert re.findall(r'<option value="(.*?)"', listed) == ["pr-1", "pr-2"]
     assert listed.count('scope="row"') == 3
     assert "4 namespaces match" in listed
-    monkeypatch.setattr(coverage, "MOST_BYTES", 1200)
+    monkeypatch.setattr(summaries, "MOST_BYTES", 1200)
     fill(client)
     refused = client.get("/pages/main", headers={"Accept": "text/html"})
     assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
     assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
-    monkeypatch.setattr(coverage, "MOST_SCENARIOS", 1)
+    monkeypatch.setattr(summaries, "MOST_SCENARIOS", 1)
     where = f"/pages/main/contexts/{context().digest}"
     for path in (where, f"{where}/scenarios/{scenario(1).digest}", f"{where}/compare?to=pr-1"):
         assert client.get(path).status_code == 413, path

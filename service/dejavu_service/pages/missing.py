@@ -15,7 +15,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..errors import NotFoundError
 from ..routes.common import CurrentCall, Namespace
 from ..services import misses as service
-from ..storage import coverage, leases, misses
+from ..storage import leases, misses, summaries
 from .forms import WriterForm
 from .overview import OverviewFilter, by_kernel, contexts_of
 from .rendering import (
@@ -107,14 +107,16 @@ def _gaps(
 
     Of each kernel and Triton there, the numbers of scenarios that are tuned and that are known.
     """
-    rows = coverage.load_contexts(connection, namespace)
-    covered = contexts_of(rows, {}, coverage.count_misses(connection, namespace))
+    rows = summaries.load_contexts(connection, namespace)
+    covered = contexts_of(rows, {}, summaries.count_misses(connection, namespace))
     kernels = [
         kernel
         for kernel in by_kernel(covered, OverviewFilter(device=wanted.device))
         if wanted.kernel in ("", kernel.name)
     ]
-    known = coverage.count_known(connection, {kernel.name: kernel.comparable for kernel in kernels})
+    known = summaries.count_known(
+        connection, {kernel.name: kernel.comparable for kernel in kernels}
+    )
     gaps = []
     for kernel in kernels:
         tuned = [(entry.triton, entry.row.records) for entry in kernel.current]

@@ -16,10 +16,10 @@ from dejavu_cache.model.scenario import Context
 from ..routes.common import CurrentCall, Namespace
 from ..services.access import Principal
 from ..services.log import LogFilter, read_log
-from ..storage import coverage
-from ..storage.coverage import ContextRow, TuningCost
+from ..storage import summaries
 from ..storage.database import Database
 from ..storage.sql import database_time
+from ..storage.summaries import ContextRow, TuningCost
 from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
 __all__ = [
@@ -158,9 +158,9 @@ def overview(
     principal.require("read", namespace)
     with database.read() as connection:
         covered = contexts_of(
-            coverage.load_contexts(connection, namespace),
-            coverage.load_costs(connection, namespace),
-            coverage.count_misses(connection, namespace),
+            summaries.load_contexts(connection, namespace),
+            summaries.load_costs(connection, namespace),
+            summaries.count_misses(connection, namespace),
         )
         since = 0.0
         if wanted.days:
@@ -173,7 +173,7 @@ def overview(
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: (-getattr(kernel, wanted.sort), kernel.name))
         page = kernels[(wanted.page - 1) * size : wanted.page * size]
-        known = coverage.count_known(connection, {row.name: row.comparable for row in page})
+        known = summaries.count_known(connection, {row.name: row.comparable for row in page})
     return {
         "kernels": page,
         "known": known,
@@ -270,8 +270,8 @@ def show_activity(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         since = database_time(connection) - timedelta(days=days)
-        changed = coverage.count_changed(connection, namespace, since.timestamp())
-        rows = [row for row in coverage.load_contexts(connection, namespace) if row.id in changed]
+        changed = summaries.count_changed(connection, namespace, since.timestamp())
+        rows = [row for row in summaries.load_contexts(connection, namespace) if row.id in changed]
     tuned = [entry for entry in contexts_of(rows) if actor in (entry.row.changed_by or "")]
     tuned.sort(key=lambda entry: -entry.changed_at)
     log = None

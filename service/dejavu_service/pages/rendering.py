@@ -29,7 +29,7 @@ from dejavu_cache.system.notices import counted, printable_output
 from ..middleware.authentication import NO_TOKENS, is_page
 from ..routes.common import Call
 from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
-from ..storage import coverage
+from ..storage import summaries
 from ..storage.database import Database
 from .forms import form_proof
 
@@ -146,7 +146,7 @@ def list_namespaces(
         Of each the name, the numbers of its contexts and records, and when they changed last.
     """
     with database.read() as connection:
-        rows = coverage.list_namespaces(connection)
+        rows = summaries.list_namespaces(connection)
     return [
         row for row in rows if principal.may("read", row[0]) and search.lower() in row[0].lower()
     ]
