@@ -114,7 +114,7 @@ class Tuner:
 
     On a device, the configs compile in the background. Each is screened when it is ready, and those
     close to the best are compared again, as `Race` describes. A caller's own benchmark is
-    called once per config, one after the other.
+    called once per config, one after the other, and again only where the machine lacked something.
 
     Args:
         launch: the launch to tune.

@@ -74,7 +74,7 @@ class TestFailures:
         bench = Bench()
 
         def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-            if bench.calls == 0:
+            if bench.calls < 2:  # also when it is measured again
                 bench.calls += 1
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory")
             return bench(kernel_call, quantiles)
