@@ -118,10 +118,10 @@ def test_a_server_that_reads_a_little_now_and_then_is_left(serve: Serve) -> None
     assert sum(received) < 2**24
 
 
-@pytest.mark.parametrize("command", ["log", "misses", "quarantine list", "promote --to x"])
+@pytest.mark.parametrize("command", ["log", "show --misses", "quarantine list", "promote --to x"])
 def test_a_command_ends_although_its_answer_drips(command: str, serve: Serve) -> None:
     server = serve(drip_head)
-    seen = run_cli(*command.split(), "--server", server.url)
+    seen = run_cli(*command.split(), "--store", server.url)
     assert (seen.returncode, server.finished) == (3, 0), seen
     assert server.url in seen.stderr
 

@@ -167,7 +167,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
     prewarmed = folder / "prewarmed"
     ignore_own_errors(lambda: list(find_differences(prewarmed, read_manifest(prewarmed))))
     target = str(folder / "own" / "in")
-    ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
+    ignore_own_errors(lambda: import_records([str(folder / "export.jsonl")], into=target))
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""

@@ -101,7 +101,7 @@ def test_what_waited_too_long_is_sent_before_anything_is_deleted(
 def test_sync_sends_what_waited_too_long(server: Running, tmp_path: Path) -> None:
     url = f"{server.base}?namespace=main"
     spool = make_old_spool(url, tmp_path / "dejavu-cache" / "spool", LONG_AGO[0], 1, 2, 3, 4, 5)
-    done = dejavu("sync", "--store", tmp_path / "store", "--server", server.base,
+    done = dejavu("sync", "--store", f"{tmp_path / 'store'},{server.base}",
                   XDG_CACHE_HOME=str(tmp_path))  # fmt: skip
     assert (done.returncode, len(spool)) == (0, 0), done
     assert "5 record sets that waited were sent" in done.stdout

@@ -39,10 +39,14 @@ def send_waiting(remote: RemoteStore) -> bool:
     problems += delivery.failed.values()
     if delivery.locked:
         problems.append("another process is sending it")
-    sent = counted(
-        delivery.sent, "record set that waited was sent", "record sets that waited were sent"
-    )
-    say(sent)
+    if delivery.sent or len(remote.spool):
+        say(
+            counted(
+                delivery.sent,
+                "record set that waited was sent",
+                "record sets that waited were sent",
+            )
+        )
     for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
         say(line)
     waits = len(remote.spool) > 0
