@@ -41,6 +41,7 @@ from support.records import context, measurement, record
 from support.service import free_port, running_server
 
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import canonical_json
 
 SPOOLED_BYTES = 25 * 2**20
 FIRST_SPOOLED = 10_000_000
@@ -65,7 +66,7 @@ def fill(spool: Spool) -> set[int]:
     while sum(file.size for file in spool.waiting()) < SPOOLED_BYTES:
         timings = [measurement(block, 1.0) for block in range(1, 21)]
         records = tuple(record(number + index, *timings) for index in range(100))
-        spool.add(RecordSet(context=context(), records=records))
+        spool.write(canonical_json(RecordSet(context=context(), records=records)).encode())
         number += 100
     earlier = time.time() - 60  # what is younger may be in the hands of a process
     for file in spool.waiting():
@@ -130,9 +131,7 @@ def count_records(spool: Spool, expected: set[int]) -> dict[str, int]:
     stored: set[int] = set()
     if token := os.environ.get("READER_TOKEN"):
         client = ProtocolClient(spool.server, token=token)
-        bulk = client.bulk(context())
-        client.close()
-        stored = numbers([RecordSet(context=context(), records=bulk.records)] if bulk else [])
+        stored = numbers([RecordSet(context=context(), records=client.records(context()))])
     return {
         "records": len(expected),
         "waiting": len(expected & waiting),

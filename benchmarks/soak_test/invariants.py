@@ -10,7 +10,6 @@ from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_client.http.spool_delivery import Delivery
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Scenario
@@ -65,8 +64,6 @@ class Checker:
                 client.send(RecordSet(context=home, records=records[:1]))
         except RemoteError:
             pass  # nothing was promised
-        finally:
-            client.close()
 
     def check(self) -> tuple[int, int] | None:
         """Check once; return the numbers of acknowledged and of stored records.
@@ -83,8 +80,6 @@ class Checker:
             stored = _stored_numbers(client)
         except RemoteError:
             return None
-        finally:
-            client.close()
         for number in sorted(confirmed - stored):
             self._ledger.write("lost", f"{number}, which the server had confirmed")
         for number in sorted(spooled - stored - waiting):
@@ -98,13 +93,11 @@ class Checker:
         client = ProtocolClient(self._deployment.replicas[0].base)
         count = 0
         for home in all_homes():
-            bulk = client.bulk(home)
-            for record in bulk.records if bulk else ():
+            for record in client.records(home):
                 count += 1
                 number = number_of(record.scenario)
                 if winner(record, CONFIGS) != best_config(number) or len(record.measurements) != 4:
                     self._ledger.write("wrong", number)
-        client.close()
         return count
 
     def drain(self, seconds: float) -> tuple[int, int]:
@@ -113,9 +106,7 @@ class Checker:
         store = RemoteStore(ProtocolClient(self._url), wait=30, spool=spool)
         deadline = time.monotonic() + seconds
         while len(spool) and time.monotonic() < deadline:
-            try:
-                store.sender.drain(Delivery(), wait=10)
-            except RemoteError:
+            if store.sender.drain(wait=10).problems:
                 time.sleep(1)
         store.close()
         return len(spool), len(spool.set_aside())

@@ -16,7 +16,6 @@ from dejavu_cache import __version__
 from .middleware.authentication import AuthenticationMiddleware
 from .middleware.limits import RequestLimits
 from .middleware.request_log import RequestLogMiddleware
-from .openapi import describe
 from .pages import compare, kernel, missing, overview, rendering, scenario
 from .pages import tokens as token_pages
 from .problems import install_handlers
@@ -44,7 +43,7 @@ _FLUSH_SECONDS = 60.0
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
-    server = Server.open(settings)
+    server = Server(settings)
     app = FastAPI(
         title="dejavu-cache",
         version=__version__,
@@ -78,7 +77,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
-    app.add_route("/v1/openapi.json", describe, include_in_schema=False)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)

@@ -256,8 +256,9 @@ def _parse_grants(grants: list[str]) -> dict[str, str]:
 
 
 def _rights(token: Token) -> str:
-    if len(set(token.grants.values())) == 1:
-        return f"{token.role:5}  {','.join(token.namespaces):12}"
+    roles = set(token.grants.values())
+    if len(roles) == 1:
+        return f"{roles.pop():5}  {','.join(token.grants):12}"
     return ",".join(f"{name}={role}" for name, role in token.grants.items())
 
 
@@ -303,27 +304,18 @@ def _reported_errors() -> Iterator[None]:
     from pydantic import ValidationError
     from sqlalchemy.exc import DBAPIError
 
+    code = ExitCode.UNUSABLE
     try:
         yield
-    except (DejavuError, DBAPIError, ValidationError, OSError) as error:
-        typer.echo(f"error: {_message(error)}", err=True)
-        raise typer.Exit(_exit_code(error)) from None
-
-
-def _exit_code(error: Exception) -> ExitCode:
-    from pydantic import ValidationError
-
-    if isinstance(error, DejavuError):
-        return error.exit_code
-    return ExitCode.USAGE if isinstance(error, ValidationError) else ExitCode.UNUSABLE
-
-
-def _message(error: Exception) -> str:
-    from pydantic import ValidationError
-    from sqlalchemy.exc import DBAPIError
-
-    if isinstance(error, ValidationError):
-        return "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
-    if isinstance(error, DBAPIError):
-        return f"the database does not work: {str(error.orig).strip().splitlines()[0]}"
-    return str(error)
+        return
+    except ValidationError as error:
+        message = "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
+        code = ExitCode.USAGE
+    except DBAPIError as error:
+        message = f"the database does not work: {str(error.orig).strip().splitlines()[0]}"
+    except DejavuError as error:
+        message, code = str(error), error.exit_code
+    except OSError as error:
+        message = str(error)
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -21,13 +22,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10,
 
 
 class Metrics:
-    """The counters of one replica, and gauges computed from the database.
-
-    Attributes:
-        hits: Reads answered with records.
-        unchanged: Bulk reads answered with 304.
-        misses: Reads for which there were no records.
-    """
+    """The counters of one replica, and gauges computed from the database."""
 
     def __init__(self, database: Database) -> None:
         """Create the metrics in a registry of their own."""
@@ -45,28 +40,18 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        lookups = Counter(
-            "dejavu_lookups", "Reads of records by outcome", ["outcome"], registry=self._registry
-        )
-        self.hits, self.unchanged, self.misses = (
-            lookups.labels(outcome) for outcome in ("hit", "unchanged", "miss")
-        )
         # Looking up a metric by its labels costs more than counting.
-        self._labelled: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._labelled = cache(self._find_metrics)
         self._registry.register(_DatabaseGauges(database))
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request and the seconds it took."""
-        metrics = self._labelled.get((method, route, status))
-        if metrics is None:
-            metrics = (
-                self._requests.labels(method, route, str(status)),
-                self._seconds.labels(route),
-            )
-            self._labelled[method, route, status] = metrics
-        requests, duration = metrics
+        requests, duration = self._labelled(method, route, status)
         requests.inc()
         duration.observe(seconds)
+
+    def _find_metrics(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+        return self._requests.labels(method, route, str(status)), self._seconds.labels(route)
 
     def text(self) -> bytes:
         """Return all metrics in the exposition format."""

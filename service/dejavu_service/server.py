@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .metrics import Metrics
@@ -25,63 +24,31 @@ __all__ = ["Server"]
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
 _PAGES = 4
-"""Pages that are made at a time."""
+"""Pages that are made at a time: each may take long and much memory."""
 
 
-@dataclass(frozen=True)
 class Server:
-    """The settings, the database and the caches of one server.
+    """The settings, the database and the caches of one server."""
 
-    Attributes:
-        settings: The server's settings.
-        database: The database and its connections.
-        principals: The cache of tokens' principals.
-        bodies: The turns of requests with bodies.
-        identities: The exchange of other issuers' tokens; None if there is none.
-        exchanging: The turns to exchange a token, of which a hanging issuer may take all.
-        page_turns: The turns to make a page, which may take long and much memory.
-        read_through: The namespaces beneath others.
-        reader: The reads of records and their cache.
-        metrics: The counters for Prometheus.
-        readiness: The look-up of the schema's state that concurrent requests share.
-        stopping: Set once the server shall get no more requests.
-    """
-
-    settings: ServerSettings
-    database: Database
-    principals: PrincipalCache
-    bodies: BodyTurns
-    identities: IdentityExchange | None
-    exchanging: asyncio.Semaphore
-    page_turns: Turns
-    read_through: ReadThrough
-    reader: RecordReader
-    metrics: Metrics
-    readiness: SingleFlight[None, SchemaState]
-    stopping: asyncio.Event
-
-    @classmethod
-    def open(cls, settings: ServerSettings) -> Server:
+    def __init__(self, settings: ServerSettings) -> None:
         """Create the server's objects without connecting to the database.
 
         Raises:
             SettingsError: The rules of which namespaces read through, or of issuers, are wrong.
         """
-        database = Database(settings.database, settings.pool)
-        return cls(
-            settings=settings,
-            database=database,
-            principals=PrincipalCache(database, settings.token_ttl),
-            bodies=BodyTurns(settings.max_body, settings.pool),
-            identities=_open_exchange(settings),
-            exchanging=asyncio.Semaphore(_EXCHANGES),
-            page_turns=Turns(_PAGES, _PAGES),
-            read_through=ReadThrough.parse(settings.read_through),
-            reader=RecordReader(database, settings.cache_bytes),
-            metrics=Metrics(database),
-            readiness=SingleFlight(),
-            stopping=asyncio.Event(),
-        )
+        self.settings = settings
+        self.database = Database(settings.database, settings.pool)
+        self.principals = PrincipalCache(self.database, settings.token_ttl)
+        self.bodies = BodyTurns(settings.max_body, settings.pool)
+        self.identities = _open_exchange(settings)
+        self.exchanging = asyncio.Semaphore(_EXCHANGES)
+        self.page_turns = Turns(_PAGES, _PAGES)
+        self.read_through = ReadThrough.parse(settings.read_through)
+        self.reader = RecordReader(self.database, settings.cache_bytes)
+        self.metrics = Metrics(self.database)
+        self.readiness: SingleFlight[None, SchemaState] = SingleFlight()
+        self.stopping = asyncio.Event()
+        """Set once the server shall get no more requests."""
 
     async def close(self) -> None:
         """Close all connections to the database."""

@@ -51,11 +51,7 @@ def export(tmp_path: Path) -> Callable[..., Path]:
 
 
 def kernels_on(server: Running) -> list[str]:
-    client = ProtocolClient(server.base)
-    try:
-        return sorted(context.kernel.name for context in client.contexts())
-    finally:
-        client.close()
+    return sorted(context.kernel.name for context in ProtocolClient(server.base).contexts())
 
 
 def test_records_that_a_server_took_are_counted_as_new_or_known(
@@ -101,7 +97,6 @@ def test_a_record_that_is_too_large_for_a_request_is_sent_in_parts(
     client = ProtocolClient(server.base)
     (of,) = client.contexts()
     stored = client.record(of, large.scenario)
-    client.close()
     assert stored is not None
     assert set(stored.by_config) == set(large.by_config)
 

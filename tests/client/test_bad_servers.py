@@ -18,6 +18,7 @@ from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from dejavu_client.http.transport import Transport
 from support.bad_server import BadServer, drip, hang
 from support.kernels import launch, load
 from support.records import context, record
@@ -87,7 +88,6 @@ def store(server: BadServer, tmp_path: Path) -> Iterator[RemoteStore]:
     store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
     yield store
     store.close()
-    store.client.close()
 
 
 def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> None:
@@ -104,7 +104,6 @@ def test_what_is_no_lease_becomes_no_part_of_a_request(lease: object) -> None:
     client = ProtocolClient(server.url)
     with pytest.raises(RemoteError, match="granted a lease with the id"):
         client.lease(context(), record(1).scenario, "me", 30.0)
-    client.close()
     server.close()
 
 
@@ -166,15 +165,15 @@ def test_a_launch_goes_on_with_one_warning(
 def test_what_a_dead_server_should_have_got_is_spooled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes are handed to a thread: the caller does not even try to connect."""
+    """Writes are handed to a thread: the caller sends nothing."""
     callers = []
-    connect = socket.create_connection
+    send = Transport.send
 
-    def recorded_connect(*args: Any, **kwargs: Any) -> socket.socket:
+    def send_and_note(*args: Any, **kwargs: Any) -> Any:
         callers.append(threading.current_thread())
-        return connect(*args, **kwargs)
+        return send(*args, **kwargs)
 
-    monkeypatch.setattr(socket, "create_connection", recorded_connect)
+    monkeypatch.setattr(Transport, "send", send_and_note)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     store = RemoteStore(

@@ -9,6 +9,7 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from dejavu_client.http.transport import shared_transport
 from support.command_line import run_cli
 from support.kernels import launch, load
 from support.records import context, record
@@ -28,6 +29,7 @@ UNUSABLE = {
 def variable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Set one variable to what no connection can be made with, and return its name."""
     monkeypatch.setenv(request.param, UNUSABLE[request.param])
+    monkeypatch.setattr(shared_transport, "_client", None)
     return str(request.param)
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,9 +27,9 @@ def server(tmp_path: Path) -> Iterator[Running]:
     """Yield a server with a record of each of three kernels."""
     database = f"sqlite:///{tmp_path / 'server.sqlite3'}"
     with running_server(database, tmp_path / "log") as running:
-        with closing(ProtocolClient(running.base)) as client:
-            for name in ("a.x", "b.x", "c.x"):
-                client.send(RecordSet(context=context(kernel=name), records=(record(1),)))
+        client = ProtocolClient(running.base)
+        for name in ("a.x", "b.x", "c.x"):
+            client.send(RecordSet(context=context(kernel=name), records=(record(1),)))
         yield running
 
 
@@ -86,7 +85,7 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
 ) -> None:
     """The exit code and the error tell it from one that failed altogether."""
     monkeypatch.setattr("dejavu_client.cli.chosen_store.COMMAND_WAIT", 0.5)
-    monkeypatch.setattr("dejavu_client.http.shared_client.REQUEST_TIMEOUT", 1.0)
+    monkeypatch.setattr("dejavu_client.http.transport.WHOLE_SECONDS", 5.0)
     reached = threading.Event()
     with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
         seen = run_cli("gc", "--all", "--yes", "--store", proxy)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dejavu_client.http.token_source import TokenSource
+from dejavu_client.http.transport import TokenSource
 
 from dejavu_cache.settings import Settings
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dejavu_client.cli.commands.transfer import import_records
+from dejavu_client.http.circuit import CircuitBreaker
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.sender import Sender
 from dejavu_client.http.spool import Spool
-from dejavu_client.http.spool_delivery import deliver_spool
 
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario
@@ -151,6 +152,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class TakingClient(ProtocolClient):
+    """Client of a server that takes everything."""
+
+    def send_json(self, body: bytes, records: int) -> None:
+        """Send nothing."""
+
+
 def read_all(folder: Path, server: HostileServer) -> None:
     """Read a case by every reader."""
     shared = folder / "shared"
@@ -169,7 +177,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
     target = str(folder / "own" / "in")
     ignore_own_errors(lambda: import_records([str(folder / "export.jsonl")], into=target))
     spool = Spool("https://server", folder / "spool")
-    ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
+    ignore_own_errors(Sender(TakingClient("http://server"), CircuitBreaker(), spool).drain)
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
     raw = (folder / "raw-answer").read_bytes() if (folder / "raw-answer").is_file() else b""
     for kind, server.raw in (

@@ -14,6 +14,7 @@ from support.processes import dejavu
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.journal import Journal
@@ -151,7 +152,8 @@ def test_a_file_too_large_to_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def spool_record(folder: Path) -> None:
-    Spool("https://server", folder).add(RecordSet(context=_context(), records=(_record(1),)))
+    record_set = RecordSet(context=_context(), records=(_record(1),))
+    Spool("https://server", folder).write(canonical_json(record_set).encode())
 
 
 def write_journal(folder: Path) -> None:

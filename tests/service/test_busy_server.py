@@ -37,7 +37,6 @@ def stores(tmp_path: Path) -> Iterator[list[RemoteStore]]:
     yield opened
     for store in opened:
         store.close()
-        store.client.close()
 
 
 def open_remote(stores: list[RemoteStore], base: str, wait: float, tmp_path: Path) -> RemoteStore:
@@ -52,11 +51,9 @@ def test_a_launch_reads_one_record_of_a_context_too_large_to_read(
     large = [
         record(m, *(measurement(block, block / 7) for block in range(1, 5))) for m in range(1500)
     ]
-    sending = ProtocolClient(server.base)
-    sending.send(RecordSet(context=context(), records=tuple(large)))
-    sending.close()
+    ProtocolClient(server.base).send(RecordSet(context=context(), records=tuple(large)))
     with monkeypatch.context() as keyed_reads_alone:
-        keyed_reads_alone.setattr(ProtocolClient, "fetch_bulk", None)
+        keyed_reads_alone.setattr(ProtocolClient, "records", None)
         for m in (0, 700, 1499):
             store = open_remote(stores, server.base, 20.0, tmp_path)
             found = store.get(context(), record(m).scenario)
@@ -122,13 +119,10 @@ def test_who_is_ready_to_wait_waits_for_a_server_that_restarts(
 
 
 def ask_once(base: str) -> bool:
-    client = ProtocolClient(base)
     try:
-        client.record(context(), record(1).scenario)
+        ProtocolClient(base).record(context(), record(1).scenario)
     except BusyError:
         return False
-    finally:
-        client.close()
     return True
 
 

@@ -9,7 +9,8 @@ from email.utils import format_datetime
 
 import httpx
 import pytest
-from dejavu_client.http.http_exchange import HttpExchange
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.transport import Transport
 from support.service import body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model import scenario as clock
@@ -108,8 +109,7 @@ def test_a_machine_whose_clock_is_days_off_dates_by_the_servers(
     monkeypatch.setattr(clock, "_corrections", [timedelta(days=days)])
     date = format_datetime(datetime.now(timezone.utc), usegmt=True)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"date": date}))
-    with httpx.Client(transport=transport) as connections:
-        HttpExchange("http://server", http_client=connections).send("GET", "http://server/")
+    ProtocolClient("http://server", transport=Transport(transport)).check_ready()
     error = abs(clock.now() - datetime.now(timezone.utc))
     assert error < (timedelta(minutes=1) if abs(days) > 1 else timedelta(days=1))
     assert caplog.text.count("set the clock right") == (abs(days) > 1)
@@ -123,6 +123,5 @@ def test_a_server_that_does_not_know_the_time_changes_nothing(
 ) -> None:
     monkeypatch.setattr(clock, "_corrections", [timedelta(0)])
     transport = httpx.MockTransport(lambda _: httpx.Response(200, headers={"date": date}))
-    with httpx.Client(transport=transport) as connections:
-        HttpExchange("http://server", http_client=connections).send("GET", "http://server/")
+    ProtocolClient("http://server", transport=Transport(transport)).check_ready()
     assert abs(clock.now() - datetime.now(timezone.utc)) < timedelta(minutes=1)

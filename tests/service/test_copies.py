@@ -13,11 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_client.http.copy_check import CopyCheck
 from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import CopyCheck
+from dejavu_client.http.transport import Transport
 from fastapi import FastAPI
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
+from support.remote_stores import through
 from support.service import (
     START,
     Running,
@@ -218,15 +220,18 @@ def test_a_store_recalls_parts_and_keeps_the_rest(kind: str, tmp_path: Path) -> 
 
 
 def test_copies_are_asked_about_in_parts(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejavu_client.http.copy_check.MOST_COPIES", 3)
+    monkeypatch.setattr("dejavu_client.http.remote_store.MOST_COPIES", 3)
     with client_of(app) as http_client:
         http_client.post("/v1/main/records", json=body(record_set(*map(record, range(10)))))
-        check = CopyCheck(ProtocolClient("http://localhost", http_client=http_client))
+        check, server = (
+            CopyCheck(),
+            ProtocolClient("http://localhost", transport=through(http_client)),
+        )
         wanted = {context(): [scenario(m) for m in range(12)]}
         local = MemoryStore()
 
         def compare() -> list[Record]:
-            changes = check.changes(wanted)
+            changes = check.changes(server, wanted)
             if context() in changes:
                 take_over(local, context(), wanted[context()], changes[context()])
             return list(changes[context()].records) if context() in changes else []
@@ -247,14 +252,17 @@ def test_copies_are_asked_about_in_parts(app: FastAPI, monkeypatch: pytest.Monke
 def test_recalls_are_repeated_whatever_else_has_changed(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_client.http.copy_check.MOST_COPIES", 2)
+    monkeypatch.setattr("dejavu_client.http.remote_store.MOST_COPIES", 2)
     local = MemoryStore()
     with client_of(app) as http_client:
-        check = CopyCheck(ProtocolClient("http://localhost", http_client=http_client))
+        check, server = (
+            CopyCheck(),
+            ProtocolClient("http://localhost", transport=through(http_client)),
+        )
 
         def compare(*of: int) -> set[Scenario]:
             wanted = [scenario(m) for m in of]
-            for changes in check.changes({context(): wanted}).values():
+            for changes in check.changes(server, {context(): wanted}).values():
                 take_over(local, context(), wanted, changes)
             return {each.scenario for each in local.records(context())}
 
@@ -267,9 +275,9 @@ def test_recalls_are_repeated_whatever_else_has_changed(
         assert compare(1, 2, 3) == {scenario(3)}
         local.put(context(), [record(1)])  # as a look-up does that began before the deletion
         assert compare(1, 2, 3) == {scenario(3)}
-        monkeypatch.setattr("dejavu_client.http.copy_check.REPEATED_SECONDS", -1.0)
+        monkeypatch.setattr("dejavu_client.http.remote_store.REPEATED_SECONDS", -1.0)
         assert compare(1, 2, 3) == {scenario(3)}
-        assert check.changes({context(): [scenario(m) for m in (1, 2, 3)]}) == {}
+        assert check.changes(server, {context(): [scenario(m) for m in (1, 2, 3)]}) == {}
 
 
 def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() -> None:
@@ -280,24 +288,9 @@ def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() ->
         change = {"revision": "1", "records": [], "gone": [asked, *others], "recalls": recalls}
         return httpx.Response(200, json={"contexts": {context().digest: change}})
 
-    with httpx.Client(transport=httpx.MockTransport(answer)) as http_client:
-        check = CopyCheck(ProtocolClient("http://lying", http_client=http_client))
-        (changes,) = check.changes({context(): [scenario(1)]}).values()
+    lying = ProtocolClient("http://x", transport=Transport(httpx.MockTransport(answer)))
+    (changes,) = CopyCheck().changes(lying, {context(): [scenario(1)]}).values()
     assert set(changes.recalls) == {asked}
-
-
-def test_a_server_that_cannot_compare_copies_is_not_asked_again() -> None:
-    asked: list[str] = []
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.path)
-        return httpx.Response(404, json={"detail": "there is nothing at this path"})
-
-    with httpx.Client(transport=httpx.MockTransport(refuse)) as http_client:
-        check = CopyCheck(ProtocolClient("http://old", http_client=http_client))
-        assert check.changes({context(): [scenario()]}) == {}
-        assert check.changes({context(): [scenario()]}) == {}
-    assert asked == ["/v1/main/revalidation"]
 
 
 def test_nothing_is_left_of_a_record_without_its_parts() -> None:

@@ -96,7 +96,7 @@ def writing(*servers: Running) -> Iterator[Clients]:
         assert clients.taken <= stored(server)
 
 
-def stored(server: Running) -> set[int]:
+def stored(server: Running) -> set[Any]:
     answer = httpx.get(f"{server.base}{HOME}")
     return {one.scenario.args["M"] for one in RecordSet.model_validate_json(answer.content).records}
 

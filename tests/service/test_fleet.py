@@ -13,15 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from support.fork_server import COMMAND, Child, Nursery
 from support.kernels import ADD
 from support.processes import PROGRAMS
 from support.service import Running, replicas, restart
+from support.sweeping import wait_until
 
 CLIENTS = int(os.environ.get("FLEET_CLIENTS", "8"))
 SCENARIOS = 100 if CLIENTS >= 32 else 40
@@ -46,12 +49,17 @@ def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: in
 
 def held_by_the_server(url: str) -> list[Any]:
     base, namespace = split_server_url(url, "main")
-    client = ProtocolClient(base, namespace=namespace, attempts=10)
+    client = ProtocolClient(base, namespace=namespace)
+    wait_until(lambda: is_ready(client))
     (context,) = client.contexts()
-    bulk = client.bulk(context)
-    client.close()
-    assert bulk is not None
-    return list(bulk.records)
+    return list(client.records(context))
+
+
+def is_ready(client: ProtocolClient) -> bool:
+    with suppress(UnreachableError):
+        client.check_ready()
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")

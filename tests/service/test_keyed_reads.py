@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
-from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.scenario_listings import ScenarioListings
+from dejavu_client.http.remote_store import RemoteStore, ScenarioListings
 from dejavu_client.http.spool import Spool
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
+from support.remote_stores import through
 from support.service import (
     body,
     client_of,
@@ -102,7 +102,7 @@ def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None
 
 def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     post(client, record(2), record(1))
-    asking = ProtocolClient("http://localhost", http_client=client)
+    asking = ProtocolClient("http://localhost", transport=through(client))
     listed = asking.scenario_texts(context())
     assert listed is not None
     assert listed[1] == [scenario(1).text, scenario(2).text]
@@ -125,7 +125,7 @@ def test_a_launch_finds_neighbours_and_learns_of_new_ones(
             post(client, record(2))
             assert store.get(context(), scenario(2)) is None, "as the server last answered"
             assert store.revision(context()) == listed
-            monkeypatch.setattr("dejavu_client.http.scenario_listings.REFRESH_SECONDS", 0.0)
+            monkeypatch.setattr("dejavu_client.http.remote_store.REFRESH_SECONDS", 0.0)
             deadline = time.monotonic() + 240
             while store.revision(context()) == listed and time.monotonic() < deadline:
                 time.sleep(0.05)

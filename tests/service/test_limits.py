@@ -85,6 +85,7 @@ async def wait_for_body(scope: Any, receive: Callable[[], Awaitable[Any]], send:
 
 def test_a_request_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "_CHECK_SECONDS", 0.02)
 
     async def serve() -> None:
         limited = RequestLimits(wait_for_body, 1)

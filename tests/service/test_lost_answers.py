@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,13 @@ HOST = "h200-1"
 @pytest.fixture
 def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
     with running_server(sqlite_url, tmp_path / "log") as started:
-        with closing(ProtocolClient(started.base)) as client:
-            client.send(record_set(record(1), record(2)))
+        ProtocolClient(started.base).send(record_set(record(1), record(2)))
         yield started
 
 
 def quarantines(server: Running) -> list[tuple[int, bool]]:
     """Return the quarantines by their number of parts and whether they are undone."""
-    with closing(ProtocolClient(server.base)) as client:
-        listed = client.list_quarantines()
+    listed = ProtocolClient(server.base).list_quarantines()
     return [(item["parts"], item["undone"] is not None) for item in listed]
 
 
@@ -43,8 +40,7 @@ def test_a_quarantine_whose_answer_gets_lost_is_not_said_to_be_empty(server: Run
 
 def test_an_undo_whose_answer_gets_lost_is_not_said_to_be_impossible(server: Running) -> None:
     """It is done once, and the error says that it may be done."""
-    with closing(ProtocolClient(server.base)) as client:
-        identity = client.quarantine({"host": HOST})["id"]
+    identity = ProtocolClient(server.base).quarantine({"host": HOST})["id"]
     with lossy_proxy(server.base, "DELETE", "/quarantines") as proxy:
         seen = run_cli("quarantine", "undo", identity, "--server", proxy)
     assert (seen.returncode, seen.stdout) == (3, ""), seen

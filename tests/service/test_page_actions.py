@@ -132,7 +132,7 @@ def test_the_worklist_is_claimed_released_and_dismissed(
     admin.send("/pages/main/misses/release", proof, **miss)
     assert "<td>nobody" in admin.get("/pages/main/misses")
     admin.send("/pages/main/misses/dismiss", proof, **miss)
-    assert "Nothing is missing" in admin.get("/pages/main/misses")
+    assert "No program missed a scenario" in admin.get("/pages/main/misses")
     assert "dismissed meanwhile" in admin.send("/pages/main/misses/claim", proof, **miss).text
     assert admin.send("/pages/main/misses/claim", proof, context="x").status_code == 404
     for method, end in (("PUT", "/claim"), ("DELETE", "/claim"), ("DELETE", "")):

@@ -124,7 +124,7 @@ def act(browser: Browser, base: str) -> None:
     assert "This pin costs 10.0%" in browser.click("tr:nth-child(2) form[action$=pin] button")
     browser.open(f"{base}/pages/main/misses")
     assert "since" in browser.click("form[action$=claim] button")
-    assert "Nothing is missing" in browser.click("form[action$=dismiss] button")
+    assert "No program missed a scenario" in browser.click("form[action$=dismiss] button")
     assert "main lacks 1" in browser.open(f"{base}/pages/pr-7/compare?to=main")
     assert "main lacks 0" in browser.click("form[action$=promote] button")
     activity = browser.open(f"{base}/pages/main/activity")

@@ -158,6 +158,32 @@ def test_what_was_promoted_of_it_goes_from_there(
     assert len(read(client, admin, "pr-1")) == 2
 
 
+def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
+    client: httpx.Client, admin: Token, fleet: Token, database: Database
+) -> None:
+    """Whoever sends a replaced measurement again is refused only while it is replaced."""
+    ops = [Token(database, name, "admin") for name in ("first", "second")]
+    post(client, fleet, record(1, median=0.5))
+    for number, token in enumerate(ops, start=1):
+        post(client, fleet, record(1, median=number / 10), at=f"pr-{number}")
+        sent = client.post(f"/v1/pr-{number}/promote", json={"to": "main"}, headers=token.headers)
+        assert sent.is_success
+
+    def stands() -> float | None:
+        return read(client, admin)[0].by_config[config(16)].median
+
+    assert stands() == 0.2
+    assert post(client, fleet, record(1, median=0.1))["refused"] == 3
+    taken = [quarantine(client, admin, token=ops[1].id)["id"]]
+    assert stands() == 0.1
+    taken.append(quarantine(client, admin, token=ops[0].id)["id"])
+    assert stands() == 0.5
+    assert "refused" not in post(client, fleet, record(1, median=0.5))
+    for identity in taken:
+        undo(client, admin, identity)
+    assert stands() == 0.5, "beside what came since"
+
+
 def test_the_context_of_a_quarantine_is_not_pruned(
     client: httpx.Client, admin: Token, evil: Token, database: Database
 ) -> None:

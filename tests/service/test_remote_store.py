@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.http.http_exchange import ServerAnswer
+from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support.kernels import launch, load
@@ -53,7 +53,7 @@ class TestLocalFirst:
         folder = FileStore(tmp_path / "folder")
         folder.put(context(), [record(16)])
         asked: list[object] = []
-        monkeypatch.setattr(store.client, "fetch_record", lambda *args: asked.append(args))
+        monkeypatch.setattr(ProtocolClient, "record", lambda *args: asked.append(args))
         assert TieredStore([folder, store]).get(context(), record(16).scenario) is not None
         assert asked == []
 
@@ -74,13 +74,13 @@ class TestLocalFirst:
         assert store.sender.flush(240)
         store.close()
         asked = []
-        fetch = store.client.fetch_record
+        ask = ProtocolClient.record
 
-        def fetch_and_count(*args: Any) -> ServerAnswer:
+        def ask_and_count(*args: Any) -> Any:
             asked.append(args)
-            return fetch(*args)
+            return ask(*args)
 
-        monkeypatch.setattr(store.client, "fetch_record", fetch_and_count)
+        monkeypatch.setattr(ProtocolClient, "record", ask_and_count)
         for m in [*range(12), *range(12)]:
             assert (store.get(context(), record(m).scenario) is not None) == (m < 10)
         assert len(asked) == 12

@@ -90,14 +90,17 @@ def test_marks_of_use_outlast_a_failure(
 def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Database) -> None:
     client.post("/v1/pr-1/records", json=body(record_set(record(1))))
     client.post("/v1/pr-1/promote", json={"to": "main"})
-    client.post("/v1/main/records", json=body(record_set(record(2), record(3))))
+    client.post("/v1/pr-1/records", json=body(record_set(record(5))))
+    client.post("/v1/main/records", json=body(record_set(record(2), record(3), record(5))))
+    client.post("/v1/pr-1/promote", json={"to": "main"})
     pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(2).digest}"
     assert client.put(pin, json={"config": body(config())}).status_code == 200
     age(database, 100)
     tag = client.get(HOME).headers["etag"]
-    assert prune(database, 30, 30).records == 2
+    assert prune(database, 30, 30).records == 3
     answer = client.get(HOME, headers={"If-None-Match": tag})
-    assert [entry["scenario"]["args"]["M"] for entry in answer.json()["records"]] == [1, 2]
+    kept = [entry["scenario"]["args"]["M"] for entry in answer.json()["records"]]
+    assert kept == [1, 2, 5], "also what was promoted to an equal record"
     assert client.get("/v1/main/contexts").json()["contexts"] == [body(context())]
 
 

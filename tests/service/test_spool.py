@@ -9,16 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from dejavu_client.http.errors import RefusedError, ServerFaultError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.sender import IN_HAND
 from dejavu_client.http.spool import Spool
-from dejavu_client.http.spool_delivery import Delivery, deliver_spool
-from dejavu_client.http.uploads import encode
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
@@ -54,7 +52,7 @@ def invalid(*ms: int) -> bytes:
         mode="json", exclude_none=True
     )
     document["records"][-1]["measurements"][0]["median"] = -1.0
-    return encode(document)
+    return json.dumps(document).encode()
 
 
 @pytest.mark.parametrize(("role", "status"), [("", 401), ("expired", 401), ("read", 403)])
@@ -80,7 +78,7 @@ def test_a_token_that_may_not_write_keeps_everything(
     store.close()
     assert len(spool) == 4
     writer = RemoteStore(ProtocolClient(server.base, token=good), wait=5, spool=spool)
-    writer.sender.drain(Delivery(), 30.0)
+    writer.sender.drain(30.0)
     writer.close()
     assert len(spool) == 0
     assert numbers(server.base, good) == {1, 2, 3, 4}
@@ -93,9 +91,11 @@ def test_a_refused_record_is_set_aside_and_the_rest_is_sent(
     spool.write(invalid(3, 4, 5, 6, 7))
     spool.write(b"half")
     spool.write(b'{"context": {}, "records": ["half a character: \\ud800"]}')
-    spool.add(RecordSet(context=context(kernel="other"), records=(record(1),)))
+    spool_of(
+        server.base, tmp_path, RecordSet(context=context(kernel="other"), records=(record(1),))
+    )
     delivery = deliver(spool, server)
-    assert (delivery.sent, delivery.set_aside, len(spool)) == (3, 3, 0)
+    assert (delivery.sent, len(spool.set_aside()), len(spool)) == (3, 3, 0)
     assert numbers(server.base) == {1, 2, 3, 4, 5, 6}
     aside = {entry.path.read_bytes(): entry.reason for entry in spool.set_aside()}
     assert "is damaged" in aside.pop(b"half")
@@ -124,10 +124,8 @@ def test_a_refused_record_that_cannot_be_set_aside_costs_nobody_the_server(
     store.close()
     assert numbers(server.base) == {1, 2, 4}
     (refused,) = spool.waiting()
-    delivery = Delivery()
-    with closing(ProtocolClient(server.base)) as client:
-        deliver_spool(spool, client.send_json, in_hand=0, delivery=delivery)
-    assert "set-aside" in delivery.failed[refused.path]
+    (problem,) = deliver(spool, server).problems
+    assert f"set-aside/{refused.path.name}" in problem
 
 
 def test_what_a_running_process_measures_is_set_aside_too(server: Running, tmp_path: Path) -> None:
@@ -170,10 +168,8 @@ def test_records_on_which_the_server_fails_wait_and_the_rest_is_sent(tmp_path: P
             raise ServerFaultError("answered 500")
         sent.append(document)
 
-    delivery = deliver_spool(spool, send, in_hand=0)
-    assert (delivery.sent, len(spool), list(delivery.failed.values())) == (2, 1, ["answered 500"])
-    deliver_spool(spool, send, in_hand=0, skip=delivery.failed)
-    assert len(sent) == 2
+    delivery = deliver(spool, send)
+    assert (delivery.sent, len(spool), delivery.problems) == (2, 1, ["answered 500"])
 
 
 @pytest.mark.parametrize(("age", "is_sent"), [(60.0, True), (0.0, False), (-86_400.0, True)])
@@ -184,7 +180,7 @@ def test_a_clock_that_was_put_back_keeps_nothing_from_the_server(
     spool = spool_of("x", tmp_path, *singles(1))
     (file,) = spool.waiting()
     os.utime(file.path, (time.time() - age,) * 2)
-    assert deliver_spool(spool, lambda body, records: None).sent == is_sent
+    assert deliver(spool, lambda body, records: None, IN_HAND).sent == is_sent
 
 
 def test_a_set_that_is_refused_altogether_costs_few_requests(tmp_path: Path) -> None:
@@ -197,7 +193,7 @@ def test_a_set_that_is_refused_altogether_costs_few_requests(tmp_path: Path) -> 
     spool = spool_of(
         "x", tmp_path, RecordSet(context=context(), records=tuple(map(record, range(900))))
     )
-    deliver_spool(spool, refuse, in_hand=0)
+    deliver(spool, refuse)
     assert len(requests) < 100
     texts = [json.loads(entry.path.read_bytes())["records"] for entry in spool.set_aside()]
     assert sum(map(len, texts)) == 900

@@ -35,13 +35,13 @@ FORKING_COMMAND = f"from support.forked_processes import fork_workers; fork_work
 """`dejavu-cache`, whose workers are forked too."""
 
 FOR_KERNELS = (
-    "filelock", "httpx", "platformdirs", "pydantic", "rich", "sklearn.tree", "stamina", "torch",
+    "filelock", "httpx", "platformdirs", "pydantic", "rich", "sklearn.tree", "torch",
     "triton", "typer",
 )  # fmt: skip
 FOR_SERVERS = (
     "alembic.command", "alembic.script", "anyio", "fastapi", "filelock", "httpx", "jinja2",
     "platformdirs", "prometheus_client", "psycopg", "pydantic", "sqlalchemy.dialects.postgresql",
-    "sqlalchemy.dialects.sqlite", "stamina", "typer", "uvicorn",
+    "sqlalchemy.dialects.sqlite", "typer", "uvicorn",
 )  # fmt: skip
 """What commands and servers import before they do anything; none of it runs or needs a kernel."""
 

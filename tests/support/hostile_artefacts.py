@@ -121,7 +121,7 @@ def write_honest_artefacts(folder: Path) -> None:
     packed = gzip.compress(line.encode(), mtime=0)
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     (folder / "raw-answer").write_bytes(head.encode() + packed)
-    Spool("https://server", folder / "spool").add(record_set)
+    Spool("https://server", folder / "spool").write(canonical_json(record_set).encode())
     (folder / "dejavu.toml").write_text('[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n')
     (folder / "report").mkdir()
     (folder / "report" / "1.jsonl").write_text('{"what": "hit", "about": "kernel"}\n')

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from dejavu_client.http.transport import Transport
 
-__all__ = ["close_all", "open_remote"]
+__all__ = ["close_all", "open_remote", "through"]
 
 _made: list[RemoteStore] = []
 
@@ -24,6 +26,16 @@ def open_remote(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") ->
 def close_all() -> None:
     """Close the stores that were opened."""
     while _made:
-        store = _made.pop()
-        store.close()
-        store.client.close()
+        _made.pop().close()
+
+
+def through(client: httpx.Client) -> Transport:
+    """Return a transport whose requests an application's test client answers."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        content, headers = request.content, request.headers
+        sent = client.request(request.method, request.url, headers=headers, content=content)
+        sent.headers.pop("content-encoding", None)  # its content is decompressed
+        return httpx.Response(sent.status_code, headers=sent.headers, content=sent.content)
+
+    return Transport(httpx.MockTransport(answer))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
+from dejavu_client.http.circuit import CircuitBreaker
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
+from dejavu_client.http.sender import Delivery, Sender
 from dejavu_client.http.spool import Spool
-from dejavu_client.http.spool_delivery import Delivery, deliver_spool
 
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import canonical_json
 
 from .records import context, record
 from .service import Running
@@ -20,24 +22,35 @@ __all__ = ["deliver", "numbers", "singles", "spool_of"]
 def numbers(url: str, token: str = "") -> set[int]:
     """Return M of each record that a server has."""
     base, namespace = split_server_url(url, "main")
-    with closing(ProtocolClient(base, namespace=namespace, token=token)) as client:
-        bulk = client.bulk(context())
-    assert bulk is not None
-    return {int(str(entry.scenario.args["M"])) for entry in bulk.records}
+    client = ProtocolClient(base, namespace=namespace, token=token)
+    return {int(str(entry.scenario.args["M"])) for entry in client.records(context())}
 
 
 def spool_of(url: str, folder: Path, *sets: RecordSet) -> Spool:
     """Return a spool in which record sets wait for a server."""
     spool = Spool(url, folder)
     for record_set in sets:
-        assert spool.add(record_set)
+        assert spool.write(canonical_json(record_set).encode())
     return spool
 
 
-def deliver(spool: Spool, server: Running) -> Delivery:
-    """Send what waits in a spool."""
-    with closing(ProtocolClient(server.base)) as client:
-        return deliver_spool(spool, client.send_json, in_hand=0)
+class SendingTo(ProtocolClient):
+    """Client of no server, whose record sets a function takes."""
+
+    def __init__(self, send: Callable[[bytes, int], None]) -> None:
+        super().__init__("http://server")
+        self._take = send
+
+    def send_json(self, body: bytes, records: int) -> None:
+        self._take(body, records)
+
+
+def deliver(
+    spool: Spool, server: Running | Callable[[bytes, int], None], in_hand: float = 0.0
+) -> Delivery:
+    """Send what waits in a spool to a server or to a function."""
+    client = ProtocolClient(server.base) if isinstance(server, Running) else SendingTo(server)
+    return Sender(client, CircuitBreaker(), spool).drain(in_hand=in_hand)
 
 
 def singles(*ms: int) -> list[RecordSet]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
@@ -16,12 +16,6 @@ from .errors import PartlyDoneError
 from .output import note, say, show_progress
 
 __all__ = ["merge_acknowledged"]
-
-LARGEST_REQUEST = 8 * 2**20
-"""Characters of records in one request to a server; servers limit the size of a request."""
-
-MOST_RECORDS = 1000
-"""Records in one request to a server."""
 
 NAMED_FAILURES = 20
 """Contexts that an error names one by one."""
@@ -78,23 +72,22 @@ def merge_acknowledged(
     report, progress = CopyReport(), Progress(f"copying to {store.url}")
     stopped = False
     for record_set in record_sets:
-        for part in _split(record_set, store):
-            if stopped:
-                report.add_missing(part, None)
-                continue
-            try:
-                _merge_part(part, store, report)
-                progress.show(f"{report.added} new, {report.unchanged} known")
-            except StoreError as error:
-                report.add_missing(part, error)
-                of_one_set = getattr(error, "status", None) in (400, 413, 422)
-                stopped = not (of_one_set or isinstance(error, NewerFormatError))
-            except KeyboardInterrupt:
-                note(
-                    f"only {report.added} new, {report.unchanged} known in {store.url}; the next "
-                    "may be there too: repeat the command to copy the rest"
-                )
-                raise
+        if stopped:
+            report.add_missing(record_set, None)
+            continue
+        try:
+            _merge_set(record_set, store, report)
+            progress.show(f"{report.added} new, {report.unchanged} known")
+        except StoreError as error:
+            report.add_missing(record_set, error)
+            of_one_set = getattr(error, "status", None) in (400, 413, 422)
+            stopped = not (of_one_set or isinstance(error, NewerFormatError))
+        except KeyboardInterrupt:
+            note(
+                f"only {report.added} new, {report.unchanged} known in {store.url}; the next "
+                "may be there too: repeat the command to copy the rest"
+            )
+            raise
     say(f"{report.added} new, {report.unchanged} known in {store.url}")
     if report.passed_over:
         records = counted(report.passed_over, "record was", "records were")
@@ -106,34 +99,36 @@ def merge_acknowledged(
         raise _failure(report, store)
 
 
-def _merge_part(part: RecordSet, store: Store, report: CopyReport) -> None:
-    before = {record.scenario: record for record in store.records(part.context)}
-    store.put_now(part.context, part.records)
-    acknowledged = part.records
+def _merge_set(record_set: RecordSet, store: Store, report: CopyReport) -> None:
+    before = {record.scenario: record for record in store.records(record_set.context)}
+    store.put_now(record_set.context, record_set.records)
+    acknowledged = record_set.records
     if store.remote:
-        acknowledged = _acknowledged_records(part, store, report)
+        acknowledged = _acknowledged_records(record_set, store, report)
         pins = [
             record for record in acknowledged if _needs_pin(before.get(record.scenario), record)
         ]
-        _set_pins(part.context, pins, store, report)
+        _set_pins(record_set.context, pins, store, report)
     new = sum(_adds(before.get(record.scenario), record, store) for record in acknowledged)
     report.added += new
     report.unchanged += len(acknowledged) - new
 
 
-def _acknowledged_records(part: RecordSet, store: Store, report: CopyReport) -> tuple[Record, ...]:
+def _acknowledged_records(
+    record_set: RecordSet, store: Store, report: CopyReport
+) -> tuple[Record, ...]:
     """Return the records that a server has now, and count the others.
 
     A server confirms a request as a whole. It passes over what was deleted or replaced there, and
     what cannot be a measurement.
     """
-    now = {record.scenario: record.by_config.keys() for record in store.records(part.context)}
+    now = {record.scenario: record.by_config.keys() for record in store.records(record_set.context)}
     acknowledged = tuple(
         record
-        for record in part.records
+        for record in record_set.records
         if record.scenario in now and _storable_configs(record) <= now[record.scenario]
     )
-    report.passed_over += len(part.records) - len(acknowledged)
+    report.passed_over += len(record_set.records) - len(acknowledged)
     return acknowledged
 
 
@@ -152,24 +147,6 @@ def _set_pins(context: Context, records: list[Record], store: Store, report: Cop
             report.missing[key] = 1
             report.error = report.error or error
             return
-
-
-def _split(record_set: RecordSet, store: Store) -> Iterator[RecordSet]:
-    """Yield a record set as it is or, for a server, in parts of a limited size."""
-    if not store.remote:
-        yield record_set
-        return
-    part: list[Record] = []
-    size = 0
-    for record in record_set.records:
-        length = len(record.model_dump_json(exclude_none=True))
-        if part and (size + length > LARGEST_REQUEST or len(part) == MOST_RECORDS):
-            yield RecordSet(context=record_set.context, records=tuple(part))
-            part, size = [], 0
-        part.append(record)
-        size += length
-    if part:
-        yield RecordSet(context=record_set.context, records=tuple(part))
 
 
 def _adds(before: Record | None, record: Record, store: Store) -> bool:

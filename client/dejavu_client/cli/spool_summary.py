@@ -25,33 +25,15 @@ MOST_REASONS = 3
 
 def send_waiting(remote: RemoteStore) -> bool:
     """Send what waits for a server, say what became of it, and return whether nothing waits."""
-    from ..http.errors import RemoteError
-    from ..http.spool_delivery import Delivery
-
-    delivery = Delivery()
-    problems = []
-    try:
-        remote.sender.drain(delivery, LOCK_WAIT)
-    except RemoteError as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"{error.filename}: {error.strerror}")
-    problems += delivery.failed.values()
-    if delivery.locked:
-        problems.append("another process is sending it")
+    delivery = remote.sender.drain(LOCK_WAIT)
     if delivery.sent or len(remote.spool):
-        say(
-            counted(
-                delivery.sent,
-                "record set that waited was sent",
-                "record sets that waited were sent",
-            )
-        )
+        one, several = "record set that waited was sent", "record sets that waited were sent"
+        say(counted(delivery.sent, one, several))
     for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
         say(line)
     waits = len(remote.spool) > 0
-    if waits and problems:
-        say(f"not sent: {problems[0]}")
+    if waits and delivery.problems:
+        say(f"not sent: {delivery.problems[0]}")
     return not waits
 
 

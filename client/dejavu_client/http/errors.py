@@ -3,6 +3,7 @@
 StoreError
 └── RemoteError
     ├── UnreachableError    no answer, none in time, or "try again later"
+    │   ├── SilenceError        the server did not answer in time
     │   ├── BusyError           the server says for how long to leave it alone
     │   └── ServerFaultError    the server failed on this very request: 500
     ├── RefusedError        the request is forbidden or invalid
@@ -19,6 +20,7 @@ __all__ = [
     "RefusedError",
     "RemoteError",
     "ServerFaultError",
+    "SilenceError",
     "UnreachableError",
 ]
 
@@ -29,6 +31,19 @@ class RemoteError(StoreError):
 
 class UnreachableError(RemoteError):
     """The server is down, too slow or overloaded; a later request may succeed."""
+
+
+class SilenceError(UnreachableError):
+    """The server did not answer in time.
+
+    Attributes:
+        is_connected: whether the server had taken the connection, and so may only be busy.
+    """
+
+    def __init__(self, message: str, is_connected: bool) -> None:
+        """Keep beside the message how far the request had come."""
+        super().__init__(message)
+        self.is_connected = is_connected
 
 
 class BusyError(UnreachableError):

@@ -1,57 +1,109 @@
-"""Client of the server's HTTP protocol, which docs/protocol.md describes."""
+"""Client of the server's HTTP protocol, which docs/protocol.md describes.
+
+A server's answers are not to be trusted: what does not follow the protocol is a `NonsenseError`.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from datetime import timezone
+from email.utils import parsedate_to_datetime
+from typing import Annotated, Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.model.record import FORMAT, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel, correct_clock
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
-from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.background_threads import uninterrupted
+from dejavu_cache.system.notices import printable, warn_once
 
-from .answers import (
-    parse_json,
-    parse_record_set,
-    parse_scenarios,
-    problem_detail,
-    to_json,
-    validate,
-)
-from .errors import NonsenseError, RefusedError
-from .http_exchange import HttpExchange, ServerAnswer
-from .listed_rows import (
-    Count,
-    ListedChange,
-    ListedMiss,
-    ListedQuarantine,
-    ListedWriter,
-    QuarantineCounts,
-)
-from .token_source import TokenSource
-from .uploads import TOO_LARGE, upload
+from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
+from .spool import TOO_LARGE, upload
+from .transport import ServerAnswer, TokenSource, Transport, shared_transport
 
-__all__ = ["Bulk", "ProtocolClient", "split_server_url"]
+__all__ = ["ChangedCopies", "ProtocolClient", "split_server_url"]
 
-_LONG_WORK = httpx.Timeout(3600.0, connect=5.0)
-"""Limits of calls that change as many records as a namespace has."""
+LONG_WORK = 3600.0
+"""Seconds that calls may take which change as many records as a namespace has."""
+
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds to leave a busy server alone, however long it asks for."""
+
+RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
+
+BUSY_STATUSES = {429, 503}
+"""Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
 
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
+Count = Annotated[int, Field(ge=0)]
 
-class Bulk(NamedTuple):
-    """All records of a context, and the HTTP entity tag that tells whether they have changed."""
 
-    records: tuple[Record, ...]
-    etag: str
+class ListedMiss(BaseModel):
+    """What commands need of a scenario of the worklist; like other rows, it may have more."""
+
+    context: Context
+    scenario: Scenario
+    count: Count
+
+
+class ListedWriter(BaseModel):
+    """A token or a host that wrote measurements."""
+
+    sender: str
+    by: str
+    measurements: Count
+    standing: Count
+    last: str
+
+
+class ListedQuarantine(BaseModel):
+    """A quarantine, and whom it concerned."""
+
+    id: str
+    created: str
+    actor: str
+    wanted: dict[str, Any]
+    parts: Count
+    undone: str | None
+
+
+class QuarantineCounts(BaseModel):
+    """What a quarantine takes or gives back."""
+
+    id: str | None
+    contexts: Count
+    records: Count
+    measurements: Count
+    winners: Count
+
+
+class ListedChange(BaseModel):
+    """A change that somebody made."""
+
+    at: str
+    actor: str
+    action: str
+    namespace: str
+    kernel: str
+    detail: dict[str, Any]
+
+
+class ChangedCopies(BaseModel):
+    """What has changed of a context's records of which a machine has copies."""
+
+    revision: Annotated[str, Field(max_length=64)] = ""
+    records: list[Record]
+    gone: set[str]
+    recalls: dict[str, list[str]]
 
 
 def split_server_url(url: str, namespace: str) -> tuple[str, str]:
@@ -92,15 +144,13 @@ def _names_server(parts: SplitResult) -> bool:
 class ProtocolClient:
     """Calls on one namespace of one server. Thread-safe.
 
-    Every call raises `UnreachableError`, `RefusedError` or `NonsenseError` if it fails.
+    Every call raises a `RemoteError` if it fails.
 
     Args:
         url: the server's base URL.
         token: bearer token to send, or where to read it; empty for none.
         namespace: the namespace that all calls are about.
-        attempts: how often a call is tried while the server is unreachable.
-        http_client: replaces the client's own connections, for tests and special transports; its
-            base URL is not used, and `close` leaves it open.
+        transport: the connections; by default those of the process.
     """
 
     def __init__(
@@ -109,30 +159,25 @@ class ProtocolClient:
         *,
         token: str | TokenSource = "",
         namespace: str = "main",
-        attempts: int = 1,
-        http_client: httpx.Client | None = None,
+        transport: Transport = shared_transport,
     ) -> None:
         """Set up the calls; nothing is sent yet."""
         self.url = url
         self.namespace = namespace
         self._namespace_url = f"{url}/v1/{namespace}"
-        self._exchange = HttpExchange(url, token=token, attempts=attempts, http_client=http_client)
+        self._token = token if isinstance(token, TokenSource) else TokenSource(token)
+        self._transport = transport
+        self._silence = math.inf
 
-    def close(self) -> None:
-        """Close the connections once their requests are answered; the next call opens new ones."""
-        self._exchange.connections.close()
-
-    def interrupt(self) -> None:
-        """Make all requests fail at once, those that wait for an answer and later ones."""
-        self._exchange.connections.interrupt()
-
-    def abandon_connections(self) -> None:
-        """Drop the connections without closing them: after a fork they belong to the parent."""
-        self._exchange.connections.abandon()
+    def waiting(self, silence: float) -> ProtocolClient:
+        """Return this client for callers who leave a server that is silent for some seconds."""
+        client = copy.copy(self)
+        client._silence = silence
+        return client
 
     def check_ready(self) -> None:
         """Raise an error unless the server and its database answer."""
-        self._exchange.send("GET", f"{self.url}/readyz")
+        self._send("GET", "/readyz", root=self.url)
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Yield the contexts that have records, of one kernel or of all."""
@@ -142,57 +187,53 @@ class ProtocolClient:
             page = self._json(
                 "GET", "/contexts", params={name: value for name, value in filters.items() if value}
             )
-            yield from validate(list[Context], page.get("contexts"), self.url)
+            yield from self._validate(list[Context], page.get("contexts"))
             earlier, after = after, str(page.get("next") or "")
             if not after:
                 return
             if after <= earlier:
                 raise NonsenseError(f"{self.url} lists its contexts without end")
 
-    def bulk(self, context: Context, etag: str = "") -> Bulk | None:
-        """Return all records of a context in one request, or None if `etag` is still current."""
-        return self.parse_bulk(context, self.fetch_bulk(context, etag))
-
-    def fetch_bulk(self, context: Context, etag: str = "") -> ServerAnswer:
-        """Ask for all records of a context."""
-        return self._get(f"/contexts/{context.digest}/records", etag)
-
-    def parse_bulk(self, context: Context, answer: ServerAnswer) -> Bulk | None:
-        """Return the records of an answer to `fetch_bulk`, or None if they are unchanged."""
-        if answer.status == 304:
-            return None
+    def records(self, context: Context) -> tuple[Record, ...]:
+        """Return all records of a context."""
+        answer = self._send("GET", f"/contexts/{context.digest}/records")
         if answer.status == 404:
-            return Bulk((), "")
-        record_set = parse_record_set(answer.body, self.url)
+            return ()
+        record_set: RecordSet = self._parse(RecordSet, answer.body)
+        if record_set.format > FORMAT:
+            raise NonsenseError(
+                f"{self.url} sends format {record_set.format}; this version of dejavu-cache reads "
+                f"formats up to {FORMAT}: upgrade it"
+            )
         if record_set.context != context:
             raise NonsenseError(
                 f"{self.url} sent records of {record_set.context.kernel.name} instead"
             )
-        return Bulk(record_set.records, answer.etag)
+        return record_set.records
 
     def record(self, context: Context, scenario: Scenario) -> Record | None:
         """Return one record, or None if the server has none."""
-        return self.parse_record(scenario, self.fetch_record(context, scenario))
-
-    def fetch_record(self, context: Context, scenario: Scenario, etag: str = "") -> ServerAnswer:
-        """Ask for one record, unless `etag` is still current."""
-        return self._get(f"/contexts/{context.digest}/records/{scenario.digest}", etag)
-
-    def parse_record(self, scenario: Scenario, answer: ServerAnswer) -> Record | None:
-        """Return the record of an answer to `fetch_record`, or None if there is none."""
+        answer = self.fetch_record(context, scenario)
         if answer.status == 404:
             return None
-        record: Record = validate(Record, parse_json(answer.body, self.url), self.url)
+        record: Record = self._parse(Record, answer.body)
         if record.scenario != scenario:
             raise NonsenseError(f"{self.url} sent the record of {record.scenario} instead")
         return record
 
+    def fetch_record(self, context: Context, scenario: Scenario, etag: str = "") -> ServerAnswer:
+        """Ask for one record, unless `etag` is still current, and do not parse it."""
+        return self._send("GET", f"/contexts/{context.digest}/records/{scenario.digest}", etag)
+
     def scenario_texts(self, context: Context, etag: str = "") -> tuple[str, list[str]] | None:
         """Return the entity tag and the texts of a context's scenarios; None if it is current."""
-        answer = self._get(f"/contexts/{context.digest}/scenarios", etag)
+        answer = self._send("GET", f"/contexts/{context.digest}/scenarios", etag)
         if answer.status == 304:
             return None
-        return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body, self.url)
+        rows = [] if answer.status == 404 else self._object(answer.body).get("scenarios")
+        scenarios: list[Scenario] = self._validate(list[Scenario], rows)
+        with uninterrupted():
+            return answer.headers.get("etag", ""), [scenario.text for scenario in scenarios]
 
     def send(self, record_set: RecordSet) -> None:
         """Merge records into the server's; return only once the server says that it has them.
@@ -206,7 +247,7 @@ class ProtocolClient:
 
     def send_json(self, body: bytes, records: int) -> None:
         """Send a record set, encoded as JSON, in one request; `records` is their number."""
-        answer = self._json("POST", "/records", content=body)
+        answer = self._json("POST", "/records", body)
         if answer.get("records") != records:
             raise NonsenseError(f"{self.url} does not confirm that it took {records} records")
         if answer.get("refused"):
@@ -216,19 +257,16 @@ class ProtocolClient:
                 "cannot be true. Are the clocks of both machines right?",
             )
 
-    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what has changed of the records that this machine has copies of.
+    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, ChangedCopies]:
+        """Return what has changed of copies, by the digest of their context.
 
         Args:
             copies: the revision and the scenarios' tags, by the digest of their context.
-
-        Returns:
-            The changes by the digest of their context, as the server sent them.
         """
-        content = json.dumps({"contexts": copies})
-        changes = self._json("POST", "/revalidation", content=content).get("contexts")
-        if not isinstance(changes, dict):
-            raise NonsenseError(f"{self.url} does not answer what has changed")
+        answer = self._json("POST", "/revalidation", {"contexts": copies})
+        changes: dict[str, ChangedCopies] = self._validate(
+            dict[str, ChangedCopies], answer.get("contexts")
+        )
         return changes
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -256,31 +294,31 @@ class ProtocolClient:
             The lease's id, or None while another holder has it.
         """
         request = {
-            "context": to_json(context),
-            "scenario": to_json(scenario),
+            "context": _to_json(context),
+            "scenario": _to_json(scenario),
             "holder": holder,
             "ttl": ttl,
         }
-        lease = self._json("POST", "/leases", content=json.dumps(request)).get("lease")
+        lease = self._json("POST", "/leases", request).get("lease")
         if lease is not None and not (isinstance(lease, str) and _LEASE_ID.fullmatch(lease)):
             raise NonsenseError(f"{self.url} granted a lease with the id {str(lease)[:80]!r}")
         return lease
 
     def renew(self, lease: str, ttl: float) -> None:
         """Extend a lease by `ttl` seconds from now."""
-        self._json("PUT", f"/leases/{lease}", content=json.dumps({"ttl": ttl}))
+        self._json("PUT", f"/leases/{lease}", {"ttl": ttl})
 
     def release(self, lease: str) -> None:
         """Release a lease; one that has ended already is no error."""
-        self._exchange.send("DELETE", f"{self._namespace_url}/leases/{lease}")
+        self._send("DELETE", f"/leases/{lease}")
 
     def report_misses(self, misses: Mapping[tuple[Context, Scenario], int]) -> None:
         """Add to the server's counts of scenarios that were launched without a record."""
         rows = [
-            {"context": to_json(context), "scenario": to_json(scenario), "count": count}
+            {"context": _to_json(context), "scenario": _to_json(scenario), "count": count}
             for (context, scenario), count in misses.items()
         ]
-        self._json("POST", "/misses", content=json.dumps({"misses": rows}))
+        self._json("POST", "/misses", {"misses": rows})
 
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
@@ -293,12 +331,9 @@ class ProtocolClient:
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
-        content = json.dumps(wish)
         repeatable = bool(wish.get("preview"))
-        answer = self._json(
-            "POST", "/quarantines", content=content, timeout=_LONG_WORK, repeatable=repeatable
-        )
-        validate(QuarantineCounts, answer, self.url)
+        answer = self._json("POST", "/quarantines", wish, seconds=LONG_WORK, repeatable=repeatable)
+        self._validate(QuarantineCounts, answer)
         return answer
 
     def list_quarantines(self) -> list[dict[str, Any]]:
@@ -308,8 +343,8 @@ class ProtocolClient:
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
         path = f"/quarantines/{quote(identity, safe='')}"
-        answer = self._json("DELETE", path, timeout=_LONG_WORK, repeatable=False)
-        validate(QuarantineCounts, answer, self.url)
+        answer = self._json("DELETE", path, seconds=LONG_WORK, repeatable=False)
+        self._validate(QuarantineCounts, answer)
         return answer
 
     def log_entries(
@@ -322,7 +357,7 @@ class ProtocolClient:
             page_size: the entries of a page, of which a server gives at most 1000.
             all_namespaces: whether entries of all namespaces, and of none, are wanted.
         """
-        root = f"{self.url}/v1" if all_namespaces else self._namespace_url
+        root = f"{self.url}/v1" if all_namespaces else None
         params: dict[str, Any] = {name: value for name, value in filters.items() if value}
         params["limit"] = min(page_size, 1000)
         before = math.inf
@@ -340,7 +375,7 @@ class ProtocolClient:
         if config is None:
             self._json("DELETE", path)
         else:
-            self._json("PUT", path, content=json.dumps({"config": to_json(config), "by": by}))
+            self._json("PUT", path, {"config": _to_json(config), "by": by})
 
     def promote(self, to: str, kernel: str | None = None, writers: Iterable[str] = ()) -> int:
         """Copy this namespace's records and winners into another; return the number of records.
@@ -350,26 +385,103 @@ class ProtocolClient:
             kernel: the only kernel to copy.
             writers: names of tokens; what others wrote is refused.
         """
-        content = json.dumps({"to": to, "kernel": kernel, "writers": list(writers) or None})
-        answer = self._json("POST", "/promote", content=content, timeout=_LONG_WORK)
+        wish = {"to": to, "kernel": kernel, "writers": list(writers) or None}
+        answer = self._json("POST", "/promote", wish, seconds=LONG_WORK)
         return self._count(answer, "records")
 
-    def _get(self, path: str, etag: str = "", **request: Any) -> ServerAnswer:
-        headers = {"If-None-Match": etag} if etag else {}
-        return self._exchange.send("GET", self._namespace_url + path, headers=headers, **request)
+    def _send(
+        self, method: str, path: str, etag: str = "", *, root: str | None = None, **request: Any
+    ) -> ServerAnswer:
+        """Send a request; return an answer with a status of 2xx, 304 or 404, and raise any other.
 
-    def _json(self, method: str, path: str, *, root: str = "", **request: Any) -> dict[str, Any]:
-        url = (root or self._namespace_url) + path
-        status, _, body = self._exchange.send(method, url, **request)
-        if status == 404:
-            raise RefusedError(f"{self.url}: {problem_detail(body) or 'not found'}", status)
-        answer = parse_json(body, self.url)
+        Raises:
+            UnreachableError: the server does not answer, or a proxy answers in its place.
+            BusyError: the server says for how long it wants to be left alone.
+            ServerFaultError: the server failed on this request.
+            RefusedError: the server does not take the request.
+            NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
+        """
+        headers = {"Accept-Encoding": "gzip", **self._token.headers()}
+        if etag:
+            headers["If-None-Match"] = etag
+        if "content" in request:
+            headers["Content-Type"] = "application/json"
+        url = (self._namespace_url if root is None else root) + path
+        answer = self._transport.send(
+            method, url, server=self.url, silence=self._silence, headers=headers, **request
+        )
+        self._check_clock(answer.headers.get("date", ""))
+        status = answer.status
+        if status in (304, 404) or status < 300:
+            return answer
+        if status < 400:
+            raise NonsenseError(f"{self.url} answered with a redirect, which is not followed")
+        message = f"{self.url} answered {status}: {_problem_detail(answer.body)}"
+        if status == 500:
+            raise ServerFaultError(message)
+        if status in RETRYABLE_STATUSES:
+            seconds = _retry_after(answer.headers.get("retry-after", ""))
+            if status in BUSY_STATUSES and seconds is not None:
+                raise BusyError(message, status, seconds)
+            raise UnreachableError(message)
+        raise RefusedError(
+            f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
+        )
+
+    def _check_clock(self, date: str) -> None:
+        """Date records by the server's clock if this machine's is wrong by more than a day."""
+        try:
+            present = parsedate_to_datetime(date).astimezone(timezone.utc)
+        except (ValueError, OverflowError):
+            return
+        if correct_clock(present):
+            warn_once(
+                f"clock {self.url}",
+                f"this machine's clock is more than a day off that of {self.url}: records are "
+                "dated by the server's; set the clock right",
+            )
+
+    def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:
+        """Send a JSON value, which may be encoded already, and return the answer's object."""
+        if body is not None:
+            request["content"] = body if isinstance(body, bytes) else json.dumps(body)
+        answer = self._send(method, path, **request)
+        if answer.status == 404:
+            raise RefusedError(f"{self.url}: {_problem_detail(answer.body) or 'not found'}", 404)
+        return self._object(answer.body)
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        """Parse a JSON object, without pydantic."""
+        try:
+            answer = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise NonsenseError(f"{self.url} answered what is not JSON: {error}") from None
         if not isinstance(answer, dict):
             raise NonsenseError(f"{self.url} answered {str(answer)[:80]!r}")
         return answer
 
+    def _parse(self, kind: type[BaseModel], body: bytes) -> Any:
+        """Parse a body as a model."""
+        try:
+            with uninterrupted():
+                return kind.model_validate_json(body)
+        except ValidationError as error:
+            raise self._not_following(error) from None
+
+    def _validate(self, kind: Any, value: Any) -> Any:
+        """Return a JSON value as a model."""
+        try:
+            with uninterrupted():
+                return TypeAdapter(kind).validate_json(json.dumps(value))
+        except (ValidationError, ValueError) as error:
+            raise self._not_following(error) from None
+
+    def _not_following(self, error: Exception) -> NonsenseError:
+        reason = str(error).splitlines()[0]
+        return NonsenseError(f"{self.url} does not follow the protocol: {reason}")
+
     def _count(self, answer: Mapping[str, Any], name: str) -> int:
-        count: int = validate(Count, answer.get(name), self.url)
+        count: int = self._validate(Count, answer.get(name))
         return count
 
     def _rows(
@@ -377,5 +489,33 @@ class ProtocolClient:
     ) -> list[dict[str, Any]]:
         """Return the rows of a list, which may have more than the model of one asks for."""
         rows = answer.get(name)
-        validate(list[kind], rows, self.url)  # type: ignore[valid-type]
+        self._validate(list[kind], rows)  # type: ignore[valid-type]
         return cast(list[dict[str, Any]], rows)
+
+
+def _to_json(model: ValueModel) -> Any:
+    """Return a model as the JSON value that requests carry."""
+    with uninterrupted():
+        return json.loads(model.text)
+
+
+def _retry_after(text: str) -> float | None:
+    """Return the seconds of a `Retry-After` header, a number or a date; None if it is neither."""
+    try:
+        if text.isdigit():
+            seconds = float(text)
+        else:
+            seconds = parsedate_to_datetime(text).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+
+
+def _problem_detail(body: bytes) -> str:
+    """Return the human-readable text of a problem+json body as one line, or an empty string."""
+    try:
+        problem = json.loads(body)
+        text = str(problem.get("detail") or problem.get("title") or "")[:500]
+        return printable(" ".join(text.split()))
+    except (ValueError, AttributeError, RecursionError):
+        return ""

@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import threading
+import time
 import weakref
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from dejavu_cache.model.merge import merge_into
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 from dejavu_cache.stores.base import CopyChanges
-from dejavu_cache.system.background_threads import FLUSH_SECONDS
+from dejavu_cache.system.background_threads import (
+    FLUSH_SECONDS,
+    program_is_ending,
+    start_thread,
+    uninterrupted,
+)
+from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import whoami
 
-from .circuit_breaker import CircuitBreaker
-from .copy_check import CopyCheck
-from .errors import BusyError, RemoteError
-from .protocol_client import ProtocolClient, split_server_url
-from .scenario_listings import ScenarioListings
+from .circuit import BUSY_SECONDS, CircuitBreaker, ServerCalls, jitter
+from .errors import BusyError, RefusedError, RemoteError, UnreachableError
+from .protocol_client import ChangedCopies, ProtocolClient, split_server_url
 from .sender import Sender
-from .server_calls import BUSY_SECONDS, ServerCalls
-from .server_lease import LEASE_SECONDS, ServerLease
 from .spool import Spool
-from .token_source import TokenSource
+from .transport import TokenSource
 
-__all__ = ["RemoteStore", "open_remote"]
+__all__ = ["CopyCheck", "RemoteStore", "ScenarioListings", "open_remote"]
 
 CONTEXT_SECONDS = 60.0
-"""Silence, and length, that a download of a whole context may have; no launch waits for one."""
+"""Silence that a download of a whole context may have; no launch waits for one."""
 
 MOST_ANSWERS = 1000
 """Records and misses of a context that are remembered."""
+
+LEASE_SECONDS = 30.0
+"""Lifetime of a lease that is not renewed, and so the delay after a tuner has died."""
+
+ASK_SECONDS = 1.0
+"""Seconds, on average, after which a waiting process asks again whether the record is there."""
+
+ASKS_FOR_LEASE = 3
+"""Of so many questions one is for the lease, which may have ended without a record."""
+
+RESTART_SECONDS = 60.0
+"""Absence of the server through which a process waits for another one's tune."""
+
+REFRESH_SECONDS = 30.0
+"""Age at which a listing is asked for again, if a launch still has no record."""
+
+MOST_COPIES = 1_000
+"""Copies that one request asks about."""
+
+REPEATED_SECONDS = 60.0
+"""Time for which recalls are repeated, at least once: look-ups from before them end within it."""
 
 
 def open_remote(url: str) -> RemoteStore:
@@ -86,15 +115,14 @@ class RemoteStore(Store):
         self.spool = Spool(self.url) if spool is None else spool  # an empty spool is falsy
         self.sender = Sender(client, self.circuit, self.spool)
         self._lease_seconds = lease_seconds
-        self._calls = ServerCalls(client.url, self.circuit, self.sender.wake, wait)
+        self._calls = ServerCalls(client, self.circuit, self.sender.wake, wait)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings = ScenarioListings(client, self._forget)
-        self._copy_check = CopyCheck(client)
+        self._copy_check = CopyCheck()
         self._failures: Counter[Context] = Counter()
-        _live_stores.add(self)
-        # A store that is garbage-collected without `close` must not leave connections open. Not at
-        # exit: what is queued is sent first.
-        weakref.finalize(self, _stop_client, self.sender, client).atexit = False
+        # A store that is garbage-collected without `close` must leave no thread. Not at exit: what
+        # is queued is sent first.
+        weakref.finalize(self, self.sender.stop).atexit = False
         if len(self.spool):
             self.sender.wake()
 
@@ -132,11 +160,9 @@ class RemoteStore(Store):
     def _ask_for_record(
         self, context: Context, scenario: Scenario, patience: float
     ) -> Record | None:
-        answer = self._calls.ask_patiently(
-            partial(self.client.fetch_record, context, scenario), patience
+        record = self._calls.ask_patiently(
+            lambda client: client.record(context, scenario), patience
         )
-        with self._calls.blaming_nonsense():
-            record = self.client.parse_record(scenario, answer)
         answers = self._answers.setdefault(context, {})
         if len(answers) >= MOST_ANSWERS:
             answers.clear()
@@ -149,12 +175,8 @@ class RemoteStore(Store):
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
         self.sender.flush(FLUSH_SECONDS)
-        answer = self._calls.ask(
-            partial(self.client.fetch_bulk, context), CONTEXT_SECONDS, limit=CONTEXT_SECONDS
-        )
-        with self._calls.blaming_nonsense():
-            bulk = self.client.parse_bulk(context, answer)
-        records = merge_into({}, bulk.records if bulk else ()).values()
+        stored = self._calls.ask(lambda client: client.records(context), CONTEXT_SECONDS)
+        records = merge_into({}, stored).values()
         return iter(sorted(records, key=lambda record: record.scenario.text))
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
@@ -171,7 +193,7 @@ class RemoteStore(Store):
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
         self.sender.flush(FLUSH_SECONDS)
-        contexts = self._calls.ask(lambda: list(self.client.contexts(kernel)))
+        contexts = self._calls.ask(lambda client: list(client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
@@ -190,7 +212,7 @@ class RemoteStore(Store):
         """Send records without their pins, and return once the server has confirmed them."""
         records = list(records)
         record_set = RecordSet(context=context, records=_without_pins(records))
-        self._calls.ask(lambda: self.client.send(record_set))
+        self._calls.ask(lambda client: client.send(record_set))
         self._forget(context)
 
     def _pin(self, context: Context, record: Record) -> None:
@@ -212,7 +234,7 @@ class RemoteStore(Store):
     ) -> dict[Context, CopyChanges]:
         """Return what has changed on the server of the records that this machine has copies of."""
         changes = self._calls.ask(
-            lambda: self._copy_check.changes(copies), CONTEXT_SECONDS, limit=CONTEXT_SECONDS
+            lambda client: self._copy_check.changes(client, copies), CONTEXT_SECONDS
         )
         for context in changes:
             self._forget(context)
@@ -229,7 +251,7 @@ class RemoteStore(Store):
         Without a server every process may tune. One that has too many clients is alive, and its
         records must not be tuned again: nobody gets the lease from it.
         """
-        lease = ServerLease(self.client, self._calls, context, scenario, self._lease_seconds)
+        lease = _ServerLease(self, context, scenario)
         try:
             if scenario not in self._answers.get(context, {}):
                 self._ask_for_record(context, scenario, min(wait, BUSY_SECONDS))
@@ -247,7 +269,6 @@ class RemoteStore(Store):
         """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""
         self.sender.finish(FLUSH_SECONDS)
         self.sender.stop()
-        self.client.close()
 
 
 def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -258,21 +279,230 @@ def _has_content(record: Record) -> bool:
     return bool(record.measurements or record.winner or record.launches)
 
 
-def _stop_client(sender: Sender, client: ProtocolClient) -> None:
-    sender.stop()
-    client.close()
+class _ServerLease:
+    """The right to tune one scenario of a store's namespace."""
+
+    def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
+        self._client = store.client
+        self._calls = store._calls
+        self._seconds = store._lease_seconds
+        self._context = context
+        self._scenario = scenario
+        self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
+        self._lease: str | None = None
+        self._etag = ""
+        self._has_winner = False
+
+    def acquire(self, wait: float) -> bool:
+        """Acquire the lease; return False if another holder still has it after `wait` seconds.
+
+        Whoever waits has been answered once. The tune that it waits for goes on while the server
+        restarts, so the server may then be away for `RESTART_SECONDS`.
+
+        Raises:
+            RemoteError: the server does not answer, or refuses.
+        """
+        deadline = time.monotonic() + wait
+        self._lease = self._calls.ask_patiently(self._request, min(wait, BUSY_SECONDS))
+        asked = 0
+        while self._lease is None and (remaining := deadline - time.monotonic()) > 0:
+            # The processes of a fleet must not ask all at once.
+            time.sleep(min(remaining, ASK_SECONDS * jitter.uniform(0.75, 1.25)))
+            asked += 1
+            if not self._is_tuned() and asked % ASKS_FOR_LEASE:
+                continue
+            remaining = max(deadline - time.monotonic(), 0.0)
+            try:
+                self._lease = self._calls.ask_again(self._request, min(remaining, RESTART_SECONDS))
+            except UnreachableError:
+                if remaining > RESTART_SECONDS:
+                    raise
+                break
+        return self._lease is not None
+
+    def _request(self, client: ProtocolClient) -> str | None:
+        return client.lease(self._context, self._scenario, self._holder, self._seconds)
+
+    def _is_tuned(self) -> bool:
+        """Return whether the scenario had a winner when the server was last reached."""
+        with suppress(RemoteError, ValueError, AttributeError):
+            answer = self._calls.ask(
+                lambda client: client.fetch_record(self._context, self._scenario, self._etag)
+            )
+            if answer.status != 304:
+                self._has_winner = bool(json.loads(answer.body).get("winner"))
+                self._etag = answer.headers.get("etag", "")
+        return self._has_winner
+
+    @contextmanager
+    def keep_alive(self, release: Callable[[str], None]) -> Iterator[None]:
+        """Renew the acquired lease in a thread of its own, and hand it to `release` at the end."""
+        done = threading.Event()
+        start_thread(partial(self._renew, done), "dejavu-cache lease")
+        try:
+            yield
+        finally:
+            done.set()
+            if self._lease is not None:
+                release(self._lease)
+
+    def _renew(self, done: threading.Event) -> None:
+        while not (done.wait(self._seconds / 3) or program_is_ending()):
+            with suppress(RemoteError):
+                try:
+                    self._client.renew(str(self._lease), self._seconds)
+                except RefusedError as error:
+                    if error.status != 404:
+                        raise
+                    # It expired while the server was away; nobody else may have taken it since.
+                    self._lease = self._request(self._client) or self._lease
 
 
-_live_stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
+class ScenarioListings:
+    """The scenarios of the contexts in which launches look for neighbours.
+
+    Args:
+        client: the connection to the namespace.
+        forget: is called with a context whose records have changed.
+    """
+
+    def __init__(self, client: ProtocolClient, forget: Callable[[Context], None]) -> None:
+        """Begin without listings."""
+        self._client = client
+        self._forget = forget
+        self._lock = ForkLock()
+        self._listings: dict[Context, tuple[str, list[str]]] = {}
+        """Entity tags and texts."""
+        self._threads: dict[Context, threading.Thread | None] = {}
+        self._asked_at: dict[Context, float] = {}
+
+    def texts(self, context: Context, wait: float) -> list[str]:
+        """Return a context's scenarios; wait for them only if they were never asked for."""
+        if context not in self._threads:
+            self.refresh(context, wait)
+        return self._listings.get(context, ("", []))[1]
+
+    def revision(self, context: Context) -> str:
+        """Return a value that changes with a listing, and refresh an old one."""
+        now = time.monotonic()
+        if now - self._asked_at.setdefault(context, now) > REFRESH_SECONDS:
+            self.refresh(context)
+        return self._listings.get(context, ("", []))[0]
+
+    def refresh(self, context: Context, wait: float = 0.0) -> None:
+        """Fetch a context's scenarios in a thread, and wait up to some seconds for it."""
+        with self._lock:
+            thread = self._threads.get(context)
+            if thread is None or not thread.is_alive():
+                self._asked_at[context] = time.monotonic()
+                thread = self._threads[context] = start_thread(
+                    partial(self._fetch, context), "dejavu-cache listing"
+                )
+        if thread is not None:
+            thread.join(wait)
+
+    def _fetch(self, context: Context) -> None:
+        with suppress(RemoteError):  # a launch does not depend on it, and meets the failure itself
+            etag = self._listings.get(context, ("", []))[0]
+            if changed := self._client.scenario_texts(context, etag):
+                self._listings[context] = changed
+                self._forget(context)
 
 
-def _after_fork() -> None:
-    for store in _live_stores:
-        store.circuit = CircuitBreaker()
-        store._calls.reset(store.circuit)
-        store._listings = ScenarioListings(store.client, store._forget)
-        store.sender.reset(store.circuit)
-        store.client.abandon_connections()
+@dataclass
+class _ContextState:
+    """The state of a context's records as the server last told it.
+
+    Attributes:
+        revision: the revision of the context.
+        tags: the tags of the records by the digest of their scenario; empty without a record.
+        recalls: the recalled parts by the digest of their scenario, as long as they are repeated.
+        told_at: when the server last told of a change, by the monotonic clock.
+    """
+
+    revision: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+    recalls: dict[str, list[str]] = field(default_factory=dict)
+    told_at: float = 0.0
 
 
-os.register_at_fork(after_in_child=_after_fork)
+class CopyCheck:
+    """Asks a server what has changed of a machine's copies since it was last asked."""
+
+    def __init__(self) -> None:
+        """Begin without knowledge of any record."""
+        self._states: dict[Context, _ContextState] = {}
+
+    def changes(
+        self, client: ProtocolClient, copies: Mapping[Context, Collection[Scenario]]
+    ) -> dict[Context, CopyChanges]:
+        """Return what has changed, and the recalls that the server has told of lately."""
+        changed: dict[Context, list[Record]] = {}
+        # Described before the first answer, which renews the revisions.
+        requests = [
+            (part, {context.digest: self._describe(context, part[context]) for context in part})
+            for part in _split(copies)
+        ]
+        for part, request in requests:
+            answer = client.revalidate(request)
+            for context in part:
+                if context.digest in answer:
+                    records = self._read(context, answer[context.digest], part[context])
+                    changed.setdefault(context, []).extend(records)
+        return {
+            context: CopyChanges(changed.get(context, []), recalls)
+            for context in copies
+            if (recalls := self._repeat(context)) or context in changed
+        }
+
+    def _repeat(self, context: Context) -> dict[str, list[str]]:
+        """Return a context's recalls; after some time, for the last time."""
+        state = self._states.get(context, _ContextState())
+        recalls = dict(state.recalls)
+        if time.monotonic() - state.told_at > REPEATED_SECONDS:
+            state.recalls.clear()
+        return recalls
+
+    def _describe(self, context: Context, scenarios: Collection[Scenario]) -> dict[str, Any]:
+        state = self._states.get(context, _ContextState())
+        digests = [scenario.digest for scenario in scenarios]
+        is_complete = all(digest in state.tags for digest in digests)
+        return {
+            "revision": state.revision if is_complete else "",
+            "scenarios": {digest: state.tags.get(digest, "") for digest in digests},
+        }
+
+    def _read(
+        self, context: Context, changed: ChangedCopies, scenarios: Collection[Scenario]
+    ) -> list[Record]:
+        """Note a context's new state, and return the changed records of the scenarios."""
+        state = self._states.setdefault(context, _ContextState())
+        # Only what was asked about is kept, or a server could fill the memory.
+        for digest in (scenario.digest for scenario in scenarios):
+            state.tags[digest] = "" if digest in changed.gone else state.tags.get(digest, "")
+            state.recalls.pop(digest, None)
+            if parts := changed.recalls.get(digest):
+                state.recalls[digest] = parts
+        for record in changed.records:
+            with uninterrupted():
+                if record.scenario.digest in state.tags:
+                    state.tags[record.scenario.digest] = _tag(record)
+        state.told_at = time.monotonic()
+        state.revision = changed.revision
+        return changed.records
+
+
+def _tag(record: Record) -> str:
+    return hashlib.sha256(canonical_json(record).encode()).hexdigest()[:16]
+
+
+def _split(
+    copies: Mapping[Context, Collection[Scenario]],
+) -> Iterator[dict[Context, list[Scenario]]]:
+    """Divide copies into parts for one request each."""
+    pairs = [(context, scenario) for context, of in copies.items() for scenario in of]
+    for start in range(0, len(pairs), MOST_COPIES):
+        part: dict[Context, list[Scenario]] = {}
+        for context, scenario in pairs[start : start + MOST_COPIES]:
+            part.setdefault(context, []).append(scenario)
+        yield part

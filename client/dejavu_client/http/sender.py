@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
@@ -21,32 +22,59 @@ from dejavu_cache.system.background_threads import (
 )
 from dejavu_cache.system.fork_lock import ForkCondition
 from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.safe_files import read_file
 
-from .circuit_breaker import CircuitBreaker
-from .errors import BusyError, RefusedError, RemoteError, ServerFaultError
+from .circuit import CircuitBreaker
+from .errors import RefusedError, RemoteError, ServerFaultError
 from .protocol_client import ProtocolClient
-from .spool import Spool
-from .spool_delivery import IN_HAND_SECONDS, Delivery, deliver_documents, deliver_spool
-from .uploads import REFUSALS_FOR_GOOD, parse_record_set_json
+from .spool import (
+    REFUSALS_FOR_GOOD,
+    Document,
+    Spool,
+    encode,
+    join,
+    parse_record_set_json,
+    upload,
+)
 
-__all__ = ["Sender"]
+__all__ = ["IN_HAND", "Delivery", "Sender"]
 
 IDLE = 5.0
 """Seconds between checks of the spool while the queue is empty."""
 
+IN_HAND = 5.0
+"""Seconds for which a file is left to the process that wrote it and is about to send it."""
+
+BATCH_FILES = 100
+"""Most files that are read at once and sent together."""
+
 PAUSE = 60.0
 """Seconds until records are sent again after the server refused the sender or failed on them."""
 
-SWEEP_EVERY = 600.0
-"""Seconds between sweeps of the spool."""
+TRIM_EVERY = 600.0
+"""Seconds between two looks at the size of the spool."""
 
 
-class _Queued(NamedTuple):
-    """An encoded record set, and its file in the spool unless the disk is full."""
+@dataclass
+class _Queued:
+    """A record set's file in the spool, or the encoded set if the disk is full."""
 
     context: Context
-    text: bytes
     path: Path | None
+    text: bytes
+
+
+@dataclass
+class Delivery:
+    """What became of a spool's files.
+
+    Attributes:
+        sent: how many record sets the server confirmed altogether.
+        problems: why files wait.
+    """
+
+    sent: int = 0
+    problems: list[str] = field(default_factory=list)
 
 
 class Sender(Finisher):
@@ -70,27 +98,25 @@ class Sender(Finisher):
         self._client = client
         self._circuit = circuit
         self._spool = spool
-        self.reset(circuit)
+        self._reset()
         at_program_end(self)
+        _senders.add(self)
 
-    def reset(self, circuit: CircuitBreaker) -> None:
+    def _reset(self) -> None:
         """Clear all state; after a fork the parent still sends what was queued."""
-        self._circuit = circuit
         self._condition = ForkCondition()
         self._queue: list[_Queued] = []
+        self._unsent: list[_Queued] = []
+        """What could not be sent when it was queued; leases are not released before it."""
         self._misses: Counter[tuple[Context, Scenario]] = Counter()
         self._leases: list[str] = []
-        self._in_flight: list[_Queued] = []
-        self._busy = False
+        self._is_busy = False
         self._has_thread = False
-        self._stopping = False
+        self._is_stopping = False
         self._is_woken = False
         self._refused_until = 0.0
-        self._has_left_behind = False
-        """Whether the spool has records of this process that are not in the queue any more."""
-        self._failed: dict[Path, float] = {}
-        self._background = Delivery()
-        self._next_sweep = 0.0
+        self._delivery = Delivery()
+        self._next_drain = self._next_trim = 0.0
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Spool records, queue them, and return."""
@@ -98,10 +124,7 @@ class Sender(Finisher):
             text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
         path = self._spool.write(text)
         with self._condition:
-            if path is None or self._may_send:
-                self._queue.append(_Queued(context, text, path))
-            else:
-                self._has_left_behind = True
+            self._queue.append(_Queued(context, path, b"" if path else text))
         self.wake()
 
     def miss(self, context: Context, scenario: Scenario) -> None:
@@ -119,7 +142,7 @@ class Sender(Finisher):
     def wake(self) -> None:
         """Make the thread process the queue now; start it if it is not running."""
         with self._condition:
-            self._stopping = False
+            self._is_stopping = False
             self._is_woken = True
             if not self._has_thread:
                 self._has_thread = start_thread(self._run, "dejavu-cache sender") is not None
@@ -128,13 +151,13 @@ class Sender(Finisher):
     def is_sending(self, context: Context) -> bool:
         """Whether records of a context are queued or being sent."""
         with self._condition:
-            return any(entry.context == context for entry in (*self._queue, *self._in_flight))
+            return any(entry.context == context for entry in self._queue)
 
     def flush(self, wait: float) -> bool:
         """Wait until the queue is sent or spooled; return False if `wait` seconds are too short."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: not (self._has_thread and (self._pending or self._busy)), wait
+                lambda: not (self._has_thread and (self._has_work or self._is_busy)), wait
             )
 
     def finish(self, seconds: float) -> None:
@@ -143,35 +166,35 @@ class Sender(Finisher):
             self.flush(seconds)
 
     def interrupt(self) -> None:
-        """End the thread, in the middle of a request if need be; what was not sent is spooled."""
+        """End the thread, whose request is interrupted too; what was not sent is spooled."""
         self.stop()
-        self._client.interrupt()
 
     def stop(self) -> None:
-        """End the thread and its connections once the queue is empty; `wake` starts another."""
+        """End the thread once the queue is empty; `wake` starts another."""
         with self._condition:
-            self._stopping = True
+            self._is_stopping = True
             self._condition.notify_all()
 
-    def drain(self, delivery: Delivery, wait: float = 0.0) -> None:
+    def drain(self, wait: float = 0.0, in_hand: float = 0.0) -> Delivery:
         """Send all of the spool in the calling thread.
 
         Args:
-            delivery: where to count what became of the files, also of those that the background
-                thread of this process was faster to send.
             wait: seconds to wait while another process sends the spool.
+            in_hand: files that are younger, in seconds, are left alone.
 
-        Raises:
-            RemoteError: the server does not answer, or refuses the sender; the rest waits.
-            OSError: the spool's folder cannot be written; nothing was sent.
+        Returns:
+            What became of the files, also of those that the background thread of this process was
+            faster to send.
         """
+        delivery = Delivery()
         try:
-            deliver_spool(
-                self._spool, self._client.send_json, delivery=delivery, wait=wait, in_hand=0.0
-            )
-        finally:
-            delivery.sent += self._background.sent
-            delivery.set_aside += self._background.set_aside
+            self._send_spool(delivery, wait, in_hand)
+        except RemoteError as error:
+            delivery.problems.append(str(error))
+        except OSError as error:
+            delivery.problems.append(f"{error.filename}: {error.strerror}")
+        delivery.sent += self._delivery.sent
+        return delivery
 
     @property
     def _may_send(self) -> bool:
@@ -179,103 +202,161 @@ class Sender(Finisher):
         return is_ready and time.monotonic() >= self._refused_until
 
     @property
-    def _pending(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._queue or self._misses or self._leases)
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                if (self._stopping and not self._pending) or program_is_ending():
+                if (self._is_stopping and not self._has_work) or program_is_ending():
                     self._has_thread = False
                     self._condition.notify_all()
-                    break
-                if not (self._pending or self._is_woken):
+                    return
+                if not (self._has_work or self._is_woken):
                     self._condition.wait(
                         IDLE if self._circuit.closed else max(self._circuit.probe_due_in, 0.05)
                     )
                 self._is_woken = False
-                self._in_flight, self._queue = self._queue, []
+                queued = list(self._queue)
                 misses, self._misses = self._misses, Counter()
                 leases, self._leases = self._leases, []
-                self._busy = bool(self._in_flight or misses or leases)
+                self._is_busy = bool(queued or misses or leases)
             try:
-                self._send_batch(misses, leases)
+                self._send_batch(queued, misses, leases)
             finally:
                 with self._condition:
-                    self._in_flight, self._busy = [], False
+                    del self._queue[: len(queued)]
+                    self._is_busy = False
                     self._condition.notify_all()
             self._tend_spool()
-        # The store may have been closed or dropped before this thread sent the last of its queue.
-        self._client.close()
 
-    def _send_batch(self, misses: Counter[tuple[Context, Scenario]], leases: Iterable[str]) -> None:
+    def _send_batch(
+        self,
+        queued: list[_Queued],
+        misses: Counter[tuple[Context, Scenario]],
+        leases: Iterable[str],
+    ) -> None:
         if not self._circuit.closed and self._circuit.probe_due_in <= 0:
             self._try(self._client.check_ready)
-        if self._in_flight and not (self._may_send and self._try(self._send_queued)):
-            self._has_left_behind = True
-            for entry in self._in_flight:
-                if entry.path is None:  # the disk may have room by now
-                    self._spool.write(entry.text)
+        self._unsent += queued
+        if self._unsent and self._may_send and self._try(self._send_unsent):
+            self._unsent.clear()
+        for entry in self._unsent:
+            if entry.path is None:  # the disk may have room by now
+                entry.path = self._spool.write(entry.text)
         for lease in leases:
-            self._send_left_behind()
             # A lease that is not released expires, and whoever waits sees the record before that.
-            if self._circuit.closed and not self._has_left_behind:
+            if self._circuit.closed and not self._unsent:
                 self._try(partial(self._client.release, lease))
         if misses and self._circuit.closed:
             self._try(partial(self._client.report_misses, misses))
 
-    def _send_left_behind(self) -> None:
-        """Send what was spooled while the server was away: a lease's next holder must find it."""
-        if self._has_left_behind and self._may_send:
-            drain = partial(self._drain_in_background, 0.0, self._is_ending)
-            self._has_left_behind = False  # first: `put` may leave more behind meanwhile
-            if not self._try(drain) or self._background.locked:
-                self._has_left_behind = True
-
-    def _send_queued(self) -> None:
-        documents = [parse_record_set_json(entry.text) for entry in self._in_flight]
-        deliver_documents(self._spool, self._send_json, documents)
-        for entry in self._in_flight:
-            if entry.path is not None:
-                self._spool.remove(entry.path)
+    def _send_unsent(self) -> None:
+        paths = [entry.path for entry in self._unsent if entry.path is not None]
+        self._send_files(paths, self._delivery)
+        self._send_documents(
+            parse_record_set_json(entry.text) for entry in self._unsent if entry.path is None
+        )
 
     def _tend_spool(self) -> None:
-        is_tried = False
-        if self._may_send and not self._should_stop_draining():
-            drain = partial(self._drain_in_background, IN_HAND_SECONDS, self._should_stop_draining)
-            is_tried = self._try(drain) and self._background.is_complete
-        # What the server would still take must not be deleted.
-        if (is_tried or not self._may_send) and not self._is_ending():
-            self._sweep_spool()
-
-    def _sweep_spool(self) -> None:
         now = time.monotonic()
-        if now >= self._next_sweep:
-            self._next_sweep = now + SWEEP_EVERY
-            with suppress(OSError):
-                self._spool.sweep(self._background.undelivered)
+        if self._delivery.problems:
+            self._delivery.problems.clear()
+            self._next_drain = now + PAUSE
+        is_due = self._may_send and now >= self._next_drain and not self._should_stop_draining()
+        if is_due and len(self._spool):
+            self._try(
+                partial(self._send_spool, self._delivery, 0.0, IN_HAND, self._should_stop_draining)
+            )
+        if now >= self._next_trim and not self._is_ending():
+            self._next_trim = now + TRIM_EVERY
+            self._spool.trim()
 
     def _should_stop_draining(self) -> bool:
-        return self._pending or self._is_ending()
+        return self._has_work or self._is_ending()
 
     def _is_ending(self) -> bool:
-        return self._stopping or program_is_ending()
+        return self._is_stopping or program_is_ending()
 
-    def _drain_in_background(self, in_hand: float, should_stop: Callable[[], bool]) -> None:
-        now = time.monotonic()
-        self._failed = {path: until for path, until in self._failed.items() if until > now}
-        self._background.failed.clear()
+    def _send_spool(
+        self,
+        delivery: Delivery,
+        wait: float,
+        in_hand: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Send the spool's files, the oldest first, and delete those that the server confirms.
+
+        Raises:
+            RemoteError: the server does not answer, or refuses the sender; the files stay.
+            OSError: the spool's folder cannot be written; nothing was sent.
+        """
+        if not self._spool.waiting():
+            return
+        with self._spool.exclusive(wait) as is_ours:
+            if not is_ours:
+                delivery.problems.append("another process is sending it")
+                return
+            now = time.time()  # a clock that was put back makes files of the future: not in hand
+            paths = [
+                file.path
+                for file in self._spool.waiting()
+                if not now - in_hand < file.written <= now
+            ]
+            for start in range(0, len(paths), BATCH_FILES):
+                if should_stop():
+                    return
+                self._send_files(paths[start : start + BATCH_FILES], delivery)
+
+    def _send_files(self, paths: Iterable[Path], delivery: Delivery) -> None:
+        """Send some of the spool's files together, whoever else sends them too."""
+        documents: dict[Path, Document] = {}
+        for path in paths:
+            try:
+                if (text := self._spool.read(path)) is not None:
+                    documents[path] = parse_record_set_json(text)
+            except OSError as error:
+                delivery.problems.append(f"{path}: {error.strerror}")
+            except ValueError as error:
+                self._put_damaged_aside(path, f"{path.name} is damaged: {error}", delivery)
         try:
-            deliver_spool(
-                self._spool,
-                self._send_json,
-                skip=self._failed,
-                should_stop=should_stop,
-                delivery=self._background,
-                in_hand=in_hand,
-            )
-        finally:
-            self._failed.update(dict.fromkeys(self._background.failed, now + PAUSE))
+            refused = self._send_documents(documents.values())
+        except (ServerFaultError, RecursionError, OSError) as error:
+            if len(documents) == 1:
+                delivery.problems.append(str(error))
+                return
+            # One of them makes the server fail, is nested too deeply, or is refused and cannot be
+            # set aside; the others do not wait for it.
+            for path in documents:
+                self._send_files([path], delivery)
+            return
+        # Counted first: who finds the spool empty reads the counts.
+        delivery.sent += max(len(documents) - refused, 0)
+        for path in documents:
+            self._spool.remove(path)
+
+    def _send_documents(self, documents: Iterable[Document]) -> int:
+        """Send record sets, set aside what is refused for good, and return how many that are.
+
+        Raises:
+            RemoteError: the server does not answer, or refuses the sender.
+            OSError: what was refused cannot be written.
+        """
+        count = 0
+        for document in join(documents):
+            for refusal in upload(document, self._send_json):
+                self._spool.put_aside(encode(refusal.part), str(refusal.error))
+                count += 1
+        return count
+
+    def _put_damaged_aside(self, path: Path, reason: str, delivery: Delivery) -> None:
+        """Set a damaged file aside; one that cannot be moved there waits where it is."""
+        try:
+            self._spool.put_aside(read_file(path), reason)
+        except OSError as error:
+            delivery.problems.append(str(error))
+        else:
+            self._spool.remove(path)
 
     def _send_json(self, text: bytes, records: int) -> None:
         """Send a record set, and pause if the server refuses who sends it."""
@@ -292,20 +373,15 @@ class Sender(Finisher):
             raise
 
     def _try(self, action: Callable[[], object]) -> bool:
-        """Run an action; return whether it succeeded, and open the circuit if the server failed."""
+        """Run an action that sends requests, unless the server is busy; return whether it did."""
         if self._circuit.busy:
             return False
         try:
-            action()
-        except (RefusedError, ServerFaultError) as error:  # it answers, and may serve others
-            done = False
+            with self._circuit.watching():
+                action()
+        except RemoteError as error:
             if isinstance(error, ServerFaultError):
                 warn_once(f"fault {self._client.url}", str(error))
-        except BusyError as error:
-            self._circuit.record_busy(error)
-            return False
-        except RemoteError:
-            self._circuit.record_failure()
             return False
         except OSError as error:  # this machine's disk, which says nothing of the server
             warn_once(f"disk {self._client.url}", str(error))
@@ -316,7 +392,15 @@ class Sender(Finisher):
             )
             self._circuit.record_failure()
             return False
-        else:
-            done = True
-        self._circuit.record_success()
-        return done
+        return True
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for sender in _senders:
+        sender._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,44 +1,62 @@
-"""On-disk spool of records that their server has not confirmed yet."""
+"""Records on their way to a server: on disk until it has confirmed them, and divided for it.
+
+Nothing here parses a record into its model: the background thread that sends may be interrupted by
+the program's end at any point.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from dejavu_cache.model.record import RecordSet
-from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system.notices import counted, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
-__all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
+from .errors import RefusedError
+
+__all__ = [
+    "REFUSALS_FOR_GOOD",
+    "TOO_LARGE",
+    "Document",
+    "Spool",
+    "SpooledFile",
+    "all_spools",
+    "encode",
+    "join",
+    "parse_record_set_json",
+    "upload",
+]
 
 MOST_BYTES = 256 * 2**20
 """Bytes on disk that a spool may take."""
 
-LONGEST_WAIT = 90 * 86400.0
-"""Age in seconds from which a record set that cannot be sent is overdue."""
+TOO_LARGE = 413
+REFUSALS_FOR_GOOD = {400, TOO_LARGE, 422}
+"""Statuses that are about the records sent, and not about who sends them or when."""
 
-OVERDUE_SECONDS = 7 * 86400.0
-"""Seconds after which an overdue record set is deleted, if it still cannot be sent.
+REQUEST_RECORDS, REQUEST_BYTES = 1000, 2**20
+"""Limits of one request: a quarter of what a server takes, which cannot answer while it parses."""
 
-A machine that was off for months may reach its server only some time after it has started.
-"""
-
-LONGEST_ASIDE = 30 * 86400.0
-"""Seconds after which a record set that the server refused is deleted."""
+MOST_REFUSALS = 20
+"""Records of one record set that are singled out; if there are more, the rest goes in one piece."""
 
 _BLOCK = 4096
 """Bytes that the smallest file takes on disk."""
 
 _LEFTOVER = 3600.0
 """Seconds after which a temporary file's writer has died."""
+
+Document = dict[str, Any]
+"""A record set as JSON has it."""
 
 
 class SpooledFile(NamedTuple):
@@ -48,12 +66,13 @@ class SpooledFile(NamedTuple):
     size: int
     written: float
 
-
-class SetAside(NamedTuple):
-    """A record set that is not sent again, and the reason."""
-
-    path: Path
-    reason: str
+    @property
+    def reason(self) -> str:
+        """Why it is not sent again, if it is set aside."""
+        try:
+            return read_file(self.path.with_suffix(".reason.txt")).decode(errors="replace").strip()
+        except OSError:
+            return "unknown"
 
 
 class Spool:
@@ -63,8 +82,11 @@ class Spool:
     same effect as sending it once. A process that dies in between therefore loses and repeats
     nothing. What the server refuses for good lies in `set-aside`, with the reason beside it.
 
-    A spool takes at most `MOST_BYTES`. When it is full, what was set aside is deleted first and
-    what has waited longest next, and `sweep` logs it.
+    A spool takes at most `MOST_BYTES`. Beyond that, `trim` deletes what was set aside first, and
+    what has waited longest next.
+
+    Files, and not a database: a home folder may be on a network file system, where SQLite can lock
+    nothing, and whoever finds a file there can read it.
 
     Args:
         server: the server's URL with its namespace; each has a folder of its own.
@@ -77,7 +99,6 @@ class Spool:
         name = hashlib.sha256(server.encode()).hexdigest()[:16]
         self.folder = (root or _default_root()) / name
         self._aside = self.folder / "set-aside"
-        self._overdue = self.folder / "overdue"
 
     def __len__(self) -> int:
         """Return how many record sets wait."""
@@ -87,13 +108,9 @@ class Spool:
         """Return the files that wait to be sent, the oldest first."""
         return _files(self.folder)
 
-    def set_aside(self) -> list[SetAside]:
+    def set_aside(self) -> list[SpooledFile]:
         """Return what is not sent again, the oldest first."""
-        return [SetAside(file.path, _read_reason(file.path)) for file in _files(self._aside)]
-
-    def add(self, record_set: RecordSet) -> Path | None:
-        """Write a record set to disk, as `write` does."""
-        return self.write(canonical_json(record_set).encode())
+        return _files(self._aside)
 
     def write(self, text: bytes) -> Path | None:
         """Write an encoded record set to disk and return its file.
@@ -170,71 +187,29 @@ class Spool:
                 ) from None
             yield is_ours
 
-    def sweep(self, undelivered: Container[Path]) -> None:
-        """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses.
-
-        Nothing is deleted while another process, or another thread, sends the spool.
-
-        Args:
-            undelivered: files that a delivery was tried for in vain. No other file that waits is
-                too old: it may be dated by a clock that was wrong, and the server may take it.
-                Nor are these before a delivery has failed again, `OVERDUE_SECONDS` later.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        if not self.folder.is_dir():
-            return
-        with self.exclusive() as is_ours:
-            if is_ours:
-                self._sweep_exclusively(undelivered)
-
-    def _sweep_exclusively(self, undelivered: Container[Path]) -> None:
-        now = time.time()
+    def trim(self) -> None:
+        """Delete what is beyond `MOST_BYTES`, and log what that loses."""
         for path in self.folder.glob("**/*.tmp-*"):
             with suppress(OSError):
-                if path.stat().st_mtime < now - _LEFTOVER:
+                if path.stat().st_mtime < time.time() - _LEFTOVER:
                     path.unlink()
-        aside, waiting = _files(self._aside), self.waiting()
-        outdated = {file.path for file in aside if file.written < now - LONGEST_ASIDE}
-        overdue = [file.path for file in waiting if file.written < now - LONGEST_WAIT]
-        outdated |= self._find_hopeless([path for path in overdue if path in undelivered], now)
-        excess = sum(file.size for file in (*aside, *waiting)) - MOST_BYTES
+        files = (*self.set_aside(), *self.waiting())
+        excess = sum(file.size for file in files) - MOST_BYTES
         lost = 0
-        for file in (*aside, *waiting):
-            if excess > 0 or file.path in outdated:
-                excess -= file.size
-                with suppress(OSError):  # the process that wrote it may have sent it just now
-                    file.path.unlink()
-                    lost += 1
-                self.remove(file.path.with_suffix(".reason.txt"))
+        for file in files:
+            if excess <= 0:
+                break
+            excess -= file.size
+            with suppress(OSError):  # another process may have sent it just now
+                file.path.unlink()
+                lost += 1
+            self.remove(file.path.with_suffix(".reason.txt"))
         if lost:
             warn_once(
-                f"sweep {self.folder}",
+                f"trim {self.folder}",
                 f"{counted(lost, 'record set')} for {self.server} deleted from {self.folder}, "
-                f"which keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
-                "send them in time with `dejavu-cache sync`",
+                f"which keeps {MOST_BYTES >> 20} MiB: send them in time with `dejavu-cache sync`",
             )
-
-    def _find_hopeless(self, overdue: Sequence[Path], now: float) -> set[Path]:
-        """Return the files that were overdue and undelivered `OVERDUE_SECONDS` ago already.
-
-        A mark for each file notes since when, and goes with it.
-        """
-        marks = {mark.name: mark for mark in self._overdue.glob("*.json")}
-        hopeless = set()
-        for path in overdue:
-            mark = marks.get(path.name)
-            with suppress(OSError):  # a file that cannot be marked stays
-                if mark is None:
-                    replace_file(self._overdue / path.name, b"", self.folder, durable=False)
-                elif mark.stat().st_mtime < now - OVERDUE_SECONDS:
-                    hopeless.add(path)
-        for mark in marks.values():
-            path = self.folder / mark.name
-            if path in hopeless or not path.exists():
-                self.remove(mark)
-        return hopeless
 
 
 def all_spools(root: Path | None = None) -> list[Spool]:
@@ -263,8 +238,115 @@ def _files(folder: Path) -> list[SpooledFile]:
     return sorted(files, key=lambda file: (file.written, file.path))
 
 
-def _read_reason(path: Path) -> str:
+class RefusedPart(NamedTuple):
+    """A part of a record set that the server refuses for good, and its answer."""
+
+    part: Document
+    error: RefusedError
+
+
+def parse_record_set_json(text: bytes) -> Document:
+    """Parse a record set only as far as sending it needs.
+
+    Raises:
+        ValueError: it is no record set.
+    """
     try:
-        return read_file(path.with_suffix(".reason.txt")).decode(errors="replace").strip()
-    except OSError:
-        return "unknown"
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not (
+        isinstance(document, dict)
+        and isinstance(document.get("context"), dict)
+        and isinstance(document.get("records"), list)
+        and isinstance(document.get("format", 1), int)
+    ):
+        raise ValueError("it is no record set")
+    return document
+
+
+def encode(document: Document) -> bytes:
+    """Encode a record set, in ASCII: a damaged one may have halves of characters."""
+    return json.dumps(document).encode()
+
+
+def join(documents: Iterable[Document]) -> list[Document]:
+    """Put the records of each context together; the order of a context's records stays."""
+    joined: dict[str, Document] = {}
+    for document in documents:
+        context = json.dumps(document["context"], sort_keys=True)
+        before = joined.get(context)
+        if before is None:
+            joined[context] = {**document, "records": list(document["records"])}
+        else:
+            before["records"] += document["records"]
+            before["format"] = max(before.get("format", 1), document.get("format", 1))
+    return list(joined.values())
+
+
+def upload(
+    document: Document,
+    send: Callable[[bytes, int], None],
+    divide_on: Collection[int] = REFUSALS_FOR_GOOD,
+) -> list[RefusedPart]:
+    """Send a record set in parts, and return the parts that the server refuses for good.
+
+    A part that is refused with a status in `divide_on` is sent again in halves, down to single
+    records, so that the other records of the set arrive. A record that is too large for a request
+    is sent in parts of its measurements, which the server merges.
+
+    Args:
+        document: the record set.
+        send: sends an encoded record set with a number of records.
+        divide_on: HTTP statuses.
+
+    Raises:
+        RemoteError: the server does not answer, or refuses the sender. Some parts may have
+            arrived; to send them again changes nothing.
+    """
+    refusals: list[RefusedPart] = []
+    parts = deque(_split(document))
+    while parts:
+        part = parts.popleft()
+        try:
+            send(encode(part), len(part["records"]))
+        except RefusedError as error:
+            if error.status not in REFUSALS_FOR_GOOD:
+                raise
+            records = part["records"]
+            may_divide = error.status in divide_on and len(refusals) < MOST_REFUSALS
+            if len(records) == 1 and error.status == TOO_LARGE:
+                records = _divide_record(records[0])
+            if len(records) > 1 and may_divide:
+                middle = len(records) // 2
+                parts.extendleft(
+                    {**part, "records": half} for half in (records[middle:], records[:middle])
+                )
+            else:
+                refusals.append(RefusedPart(part, error))
+    return refusals
+
+
+def _divide_record(record: Any) -> list[Any]:
+    """Divide a record into two of the same scenario; its winner goes with the second half."""
+    measurements = record.get("measurements") or []
+    if len(measurements) < 2:
+        return [record]
+    middle = len(measurements) // 2
+    first = {"scenario": record["scenario"], "measurements": measurements[:middle]}
+    return [first, {**record, "measurements": measurements[middle:]}]
+
+
+def _split(document: Document) -> Iterator[Document]:
+    """Yield a record set in parts within the limits; a single record is not divided."""
+    part: list[Any] = []
+    size = 0
+    for record in document["records"]:
+        length = len(json.dumps(record))
+        if part and (len(part) == REQUEST_RECORDS or size + length > REQUEST_BYTES):
+            yield {**document, "records": part}
+            part, size = [], 0
+        part.append(record)
+        size += length
+    if part:
+        yield {**document, "records": part}

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,6 +26,8 @@ _SECONDS = 60.0
 """Seconds from a request's head to its answer, and between two pieces of the answer."""
 _LONG_SECONDS = 3600.0
 """The same for requests that concern a whole namespace."""
+_CHECK_SECONDS = 1.0
+"""Seconds after which requests whose time is over are looked for again."""
 _LONG = re.compile(r"/v1/[^/]+/(import|export|promote)")
 _HEALTH = {"/livez", "/readyz"}
 _MAX_CALLERS = 10_000
@@ -42,18 +45,21 @@ class RequestLimits:
         """Pass at most `most` requests at a time to an app."""
         self._app = app
         self._most = most
-        self._in_progress = 0
+        self._deadlines: dict[asyncio.Task[Any], float] = {}
+        """The requests in progress, and when the time of each is over, by the loop's clock."""
+        self._checking: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it with 503."""
         if scope["type"] != "http" or scope["path"] in _HEALTH:
             await self._app(scope, receive, send)
             return
-        if self._in_progress >= self._most:
+        if len(self._deadlines) >= self._most:
             await _busy("the server has too many requests now")(scope, receive, send)
             return
         seconds = _LONG_SECONDS if _LONG.fullmatch(scope["path"]) else _SECONDS
-        limit = anyio.move_on_after(seconds)
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         began = False
 
         async def send_on(message: Message) -> None:
@@ -61,17 +67,34 @@ class RequestLimits:
             began = True
             await send(message)
             if message.get("more_body"):
-                limit.deadline = anyio.current_time() + seconds
+                self._deadlines[task] = loop.time() + seconds
 
-        self._in_progress += 1
+        self._deadlines[task] = loop.time() + seconds
+        if self._checking is None:
+            self._checking = loop.call_later(_CHECK_SECONDS, self._end_overdue)
         try:
-            with limit:
-                await self._app(scope, receive, send_on)
+            await self._app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            if task in self._deadlines:
+                raise
             # An answer that has begun is cut off by returning: the server closes its connection.
-            if limit.cancelled_caught and not began:
+            if not began:
                 await _busy(f"the request took over {seconds:g} s")(scope, receive, send)
         finally:
-            self._in_progress -= 1
+            self._deadlines.pop(task, None)
+
+    def _end_overdue(self) -> None:
+        """Cancel the requests whose time is over, and look again later if there are others.
+
+        A timer for each request would take as long as reading a cached record.
+        """
+        loop = asyncio.get_running_loop()
+        for task in [task for task, ends in self._deadlines.items() if ends <= loop.time()]:
+            del self._deadlines[task]
+            task.cancel()
+        self._checking = (
+            loop.call_later(_CHECK_SECONDS, self._end_overdue) if self._deadlines else None
+        )
 
 
 def _busy(said: str) -> ASGIApp:

@@ -76,7 +76,7 @@ class RequestLogMiddleware:
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
-        path_template = getattr(route, "path", "") or "(none)"
+        path_template = getattr(route, "path_format", "") or "(none)"
         # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count_request(method, path_template, status, seconds)

@@ -20,9 +20,8 @@ from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
 from ..services import promotions
 from ..services.access import NAMESPACE
 from ..services.read_through import RecordView, iter_texts
-from ..storage import coverage, record_texts, summaries
-from ..storage.coverage import ContextRow
-from ..storage.summaries import DifferenceCounts, count_differences
+from ..storage import record_texts, summaries
+from ..storage.summaries import ContextRow, DifferenceCounts, count_differences
 from .forms import AdminForm
 from .rendering import (
     PAGE_METHODS,
@@ -85,7 +84,7 @@ def _differences(
         ours, theirs = (
             [
                 row
-                for row in coverage.load_contexts(connection, name, wanted.kernel or None)
+                for row in summaries.load_contexts(connection, name, wanted.kernel or None)
                 if row.records
             ]
             for name in (namespace, other)
@@ -188,10 +187,10 @@ def compare_contexts(
         right = _load(connection, there, wanted.other or context)
         ours = _choices(connection, left)
         theirs = _choices(connection, right, _end_of_day(wanted.until))
-        texts = coverage.load_scenarios(connection, right.id)
-        texts |= coverage.load_scenarios(connection, left.id)
+        texts = summaries.load_scenarios(connection, right.id)
+        texts |= summaries.load_scenarios(connection, left.id)
         parsed, other = (Context.model_validate_json(row.text) for row in (left, right))
-        siblings = coverage.load_contexts(connection, namespace, parsed.kernel.name)
+        siblings = summaries.load_contexts(connection, namespace, parsed.kernel.name)
         compared = [
             ComparedScenario(
                 Scenario.model_validate_json(texts[digest]), ours.get(digest), theirs.get(digest)
@@ -228,7 +227,7 @@ def compare_contexts(
 
 
 def _load(connection: Connection, namespace: str, digest: str) -> ContextRow:
-    rows = coverage.load_contexts(connection, namespace, digest=digest)
+    rows = summaries.load_contexts(connection, namespace, digest=digest)
     if not rows or not rows[0].records:
         raise NotFoundError(
             f"namespace {namespace!r} has no records of this context: choose another"

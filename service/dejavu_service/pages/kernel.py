@@ -17,7 +17,7 @@ from dejavu_cache.system.notices import counted
 from ..errors import NotFoundError
 from ..routes.common import ContextDigest, CurrentCall, Namespace
 from ..services.read_through import RecordView, iter_texts
-from ..storage import coverage, summaries
+from ..storage import summaries
 from ..storage.summaries import Summary
 from .overview import contexts_of, current_source
 from .rendering import PAGE_METHODS, Wanted, count_pages, pages_router, render_page, take_page
@@ -54,7 +54,7 @@ def show_kernel(
     """Show a kernel on all GPUs: which config readers get where."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        covered = contexts_of(coverage.load_contexts(connection, namespace, wanted.name))
+        covered = contexts_of(summaries.load_contexts(connection, namespace, wanted.name))
         if not covered:
             raise NotFoundError(f"namespace {namespace!r} has no records of {wanted.name!r}")
         source = wanted.source or current_source(covered)
@@ -65,7 +65,7 @@ def show_kernel(
         texts: dict[str, str] = {}
         for entry, loaded in zip(shown, tuned, strict=True):
             if loaded.keys() - texts.keys():
-                texts |= coverage.load_scenarios(connection, entry.row.id)
+                texts |= summaries.load_scenarios(connection, entry.row.id)
     scenarios = {digest: Scenario.model_validate_json(text) for digest, text in texts.items()}
     columns = ScenarioColumns(scenarios.values())
     order = sorted(scenarios, key=lambda digest: columns.order(scenarios[digest], wanted.sort))
@@ -131,12 +131,12 @@ def show_context(
     """Show a kernel on a GPU: its scenarios, a map of the winners, and the costs of its configs."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        rows = coverage.load_contexts(connection, namespace, digest=context)
+        rows = summaries.load_contexts(connection, namespace, digest=context)
         if not rows or not rows[0].records:
             raise NotFoundError("nothing is known of this context here")
         identity = rows[0].id
-        covered = contexts_of(rows, coverage.load_costs(connection, namespace, identity))[0]
-        texts = coverage.load_scenarios(connection, identity)
+        covered = contexts_of(rows, summaries.load_costs(connection, namespace, identity))[0]
+        texts = summaries.load_scenarios(connection, identity)
         tuned = [
             TunedScenario(Scenario.model_validate_json(texts[digest]), summary, excess_of(summary))
             for digest, summary in summaries.load(connection, identity).items()

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import Query, Response
 from pydantic import Field
+from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError
 from ..routes.common import CurrentCall, Namespace
 from ..services import misses as service
-from ..storage import leases, misses
+from ..storage import leases, misses, summaries
 from .forms import WriterForm
+from .overview import OverviewFilter, by_kernel, contexts_of
 from .rendering import (
     PAGE_METHODS,
+    PAGE_SIZE,
     Wanted,
     count_pages,
     pages_router,
     redirect,
     render_page,
-    take_page,
 )
 from .tables import ScenarioColumns
 
@@ -32,7 +33,7 @@ __all__ = ["router"]
 
 router = pages_router()
 
-_MAX_ROWS = 1000
+_MOST_GAPS = 100
 _DIGEST = re.compile(r"[0-9a-f]{24}")
 
 
@@ -61,11 +62,6 @@ class MissView(NamedTuple):
     claimed_at: float | None
     holder: str
 
-    @property
-    def device(self) -> str:
-        """Name of the GPU."""
-        return self.context.environment.device.name
-
 
 @router.api_route("/pages/{namespace}/misses", methods=PAGE_METHODS)
 def show_worklist(
@@ -73,36 +69,61 @@ def show_worklist(
 ) -> Response:
     """Show the scenarios that were looked up and have no record, the most wanted first."""
     call.principal.require("read", namespace)
+    kernel, start = wanted.kernel or None, (wanted.page - 1) * PAGE_SIZE
     with call.database.read() as connection:
-        listed = misses.list_misses(connection, namespace, wanted.kernel or None, _MAX_ROWS)
+        devices = misses.count_by_device(connection, namespace, kernel)
+        listed = misses.list_misses(
+            connection, namespace, kernel, PAGE_SIZE, wanted.device or None, start
+        )
         holders = leases.list_holders(connection, namespace)
-    views = []
+        gaps = _gaps(connection, namespace, wanted) if wanted.device else None
+    rows = []
+    scenarios: dict[str, list[Scenario]] = {}
     for row in listed:
         context = Context.model_validate_json(row.context)
         scenario = Scenario.model_validate_json(row.scenario)
         holder = holders.get((context.digest, scenario.digest), "")
-        views.append(MissView(context, scenario, *row[2:], holder))
-    count = Counter(view.device for view in views)
-    demand: Counter[str] = Counter()
-    for view in views:
-        demand[view.device] += view.times
-    matching = [view for view in views if wanted.device in ("", view.device)]
-    rows = take_page(matching, wanted.page)
-    scenarios: dict[str, list[Scenario]] = {}
-    for view in rows:
-        scenarios.setdefault(view.context.kernel.name, []).append(view.scenario)
+        rows.append(MissView(context, scenario, *row[2:], holder))
+        scenarios.setdefault(context.kernel.name, []).append(scenario)
+    total = sum(count for device, count, _ in devices if wanted.device in ("", device))
     return render_page(
         "misses.html",
         call,
         namespace,
         wanted=wanted,
+        gaps=gaps,
         rows=rows,
         columns={name: ScenarioColumns(missed) for name, missed in scenarios.items()},
-        total=len(matching),
-        pages=count_pages(len(matching)),
-        devices=[(name, count[name], times) for name, times in demand.most_common()],
-        is_cut=len(listed) == _MAX_ROWS,
+        total=total,
+        pages=count_pages(total),
+        devices=devices,
     )
+
+
+def _gaps(
+    connection: Connection, namespace: str, wanted: WorklistFilter
+) -> list[tuple[str, str, int, int]]:
+    """Return what is tuned elsewhere and not on the wanted GPU, the largest gaps first.
+
+    Of each kernel and Triton there, the numbers of scenarios that are tuned and that are known.
+    """
+    rows = summaries.load_contexts(connection, namespace)
+    covered = contexts_of(rows, {}, summaries.count_misses(connection, namespace))
+    kernels = [
+        kernel
+        for kernel in by_kernel(covered, OverviewFilter(device=wanted.device))
+        if wanted.kernel in ("", kernel.name)
+    ]
+    known = summaries.count_known(
+        connection, {kernel.name: kernel.comparable for kernel in kernels}
+    )
+    gaps = []
+    for kernel in kernels:
+        tuned = [(entry.triton, entry.row.records) for entry in kernel.current]
+        tuned += [(triton, 0) for _, triton in kernel.lacking]
+        gaps += [(kernel.name, triton, records, known[kernel.name]) for triton, records in tuned]
+    gaps = [gap for gap in gaps if gap[2] < gap[3]]
+    return sorted(gaps, key=lambda gap: (gap[2] - gap[3], gap))[:_MOST_GAPS]
 
 
 @router.post("/pages/{namespace}/misses/{change}")

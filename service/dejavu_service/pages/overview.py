@@ -16,13 +16,20 @@ from dejavu_cache.model.scenario import Context
 from ..routes.common import CurrentCall, Namespace
 from ..services.access import Principal
 from ..services.log import LogFilter, read_log
-from ..storage import coverage
-from ..storage.coverage import ContextRow, TuningCost
+from ..storage import summaries
 from ..storage.database import Database
 from ..storage.sql import database_time
+from ..storage.summaries import ContextRow, TuningCost
 from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
 
-__all__ = ["CoveredContext", "OverviewFilter", "contexts_of", "current_source", "overview"]
+__all__ = [
+    "CoveredContext",
+    "OverviewFilter",
+    "by_kernel",
+    "contexts_of",
+    "current_source",
+    "overview",
+]
 
 router = pages_router()
 
@@ -100,13 +107,15 @@ class CoveredContext(NamedTuple):
 
 
 class KernelRow(NamedTuple):
-    """A kernel with its contexts, and the sums of them.
+    """A kernel with its contexts of the GPUs and Tritons that are asked for, and their sums.
 
     Attributes:
         name: The kernel's name.
         current: The contexts of its current source.
         outdated: The contexts of earlier sources.
-        latest: The context that changed last.
+        lacking: The GPUs and Tritons that have none of the current source.
+        comparable: The ids of the contexts, of all GPUs, that have scenarios of the same arguments.
+        latest: The context that changed last; None if there is none.
         records: The number of records.
         missing: The number of scenarios that were missed.
         tuning: The cost of all measurements, in seconds.
@@ -117,7 +126,9 @@ class KernelRow(NamedTuple):
     name: str
     current: list[CoveredContext]
     outdated: list[CoveredContext]
-    latest: CoveredContext
+    lacking: list[tuple[str, str]]
+    comparable: list[int]
+    latest: CoveredContext | None
     records: int
     missing: int
     tuning: float
@@ -139,30 +150,30 @@ def overview(
 ) -> dict[str, Any]:
     """Load what the overview of a namespace shows: a page of kernels, and the totals of all.
 
+    A kernel that has nothing on a GPU is shown there too, as lacking all that is known elsewhere.
+
     Raises:
         AccessDeniedError: The principal may not read the namespace.
     """
     principal.require("read", namespace)
     with database.read() as connection:
         covered = contexts_of(
-            coverage.load_contexts(connection, namespace),
-            coverage.load_costs(connection, namespace),
-            coverage.count_misses(connection, namespace),
+            summaries.load_contexts(connection, namespace),
+            summaries.load_costs(connection, namespace),
+            summaries.count_misses(connection, namespace),
         )
         since = 0.0
         if wanted.days:
             since = database_time(connection).timestamp() - int(wanted.days) * _DAY
         kernels = [
             kernel
-            for kernel in _by_kernel(covered)
+            for kernel in by_kernel(covered, wanted)
             if wanted.q.lower() in kernel.name.lower() and kernel.changed >= since
-            if any(map(wanted.covers, [*kernel.current, *kernel.outdated]))
         ]
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: (-getattr(kernel, wanted.sort), kernel.name))
         page = kernels[(wanted.page - 1) * size : wanted.page * size]
-        groups = {kernel.name: _comparable(kernel) for kernel in page}
-        known = coverage.count_known(connection, groups)
+        known = summaries.count_known(connection, {row.name: row.comparable for row in page})
     return {
         "kernels": page,
         "known": known,
@@ -204,35 +215,47 @@ def current_source(contexts: Sequence[CoveredContext]) -> str:
     return latest.context.kernel.source
 
 
-def _by_kernel(covered: Sequence[CoveredContext]) -> list[KernelRow]:
+def by_kernel(covered: Sequence[CoveredContext], wanted: OverviewFilter) -> list[KernelRow]:
+    """Group contexts by kernel, those of the wanted GPUs and Tritons, if there are any at all."""
+    places = sorted({(entry.device, entry.triton) for entry in filter(wanted.covers, covered)})
+    if not places:
+        return []
     by_name: dict[str, list[CoveredContext]] = {}
     for entry in covered:
         by_name.setdefault(entry.context.kernel.name, []).append(entry)
-    return [_kernel_row(name, by_name[name]) for name in sorted(by_name)]
+    return [_kernel_row(name, by_name[name], wanted, places) for name in sorted(by_name)]
 
 
-def _kernel_row(name: str, entries: list[CoveredContext]) -> KernelRow:
-    entries.sort(key=lambda entry: (entry.device, entry.triton, entry.row.digest))
+def _kernel_row(
+    name: str,
+    entries: list[CoveredContext],
+    wanted: OverviewFilter,
+    places: Sequence[tuple[str, str]],
+) -> KernelRow:
     source = current_source(entries)
-    latest = max(entries, key=lambda entry: entry.changed_at)
+    (keys, *_) = (
+        entry.context.problem.keys for entry in entries if entry.context.kernel.source == source
+    )
+    shown = sorted(
+        filter(wanted.covers, entries),
+        key=lambda entry: (entry.device, entry.triton, entry.row.digest),
+    )
+    current = [entry for entry in shown if entry.context.kernel.source == source]
+    latest = max(shown, key=lambda entry: entry.changed_at, default=None)
+    present = {(entry.device, entry.triton) for entry in current}
     return KernelRow(
         name=name,
-        current=[entry for entry in entries if entry.context.kernel.source == source],
-        outdated=[entry for entry in entries if entry.context.kernel.source != source],
+        current=current,
+        outdated=[entry for entry in shown if entry.context.kernel.source != source],
+        lacking=[place for place in places if place not in present],
+        comparable=[entry.row.id for entry in entries if entry.context.problem.keys == keys],
         latest=latest,
-        records=sum(entry.row.records for entry in entries),
-        missing=sum(entry.missing for entry in entries),
-        tuning=sum(entry.seconds for entry in entries),
-        saved=sum(entry.saved for entry in entries),
-        changed=latest.changed_at,
+        records=sum(entry.row.records for entry in shown),
+        missing=sum(entry.missing for entry in shown),
+        tuning=sum(entry.seconds for entry in shown),
+        saved=sum(entry.saved for entry in shown),
+        changed=latest.changed_at if latest else 0.0,
     )
-
-
-def _comparable(kernel: KernelRow) -> list[int]:
-    """Return the ids of the contexts whose scenarios can be those of the current source."""
-    keys = kernel.current[0].context.problem.keys
-    entries = [*kernel.current, *kernel.outdated]
-    return [entry.row.id for entry in entries if entry.context.problem.keys == keys]
 
 
 @router.api_route("/pages/{namespace}/activity", methods=PAGE_METHODS)
@@ -247,8 +270,8 @@ def show_activity(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         since = database_time(connection) - timedelta(days=days)
-        changed = coverage.count_changed(connection, namespace, since.timestamp())
-        rows = [row for row in coverage.load_contexts(connection, namespace) if row.id in changed]
+        changed = summaries.count_changed(connection, namespace, since.timestamp())
+        rows = [row for row in summaries.load_contexts(connection, namespace) if row.id in changed]
     tuned = [entry for entry in contexts_of(rows) if actor in (entry.row.changed_by or "")]
     tuned.sort(key=lambda entry: -entry.changed_at)
     log = None

@@ -29,12 +29,13 @@ from dejavu_cache.system.notices import counted, printable_output
 from ..middleware.authentication import NO_TOKENS, is_page
 from ..routes.common import Call
 from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
-from ..storage import coverage
+from ..storage import summaries
 from ..storage.database import Database
 from .forms import form_proof
 
 __all__ = [
     "PAGE_METHODS",
+    "PAGE_SIZE",
     "ErrorPagesMiddleware",
     "Wanted",
     "count_pages",
@@ -54,7 +55,7 @@ PAGE_METHODS = ["GET", "HEAD"]
 _FOLDER = Path(__file__).parent / "templates"
 _MOST_NAMES = 200
 """Namespaces that the field of each page suggests: those with the most records."""
-_PAGE_SIZE = 50
+PAGE_SIZE = 50
 """Rows of a table on one page."""
 _HEADERS = {
     "Content-Security-Policy": (
@@ -82,12 +83,12 @@ class Wanted(BaseModel):
 
 def take_page(rows: list[_T], page: int) -> list[_T]:
     """Return the rows of a page, counted from 1; empty beyond the last page."""
-    return rows[(page - 1) * _PAGE_SIZE : page * _PAGE_SIZE]
+    return rows[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
 
 
 def count_pages(rows: int) -> int:
     """Return the number of pages that so many rows fill."""
-    return -(-rows // _PAGE_SIZE)
+    return -(-rows // PAGE_SIZE)
 
 
 class _PageRoute(APIRoute):
@@ -145,7 +146,7 @@ def list_namespaces(
         Of each the name, the numbers of its contexts and records, and when they changed last.
     """
     with database.read() as connection:
-        rows = coverage.list_namespaces(connection)
+        rows = summaries.list_namespaces(connection)
     return [
         row for row in rows if principal.may("read", row[0]) and search.lower() in row[0].lower()
     ]

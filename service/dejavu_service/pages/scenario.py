@@ -16,7 +16,7 @@ from ..errors import NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..services.log import LogEntry, LogFilter, read_log
 from ..services.records import set_pin
-from ..storage import contexts, coverage, record_texts, summaries
+from ..storage import contexts, record_texts, summaries
 from .forms import AdminForm
 from .rendering import PAGE_METHODS, pages_router, redirect, render_page
 from .tables import LOUD, ConfigNames, ScenarioColumns
@@ -60,9 +60,9 @@ def show_scenario(
         text = contexts.load_text(connection, namespace, context)
         assert text is not None
         parsed = Context.model_validate_json(text)
-        rows = coverage.load_contexts(connection, namespace, parsed.kernel.name)
+        rows = summaries.load_contexts(connection, namespace, parsed.kernel.name)
         (own,) = (row.id for row in rows if row.digest == context)
-        near = _nearest(record.scenario, coverage.load_scenarios(connection, own))
+        near = _nearest(record.scenario, summaries.load_scenarios(connection, own))
         near_by = summaries.load(connection, own, [other.digest for other, _ in near])
         elsewhere = [
             (Context.model_validate_json(row.text), loaded[scenario])

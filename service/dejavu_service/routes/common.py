@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from ..middleware.bodies import StrictRoute
 from ..problems import RESPONSES
@@ -45,6 +47,19 @@ KernelName = Annotated[
 ]
 
 
+# A path that is not well-formed is no path of a route, with whatever method.
+class _NamespaceConvertor(StringConvertor):
+    regex = NAMESPACE.strip("^$")
+
+
+class _DigestConvertor(StringConvertor):
+    regex = DIGEST.strip("^$")
+
+
+register_url_convertor("namespace", _NamespaceConvertor())
+register_url_convertor("digest", _DigestConvertor())
+
+
 class Call(NamedTuple):
     """The principal who makes a request, and the server that answers it.
 
@@ -78,10 +93,9 @@ def versioned_router() -> APIRouter:
     return APIRouter(prefix="/v1", route_class=StrictRoute, responses=RESPONSES)
 
 
-def responds_with(model: str) -> dict[int | str, dict[str, Any]]:
+def responds_with(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI of a JSON answer that is sent as stored text, without its model."""
-    schema = {"$ref": f"#/components/schemas/{model}"}
-    return {200: {"content": {"application/json": {"schema": schema}}}}
+    return {200: {"model": model}}
 
 
 def json_response(text: str) -> Response:

@@ -1,13 +1,17 @@
-"""Routes of `/livez`, `/readyz` and `/metrics`."""
+"""Routes about the server itself: `/livez`, `/readyz`, `/metrics` and `/v1/openapi.json`."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+import json
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import func, select
 from starlette.concurrency import run_in_threadpool
 
-from ..problems import IS_DAMAGED, RESPONSES, problem
+from ..problems import IS_DAMAGED, RESPONSES, Refusal, problem
 from ..server import Server
 from ..services.access import EVERYWHERE
 from ..storage.database import Database
@@ -15,7 +19,7 @@ from ..storage.schema import SchemaState, state
 from ..storage.tables import records
 from .common import CurrentCall
 
-__all__ = ["router"]
+__all__ = ["description", "router"]
 
 router = APIRouter()
 
@@ -63,3 +67,22 @@ def metrics(call: CurrentCall) -> Response:
     """Return the metrics for Prometheus."""
     call.principal.require("read", EVERYWHERE)
     return Response(call.server.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/v1/openapi.json", include_in_schema=False)
+def describe(request: Request) -> Response:
+    """Return the OpenAPI of the protocol."""
+    return Response(description(request.app), media_type="application/json")
+
+
+@cache
+def description(app: FastAPI) -> str:
+    """Return FastAPI's description of an app, with what it does not know of, as JSON."""
+    schema: dict[str, Any] = app.openapi()
+    components = schema["components"]
+    components["schemas"]["Refusal"] = Refusal.model_json_schema()
+    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    schema["security"] = [{"token": []}]
+    for path in ("/livez", "/readyz"):
+        schema["paths"][path]["get"]["security"] = []
+    return json.dumps(schema)

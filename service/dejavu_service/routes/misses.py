@@ -63,7 +63,23 @@ def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Cou
     return Counted(counted=counted)
 
 
-@router.get("/{namespace}/misses", responses=responds_with("Worklist"))
+class WorklistItem(BaseModel):
+    """A scenario without a record, and how often it was looked up."""
+
+    context: Context
+    scenario: Scenario
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+
+
+class Worklist(BaseModel):
+    """Misses, the most frequent first."""
+
+    misses: list[WorklistItem]
+
+
+@router.get("/{namespace}/misses", responses=responds_with(Worklist))
 def list_misses(
     namespace: Namespace,
     call: CurrentCall,

@@ -10,15 +10,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
-from starlette.convertors import StringConvertor, register_url_convertor
+from pydantic import BaseModel
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Scenario
 
 from ..errors import NotFoundError
 from ..problems import RESPONSES
-from ..services.access import NAMESPACE
 from ..services.reads import Answer, Part
 from .common import (
-    DIGEST,
     Call,
     ContextDigest,
     CurrentCall,
@@ -46,34 +48,31 @@ _OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
 }
 
 
-class _NamespaceConvertor(StringConvertor):
-    regex = NAMESPACE.strip("^$")
-
-
-class _DigestConvertor(StringConvertor):
-    regex = DIGEST.strip("^$")
-
-
-register_url_convertor("namespace", _NamespaceConvertor())
-register_url_convertor("digest", _DigestConvertor())
-
-
 class ReadRoute(APIRoute):
-    """A route that FastAPI describes, and whose endpoint is called without it.
+    """A route that FastAPI describes, and that Starlette alone finds and runs.
 
-    Its handling of dependencies takes longer than the read itself.
+    What FastAPI does for its routes takes longer than the read itself.
     """
+
+    matches = Route.matches
+    handle = Route.handle
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Take the arguments of FastAPI's route."""
         super().__init__(*args, **options)
-        self.path = self.path_format  # without convertors, as metrics name the other routes
         self.app = self._respond
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self  # for metrics and logs
         call = Call(scope["principal"], scope["app"].state.server)
         response = await self.endpoint(**scope["path_params"], request=Request(scope), call=call)
         await response(scope, receive, send)
+
+
+class ScenarioList(BaseModel):
+    """The scenarios that have records in a context."""
+
+    scenarios: list[Scenario]
 
 
 router = APIRouter(prefix="/v1", route_class=ReadRoute, responses=RESPONSES)
@@ -81,7 +80,7 @@ _CONTEXT = "/{namespace:namespace}/contexts/{context:digest}"
 
 
 @router.get(
-    f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with("Record") | _OR_UNCHANGED
+    f"{_CONTEXT}/records/{{scenario:digest}}", responses=responds_with(Record) | _OR_UNCHANGED
 )
 async def read_record(
     namespace: Namespace,
@@ -95,7 +94,7 @@ async def read_record(
     return await _read(call, request, namespace, context, scenario, missing)
 
 
-@router.get(f"{_CONTEXT}/records", responses=responds_with("RecordSet") | _OR_UNCHANGED)
+@router.get(f"{_CONTEXT}/records", responses=responds_with(RecordSet) | _OR_UNCHANGED)
 async def read_records(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
@@ -104,7 +103,7 @@ async def read_records(
     return await _read(call, request, namespace, context, "records", missing)
 
 
-@router.get(f"{_CONTEXT}/scenarios", responses=responds_with("ScenarioList") | _OR_UNCHANGED)
+@router.get(f"{_CONTEXT}/scenarios", responses=responds_with(ScenarioList) | _OR_UNCHANGED)
 async def read_scenarios(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
@@ -121,21 +120,18 @@ async def _read(
         AccessDeniedError: The principal lacks the role `read`.
         NotFoundError: There is nothing, of which `missing` is said.
     """
-    reader, metrics = call.server.reader, call.server.metrics
+    reader = call.server.reader
     view = call.server.read_through.view(call.principal, namespace, context)
     current = await reader.revision(view)
     answer, copy = None, request.headers.get("if-none-match")
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
-            metrics.unchanged.inc()
             return _respond(Answer(current.revision, None), "")
         answer = await reader.read(view, part, current.revision)
     if answer is None or answer.body is None:
-        metrics.misses.inc()
         if missing is not None:
             raise NotFoundError(missing)
         return json_response('{"scenarios": []}')
-    metrics.hits.inc()
     if copy is None and current is not None and missing is not None:
         reader.fetches[current.id] += 1
     return _respond(answer, request.headers.get("accept-encoding", ""))

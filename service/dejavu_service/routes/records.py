@@ -8,8 +8,8 @@ from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from dejavu_cache.model.record import RecordSet
-from dejavu_cache.model.scenario import Config
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Config, Context
 
 from ..middleware.bodies import accepts
 from ..services import records
@@ -36,13 +36,39 @@ _Scenarios = Annotated[
 ]
 
 
+class ContextPage(BaseModel):
+    """Contexts, and the digest to continue after; null on the last page."""
+
+    contexts: list[Context]
+    next: str | None
+
+
+class ContextChanges(BaseModel):
+    """What has changed of a context that a client has copies of."""
+
+    revision: str
+    """The present revision, to send the next time; empty if the context does not exist."""
+    records: list[Record]
+    """The records that differ from the client's."""
+    gone: list[str]
+    """Digests of the scenarios that have no record."""
+    recalls: dict[str, list[str]]
+    """Digests of measurements and pins that no copy may keep, by the digest of the scenario."""
+
+
+class Revalidation(BaseModel):
+    """Changes by the digest of their context; contexts without any are left out."""
+
+    contexts: dict[str, ContextChanges]
+
+
 class Deleted(BaseModel):
     """The number of records deleted."""
 
     deleted: int
 
 
-@router.get("/{namespace}/contexts", responses=responds_with("ContextPage"))
+@router.get("/{namespace}/contexts", responses=responds_with(ContextPage))
 def list_contexts(
     namespace: Namespace,
     call: CurrentCall,
@@ -65,7 +91,7 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
     return records.post_records(call.database, call.principal, namespace, sent, limit)
 
 
-@router.post("/{namespace}/revalidation", responses=responds_with("Revalidation"))
+@router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
@@ -80,7 +106,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
     return json_response(changes)
 
 
-@router.delete("/{namespace}/contexts/{context}/records")
+@router.delete("/{namespace:namespace}/contexts/{context:digest}/records")
 def delete_records(
     namespace: Namespace, context: ContextDigest, call: CurrentCall, scenario: _Scenarios = None
 ) -> Deleted:
@@ -98,7 +124,7 @@ class Choice(BaseModel):
     by: str = Field(default="", max_length=200)
 
 
-@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
 @accepts("admin")
 def put_pin(
     namespace: Namespace,
@@ -113,7 +139,7 @@ def put_pin(
     return json_response(record)
 
 
-@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
 def delete_pin(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> Response:

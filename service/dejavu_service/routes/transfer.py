@@ -59,8 +59,8 @@ class Promoted(BaseModel):
 )
 def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
     """Export a record set on each line."""
-    note_use = call.server.reader.note_use
-    lines = transfer.export_lines(call.database, call.principal, namespace, kernel, note_use)
+    call.principal.require("read", namespace)
+    lines = transfer.export_lines(call.database, namespace, kernel, call.server.reader)
     return StreamingResponse(_while_valid(call, lines), media_type=_NDJSON)
 
 

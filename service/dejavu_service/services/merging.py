@@ -279,6 +279,7 @@ def override(
         promoted = _promoted_winner(current, source.winner.model, present)
         if promoted != current:
             record.stand(Part.of(promoted, sender))
+    record.is_changed |= not record.promoted
     record.is_visible = record.promoted = True
 
 

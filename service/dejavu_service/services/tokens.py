@@ -17,7 +17,7 @@ from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage import leases, tokens
 from ..storage.database import Database
 from ..storage.sql import database_time, to_datetime
-from .access import EVERYWHERE, ROLES, Principal, Role
+from .access import EVERYWHERE, Principal, Role
 from .log import write_log
 
 __all__ = [
@@ -39,15 +39,11 @@ class Token(BaseModel):
     """A token without its secret.
 
     Attributes:
-        role: The lowest of its roles.
-        namespaces: The namespaces, and the beginnings of namespaces' names, in which it has one.
-        grants: The role in each of them.
+        grants: Its roles by namespace, by the beginning of namespaces' names, or by `*`.
     """
 
     id: str
     name: str
-    role: Role
-    namespaces: list[str]
     grants: dict[str, Role]
     created: datetime
     expires: datetime | None = None
@@ -97,20 +93,16 @@ def issue(
     principal.require("admin", EVERYWHERE)
     roles = _roles(role, namespaces, grants or {})
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
-    # An earlier version reads these two alone: it then gives the lowest role for all namespaces.
-    lowest = min(roles.values(), key=ROLES.index)
-    encoded = json.dumps(sorted(roles))
-    differing = json.dumps(roles, sort_keys=True) if len(set(roles.values())) > 1 else None
+    encoded = json.dumps(roles, sort_keys=True)
     with database.write() as connection:
-        digest = _digest(secret)
-        if not tokens.add(connection, identity, name, digest, lowest, encoded, ttl, differing):
+        if not tokens.add(connection, identity, name, _digest(secret), encoded, ttl):
             raise TokenExistsError(f"there is a token {identity} already")
         row = tokens.get(connection, identity)
         assert row is not None
         token = _token(row)
-        fields = {"id", "name", "role", "namespaces"} | ({"grants"} if differing else set())
-        content = token.model_dump(mode="json", include=fields)
-        write_log(connection, principal, "create token", "", **content)
+        write_log(
+            connection, principal, "create token", "", id=identity, name=name, grants=token.grants
+        )
     return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
 
 
@@ -174,18 +166,12 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
     expires_in = None if row.expires_at is None else row.expires_at - present
     if expires_in is not None and expires_in <= 0:
         return None
-    return VerifiedToken(Principal(_name(row), _grants(row)), expires_in)
+    return VerifiedToken(Principal(_name(row), json.loads(row.grants)), expires_in)
 
 
 def _name(row: Row[Any]) -> str:
     """Return the name of a token's principal."""
     return f"{row.name} ({row.id})"
-
-
-def _grants(row: Row[Any]) -> dict[str, Role]:
-    if row.grants is not None:
-        return dict(json.loads(row.grants))
-    return dict.fromkeys(json.loads(row.namespaces), row.role)
 
 
 def _digest(secret: str) -> str:
@@ -197,9 +183,7 @@ def _token(row: Row[Any]) -> Token:
     return Token(
         id=row.id,
         name=row.name,
-        role=row.role,
-        namespaces=json.loads(row.namespaces),
-        grants=_grants(row),
+        grants=json.loads(row.grants),
         created=to_datetime(row.created_at),
         expires=None if row.expires_at is None else to_datetime(row.expires_at),
         revoked=None if row.revoked_at is None else to_datetime(row.revoked_at),

@@ -20,6 +20,7 @@ from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
 from .merging import MOST_RECORD_CHARACTERS
 from .read_through import render
+from .reads import RecordReader
 from .records import check_record_set, merge_record_set
 
 __all__ = ["Imported", "export_lines", "import_lines"]
@@ -41,11 +42,7 @@ class Imported(BaseModel):
 
 
 def export_lines(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    kernel: str | None,
-    note_use: Callable[[contexts.ContextKey], None],
+    database: Database, namespace: str, kernel: str | None, reader: RecordReader
 ) -> Iterator[str]:
     """Export a namespace, lines for each context; contexts are read as lines are consumed.
 
@@ -53,31 +50,17 @@ def export_lines(
 
     Args:
         database: The server's database.
-        principal: Who asks; needs the role `read`.
         namespace: The namespace.
         kernel: The name of the only kernel to export, or None for all.
-        note_use: Called with each context that is exported.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `read`; raised before the first line.
+        reader: It notes that the contexts were read.
     """
-    principal.require("read", namespace)
-    return _lines(database, namespace, kernel, note_use)
-
-
-def _lines(
-    database: Database,
-    namespace: str,
-    kernel: str | None,
-    note_use: Callable[[contexts.ContextKey], None],
-) -> Iterator[str]:
     with database.read() as connection:
         digests = list(contexts.iter_digests(connection, namespace, kernel))
     for digest in digests:
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
             sizes = dict(record_texts.list_sizes(connection, namespace, digest))
-        note_use((namespace, digest))
+        reader.note_use((namespace, digest))
         for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
             with database.read() as connection:
                 texts = record_texts.load_texts(connection, namespace, digest, page)

@@ -191,16 +191,12 @@ def _postgres(url: URL, pool: int) -> Engine:
         pool_pre_ping=True,
         pool_use_lifo=True,
         hide_parameters=True,
-        connect_args={**_POSTGRES, "prepare_threshold": None},
+        # `_begin_postgres` begins transactions, not the driver.
+        connect_args={**_POSTGRES, "autocommit": True, "prepare_threshold": None},
     )
-    event.listen(engine, "connect", _prepare_postgres)
     event.listen(engine, "begin", _begin_postgres)
     event.listen(engine, "handle_error", _handle_postgres_error, retval=True)
     return engine
-
-
-def _prepare_postgres(connection: Any, _: Any) -> None:
-    connection.autocommit = True  # `_begin_postgres` begins transactions, not the driver
 
 
 def _begin_postgres(connection: Connection) -> None:
@@ -233,7 +229,8 @@ def _sqlite(url: URL, pool: int) -> Engine:
         max_overflow=pool,
         pool_timeout=_BUSY_SECONDS,
         hide_parameters=True,  # a log is read by more people than the records are
-        connect_args={"timeout": _BUSY_SECONDS},
+        # `_begin_sqlite` begins transactions, not the driver.
+        connect_args={"timeout": _BUSY_SECONDS, "isolation_level": None},
     )
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
@@ -241,7 +238,6 @@ def _sqlite(url: URL, pool: int) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
-    connection.isolation_level = None  # `_begin_sqlite` begins transactions, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
     ((_, _, path),) = connection.execute("PRAGMA database_list").fetchall()

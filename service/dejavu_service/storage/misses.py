@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, select, tuple_, update
 
 from dejavu_cache.model.scenario import Scenario
 
@@ -17,6 +17,7 @@ __all__ = [
     "add_counts",
     "claim",
     "count_all",
+    "count_by_device",
     "dismiss",
     "drop_old",
     "drop_tuned",
@@ -125,19 +126,26 @@ def _is_miss(context_id: int, scenario: str) -> ColumnElement[bool]:
     return (misses.c.context_id == context_id) & (misses.c.scenario == scenario)
 
 
+_is_tuned = (
+    select(summaries.c.scenario)
+    .where(
+        summaries.c.context_id == misses.c.context_id,
+        summaries.c.scenario == misses.c.scenario,
+        summaries.c.chosen.is_not(None),
+    )
+    .exists()
+)
+
+
 def list_misses(
-    connection: Connection, namespace: str, kernel: str | None, limit: int
+    connection: Connection,
+    namespace: str,
+    kernel: str | None,
+    limit: int,
+    device: str | None = None,
+    offset: int = 0,
 ) -> list[CountedMiss]:
     """List the scenarios without a winner or a pin, the most frequently missed first."""
-    tuned = (
-        select(summaries.c.scenario)
-        .where(
-            summaries.c.context_id == misses.c.context_id,
-            summaries.c.scenario == misses.c.scenario,
-            summaries.c.chosen.is_not(None),
-        )
-        .exists()
-    )
     query = (
         select(
             contexts.c.text,
@@ -149,12 +157,37 @@ def list_misses(
             misses.c.claimed_at,
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
-        .where(contexts.c.namespace == namespace, ~tuned)
+        .where(contexts.c.namespace == namespace, ~_is_tuned)
         .order_by(
             misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
         )
         .limit(limit)
+        .offset(offset)
     )
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
+    if device is not None:
+        query = query.where(contexts.c.device == device)
     return [CountedMiss(*row) for row in connection.execute(query)]
+
+
+def count_by_device(
+    connection: Connection, namespace: str, kernel: str | None
+) -> list[tuple[str, int, int]]:
+    """Count what `list_misses` lists of each GPU of a namespace, the most wanted first.
+
+    Returns:
+        Of each GPU the name, the number of scenarios, and how often they were asked for.
+    """
+    joined = [misses.c.context_id == contexts.c.id, ~_is_tuned]
+    if kernel is not None:
+        joined.append(contexts.c.kernel == kernel)
+    times = func.coalesce(func.sum(misses.c.count), 0)
+    query = (
+        select(contexts.c.device, func.count(misses.c.scenario), times)
+        .select_from(contexts.outerjoin(misses, and_(*joined)))
+        .where(contexts.c.namespace == namespace)
+        .group_by(contexts.c.device)
+        .order_by(times.desc(), contexts.c.device)
+    )
+    return [(device, count, int(total)) for device, count, total in connection.execute(query)]

@@ -188,10 +188,8 @@ tokens = Table(
     Column("id", String(16), primary_key=True),
     Column("name", Text, nullable=False),
     Column("digest", String(64), nullable=False),
-    Column("role", String(8), nullable=False),
-    Column("namespaces", Text, nullable=False),
-    # Roles by namespace as JSON, where they differ; `role` is the lowest of them.
-    Column("grants", Text),
+    # Roles by namespace, as JSON.
+    Column("grants", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),

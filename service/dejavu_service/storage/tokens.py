@@ -26,23 +26,17 @@ def add(
     identity: str,
     name: str,
     digest: str,
-    role: str,
-    namespaces: str,
+    grants: str,
     ttl: float | None,
-    grants: str | None = None,
 ) -> bool:
     """Insert a token that expires in `ttl` seconds, or never if None; return False if it exists."""
-    values: dict[str, Any] = {
-        "created_at": epoch(),
-        "expires_at": None if ttl is None else epoch() + ttl,
-    }
-    values |= {
+    values = {
         "id": identity,
         "name": name,
         "digest": digest,
-        "role": role,
-        "namespaces": namespaces,
         "grants": grants,
+        "created_at": epoch(),
+        "expires_at": None if ttl is None else epoch() + ttl,
     }
     statement = insert(connection, tokens).values(values).on_conflict_do_nothing()
     return bool(connection.execute(statement).rowcount)

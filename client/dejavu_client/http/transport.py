@@ -1,0 +1,350 @@
+"""The process's HTTP connections: a thread for each request, and a deadline for all of it.
+
+A socket's timeout limits the gap between two bytes, not the whole answer, and Python cannot stop a
+thread. So whoever asks waits beside a thread that sends the request, and leaves when the server is
+silent for too long. At the deadline and at the program's end, the connections are shut down, so
+that the threads end.
+"""
+
+from __future__ import annotations
+
+import encodings.idna  # noqa: F401
+import math
+import os
+import queue
+import re
+import socket
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# httpx and sockets import these with the first request. A child that is forked while a background
+# thread does that would find them half imported, and could never send anything.
+import certifi  # noqa: F401
+import httpcore  # noqa: F401
+import httpx
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.background_threads import (
+    Finisher,
+    at_program_end,
+    program_is_ending,
+    start_thread,
+    uninterrupted,
+)
+from dejavu_cache.system.fork_lock import ForkLock
+from dejavu_cache.system.notices import warn_once
+
+from .errors import NonsenseError, SilenceError, UnreachableError
+
+__all__ = ["ServerAnswer", "TokenSource", "Transport", "shared_transport"]
+
+TICK = 0.01
+"""Seconds between two looks at a request that may not be silent for long."""
+
+WHOLE_SECONDS = 60.0
+"""Seconds from the first byte of a request to the last one of its answer."""
+
+CONNECT_SECONDS = 5.0
+"""Seconds for each step of the set-up of a connection."""
+
+SLOWEST_UPLOAD = 16 * 1024
+"""Bytes a second that a server takes at least, beyond the deadline; ours asks for 32 KiB."""
+
+LARGEST_BODY = 256 * 2**20
+"""Bytes of a decompressed answer beyond which it is not read."""
+
+_ENCODINGS = ("", "identity", "gzip")
+"""What a body may be encoded by. Its expansion is bounded, which that of two encodings is not."""
+
+_LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+"""Errors of a connection that a server has closed, as one does that restarts or has been idle."""
+
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+"""Errors of requests that no server can have received."""
+
+_VARIABLES = {
+    "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE",
+}  # fmt: skip
+"""Environment variables that decide how httpx connects; those of proxies in small letters too."""
+
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
+"""Characters of a bearer token (RFC 6750)."""
+
+
+class ServerAnswer(NamedTuple):
+    """An answer that is still to be judged and parsed.
+
+    Attributes:
+        status: the HTTP status.
+        headers: the headers, whose names are in any letters.
+        body: the decompressed body.
+    """
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+
+class Transport(Finisher):
+    """Connections to servers, which requests of all threads share.
+
+    Args:
+        handler: answers requests in place of connections, for tests.
+    """
+
+    def __init__(self, handler: httpx.BaseTransport | None = None) -> None:
+        """Open no connection yet."""
+        self._handler = handler
+        self.abandon()
+        at_program_end(self)
+
+    def abandon(self) -> None:
+        """Begin anew in a forked child: the connections are its parent's."""
+        self._lock = ForkLock()
+        self._client: httpx.Client | None = None
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        server: str,
+        silence: float = math.inf,
+        seconds: float | None = None,
+        repeatable: bool = True,
+        **request: Any,
+    ) -> ServerAnswer:
+        """Send a request, and return its answer, whatever its status.
+
+        Args:
+            method: the HTTP method.
+            url: the absolute URL.
+            server: the server's URL, which errors name.
+            silence: seconds for which the server may be silent, while a connection is set up and
+                again from then on. This process's own work is not counted.
+            seconds: deadline of the request and its whole answer; `WHOLE_SECONDS` by default.
+            repeatable: whether to send the request again if the connection is lost meanwhile.
+            **request: `params`, `headers` and `content` as httpx takes them.
+
+        Raises:
+            UnreachableError: there is no answer, or none in time.
+            NonsenseError: the answer is too large, or compressed in an unknown way.
+            SettingsError: the URL is not one.
+        """
+        seconds = WHOLE_SECONDS if seconds is None else seconds
+        seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
+        request |= {"method": method, "url": url}
+        request["timeout"] = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        exchange = partial(self._exchange, server, 2 if repeatable else 1, request)
+        try:
+            return self._wait_for(exchange, silence, seconds)
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"{url}: {error}") from None
+        except httpx.DecodingError as error:
+            raise NonsenseError(f"{server} sent a damaged gzip stream: {error}") from None
+        except SilenceError as error:
+            hint = _hint(error, repeatable)
+            raise SilenceError(f"{server} {error}{hint}", error.is_connected) from None
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise UnreachableError(
+                f"{server} does not answer: {reason}{_hint(error, repeatable)}"
+            ) from error
+
+    def _wait_for(
+        self, exchange: Callable[[_Progress], ServerAnswer], silence: float, seconds: float
+    ) -> ServerAnswer:
+        """Return what an exchange returns in a thread of its own, unless it takes too long."""
+        progress = _Progress()
+        outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                outcomes.put(exchange(progress))
+            except BaseException as error:
+                outcomes.put(error)
+
+        if start_thread(ask, "dejavu-cache request") is None:
+            ask()
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            try:
+                outcome = outcomes.get(timeout=TICK if silence < math.inf else left)
+            except queue.Empty:
+                if progress.tick() >= silence:
+                    message = f"did not answer within {silence:g} s"
+                    raise SilenceError(message, progress.is_connected) from None
+                if left == 0.0:
+                    self._disconnect()
+                    message = f"had not answered after {seconds:.0f} s"
+                    raise SilenceError(message, progress.is_connected) from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+    def interrupt(self) -> None:
+        """Make all requests fail, those that wait for an answer and later ones."""
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Shut the connections down, which wakes whoever waits for them; later ones are new."""
+        with self._lock:
+            sockets, self._sockets = list(self._sockets), weakref.WeakSet()
+            self._client = None
+        for connection in sockets:
+            _shut_down(connection)
+
+    def _exchange(
+        self, server: str, attempts: int, request: dict[str, Any], progress: _Progress
+    ) -> ServerAnswer:
+        """Send a request and read its whole answer; send it again if the connection is lost."""
+
+        def trace(event: str, details: Mapping[str, Any]) -> None:
+            progress.trace(event)
+            if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+                self._keep(details["return_value"].get_extra_info("socket"))
+
+        try:
+            with self._open_client().stream(**request, extensions={"trace": trace}) as response:
+                body = _read_body(response, server)
+            return ServerAnswer(response.status_code, response.headers, body)
+        except _LOST:
+            if attempts == 1:
+                raise
+        return self._exchange(server, attempts - 1, request, progress)
+
+    def _keep(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._sockets.add(connection)
+        if program_is_ending():
+            _shut_down(connection)
+
+    def _open_client(self) -> httpx.Client:
+        """Return the client, made with the proxies and certificates that the environment names."""
+        if program_is_ending():
+            raise UnreachableError("no server is asked while the program ends")
+        with uninterrupted(), self._lock:
+            if self._client is None:
+                try:  # to set up OpenSSL
+                    self._client = httpx.Client(transport=self._handler)
+                except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+                    names = ", ".join(name for name in os.environ if name.upper() in _VARIABLES)
+                    raise UnreachableError(
+                        "no connection is possible with what this environment says of proxies and "
+                        f"certificates ({names or 'the system certificates'}): {error}"
+                    ) from error
+            return self._client
+
+
+shared_transport = Transport()
+"""The transport of this process."""
+
+os.register_at_fork(after_in_child=shared_transport.abandon)
+
+
+class _Progress:
+    """What a request has waited for, by steps of httpcore.
+
+    Loading certificates, decompressing and all else that this process does itself is no step. The
+    set-up of a connection and the exchange over it are counted apart: a distant server may need
+    several round trips to set up a connection, and one for each answer from then on.
+
+    Attributes:
+        is_connected: whether a server has taken the connection, and so may only be busy.
+    """
+
+    def __init__(self) -> None:
+        self._silence = [0.0, 0.0]
+        self._is_waiting = self._is_exchange = self.is_connected = False
+
+    def trace(self, event: str) -> None:
+        """Note that a step has started or ended: httpcore's `trace` extension."""
+        self._is_exchange = event.startswith("http")
+        self._is_waiting = event.endswith(".started")
+        if self._is_exchange or event.endswith(".connect_tcp.complete"):
+            self.is_connected = True
+
+    def tick(self) -> float:
+        """Count a tick if the request waits now; return the seconds of the longer silence."""
+        # The nominal length: a tick that lasted longer found this process without a processor.
+        if self._is_waiting:
+            self._silence[self._is_exchange] += TICK
+        return max(self._silence)
+
+
+def _read_body(response: httpx.Response, server: str) -> bytes:
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
+    body = bytearray()
+    for piece in response.iter_bytes():
+        body += piece
+        if len(body) > LARGEST_BODY:
+            raise NonsenseError(f"{server} sent more than {LARGEST_BODY >> 20} MiB")
+    return bytes(body)
+
+
+def _hint(error: Exception, repeatable: bool) -> str:
+    if str(error).startswith("[Errno "):  # the system has made no connection, or lost it
+        return "; check its URL, and that it runs"
+    may_be_done = not (repeatable or isinstance(error, _NOT_SENT))
+    return "; it may have done what was asked all the same" if may_be_done else ""
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Wake the thread that waits for a connection; the socket is still closed by its owner."""
+    with suppress(OSError):  # it is closed already, or its file now belongs to a TLS socket
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+class TokenSource:
+    """A token, read again whenever its file has changed.
+
+    A text that cannot be a token is never sent, and no message contains it.
+    """
+
+    def __init__(self, token: str = "", file: str | Path = "") -> None:
+        """Take the token from a file, or from a text if no file is named."""
+        self._file = Path(os.path.expanduser(file)) if file else None  # raises nothing
+        self._state: tuple[int, int, int] | None = None
+        self._headers = _token_headers(token, "DEJAVU_CACHE_TOKEN")
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that carry the token; none without one."""
+        if self._file is not None:
+            try:
+                status = os.stat(self._file)
+                state = (status.st_mtime_ns, status.st_ino, status.st_size)
+                if state != self._state:
+                    text = self._file.read_text(encoding="utf-8", errors="replace")
+                    # Who writes a file in place empties it first: the new token is on its way.
+                    if text.strip():
+                        self._headers = _token_headers(text, str(self._file))
+                    self._state = state
+            except OSError as error:
+                # The last token stays: a file may be away for a moment while it is replaced.
+                warn_once(f"token file {self._file}", f"{self._file} cannot be read: {error}")
+        return self._headers
+
+
+def _token_headers(text: str, source: str) -> dict[str, str]:
+    # Files and secrets often end with a line break, and environment files may keep quotes.
+    token = text.strip().strip("\"'").strip()
+    if not token:
+        return {}
+    if _TOKEN.fullmatch(token) is None:
+        warn_once(
+            f"token of {source}",
+            f"{source} has characters that no token has, so no token is sent: copy it again",
+        )
+        return {}
+    return {"Authorization": f"Bearer {token}"}

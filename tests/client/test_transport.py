@@ -1,0 +1,185 @@
+"""A request ends in time, however a server hangs, drips or reads, and with the program."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from dejavu_client.http import protocol_client, transport
+from dejavu_client.http.errors import SilenceError, UnreachableError
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.transport import Transport
+from support.bad_server import SLOW_SECONDS, BadServer, hang
+from support.command_line import run_cli
+from support.processes import run_python
+
+ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"writers": []}'
+
+
+def repeat(peer: socket.socket, piece: bytes) -> None:
+    """Send a piece again and again, more often than any timeout."""
+    until = time.monotonic() + SLOW_SECONDS
+    while time.monotonic() < until:
+        peer.sendall(piece)
+        time.sleep(0.05)
+
+
+def drip_head(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 200 OK\r\nX-Filler: ")
+    repeat(peer, b"a")
+
+
+def drip_hints(peer: socket.socket) -> None:
+    repeat(peer, b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+
+def drip_body(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    repeat(peer, b" ")
+
+
+def drip_second_head(peer: socket.socket) -> None:
+    """Answer the first request on a connection, and never finish the second answer's head."""
+    peer.sendall(ANSWER)
+    if peer.recv(65536):
+        drip_head(peer)
+
+
+def drip_chunks(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    repeat(peer, b"1\r\n \r\n")
+
+
+Treatment = Callable[[socket.socket], None]
+Serve = Callable[[Treatment], BadServer]
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_SECONDS", 1.0)
+    monkeypatch.setattr(transport, "SLOWEST_UPLOAD", 2**30)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Provide a function that starts a server with a treatment."""
+    servers: list[BadServer] = []
+
+    def start(treat: Treatment) -> BadServer:
+        servers.append(BadServer(treat))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize("treat", [hang, drip_head, drip_hints, drip_body, drip_chunks])
+def test_an_answer_that_does_not_come_or_drips_is_left(treat: Treatment, serve: Serve) -> None:
+    server = serve(treat)
+    with pytest.raises(UnreachableError, match="had not answered after 1 s"):
+        ProtocolClient(server.url).list_writers()
+    assert (server.connections, server.finished) == (1, 0)
+
+
+def test_an_answer_that_drips_on_a_used_connection_is_left(serve: Serve) -> None:
+    server = serve(drip_second_head)
+    client = ProtocolClient(server.url)
+    assert client.list_writers() == []
+    with pytest.raises(UnreachableError, match="had not answered after 1 s"):
+        client.list_writers()
+    assert (server.connections, server.finished) == (1, 0)
+
+
+def test_a_server_that_reads_a_little_now_and_then_is_left(serve: Serve) -> None:
+    received: list[int] = []
+
+    def read_slowly(peer: socket.socket) -> None:
+        while content := peer.recv(2**18):
+            received.append(len(content))
+            time.sleep(0.05)
+
+    with pytest.raises(UnreachableError, match="had not answered"):
+        ProtocolClient(serve(read_slowly).url).send_json(bytes(2**25), 1)
+    assert sum(received) < 2**24
+
+
+@pytest.mark.parametrize("command", ["log", "promote --to x"])
+def test_a_command_ends_although_its_answer_drips(
+    command: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_client, "LONG_WORK", 1.0)
+    server = serve(drip_head)
+    seen = run_cli(*command.split(), "--store", server.url)
+    assert (seen.returncode, server.finished) == (3, 0), seen
+    assert server.url in seen.stderr
+
+
+def test_a_silent_server_is_left_and_may_only_be_busy(serve: Serve) -> None:
+    server = serve(hang)
+    with pytest.raises(SilenceError, match=r"did not answer within 0\.05 s") as caught:
+        ProtocolClient(server.url).waiting(0.05).list_writers()
+    assert caught.value.is_connected
+    assert server.finished == 0
+
+
+def asking(answer: Callable[[httpx.Request], object]) -> ProtocolClient:
+    """Return a client of which a function answers the requests."""
+    handler = httpx.MockTransport(answer)  # type: ignore[arg-type]
+    return ProtocolClient("http://server", transport=Transport(handler)).waiting(0.05)
+
+
+def test_who_has_no_connection_is_silent_too() -> None:
+    def never_answer(request: httpx.Request) -> httpx.Response:
+        request.extensions["trace"]("connection.connect_tcp.started", {})
+        time.sleep(3600)
+        raise AssertionError
+
+    with pytest.raises(SilenceError) as caught:
+        asking(never_answer).list_writers()
+    assert not caught.value.is_connected
+
+
+def test_own_work_is_not_counted() -> None:
+    def work(_: httpx.Request) -> httpx.Response:
+        time.sleep(0.5)
+        return httpx.Response(200, json={"writers": []})
+
+    assert asking(work).list_writers() == []
+
+
+def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:
+    progress = transport._Progress()
+    seconds = []
+    for step in ("connection.connect_tcp", "connection.start_tls", "http11.receive_response_body"):
+        progress.trace(f"{step}.started")
+        seconds.append([progress.tick() for _ in range(3)][-1])
+        progress.trace(f"{step}.complete")
+        progress.tick()
+    assert [round(count / transport.TICK) for count in seconds] == [3, 6, 6]
+
+
+def test_a_lost_connection_is_made_again_once(serve: Serve) -> None:
+    server = serve(lambda peer: None)
+    with pytest.raises(UnreachableError, match="does not answer"):
+        ProtocolClient(server.url).list_writers()
+    assert server.connections == 2
+
+
+def test_a_name_that_is_never_looked_up_holds_no_program() -> None:
+    """Threads of other pools would be waited for."""
+    code = """
+        import socket, time
+        socket.getaddrinfo = lambda *_, **__: time.sleep(3600)
+        from dejavu_client.http.errors import UnreachableError
+        from dejavu_client.http.protocol_client import ProtocolClient
+
+        try:
+            ProtocolClient("http://name.example").waiting(0.05).check_ready()
+        except UnreachableError as error:
+            print(error)
+    """
+    assert "did not answer within 0.05 s" in run_python(code).stdout
