@@ -113,7 +113,7 @@ def check_nginx(folder: Path) -> str:
             "/etc/ssl/tune.example.com.key": str(folder / "key.pem"),
             "/etc/nginx/dejavu/": f"{KIT}/nginx/",
         }
-        site = changed(KIT / "nginx/dejavu-cache.conf", changes)
+        site = adapt(KIT / "nginx/dejavu-cache.conf", changes)
         temporary = "\n".join(
             f"  {kind}_temp_path {folder}/{kind};"
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -140,7 +140,7 @@ def check_container(folder: Path) -> str:
             "/tmp/": f"{folder}/",
             "error_log stderr": f"error_log {folder}/errors",
         }
-        text = changed(KIT / "nginx/nginx.conf", changes)
+        text = adapt(KIT / "nginx/nginx.conf", changes)
         (folder / "nginx.conf").write_text(f"daemon off;\n{text}")
         return run_nginx(folder, f"http://127.0.0.1:{port}", token)
 
@@ -162,7 +162,7 @@ def check_caddy(folder: Path) -> str:
             "127.0.0.1:8765": f"127.0.0.1:{ports[0]}",
             "127.0.0.1:8766": f"127.0.0.1:{ports[1]}",
         }
-        site = changed(KIT / "caddy/Caddyfile", changes)
+        site = adapt(KIT / "caddy/Caddyfile", changes)
         (folder / "Caddyfile").write_text(site.replace("{\n", "{\n\tadmin off\n", 1))
         base = f"http://127.0.0.1:{port}"
         arguments = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
@@ -171,7 +171,7 @@ def check_caddy(folder: Path) -> str:
             return drive(base, token, folder)
 
 
-def changed(file: Path, changes: dict[str, str]) -> str:
+def adapt(file: Path, changes: dict[str, str]) -> str:
     """Return a file's text for this machine: with its ports, certificate and folders."""
     text = file.read_text()
     for old, new in changes.items():
@@ -239,7 +239,8 @@ def withstand(client: httpx.Client, base: str, token: str) -> str:
                 if url.scheme == "https":
                     silent = opened.enter_context(anyone.wrap_socket(silent))
                 silent.sendall(data)
-            client.get("/livez", timeout=60)  # once those that are whole were answered
+                if number % 50 == 49:  # whole requests are answered as they come
+                    client.get("/livez", timeout=60)
             for path in [*slowest] * 10:
                 began = time.monotonic()
                 answer = client.get(path, timeout=10)

@@ -18,7 +18,7 @@ from typing import Any
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import contexts as stored_contexts
-from dejavu_service.storage import records as stored_records
+from dejavu_service.storage import record_texts
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts, records
 from sqlalchemy import insert
@@ -226,8 +226,9 @@ def _fill(database: Database, context: Context, scenarios: int, configs: int) ->
                 )
             connection.execute(insert(records), rows)
         connection.execute(contexts.update().values(records=scenarios))
-        found = stored_records.load(connection, identity, [_of_scenario(0).scenario.digest])
-    assert len(next(iter(found.values())).measurements) == configs
+        first = _of_scenario(0).scenario.digest
+        found = record_texts.load_texts(connection, "main", context.digest, [first])
+    assert len(Record.model_validate_json(found[first]).measurements) == configs
 
 
 @contextmanager

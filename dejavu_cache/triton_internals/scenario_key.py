@@ -121,7 +121,7 @@ class ScenarioKey:
                 if name not in self._parameters and name not in _NOT_OPTIONS
             ]
         if self._heuristics:
-            known, tables = self._computed(device, args, kwargs)
+            known, tables = self._compute_values(device, args, kwargs)
             raw += [*known, *map(_raw_constant, known.values()), *tables.values()]
         return tuple(raw)
 
@@ -154,7 +154,7 @@ class ScenarioKey:
             options = _options_of({name: named[name] for name in sorted(unknown)})
         constants = {name: bound.get(name) for name in self._constants} | dict(options)
         if self._heuristics:
-            known, tables = self._computed(device, args, kwargs)
+            known, tables = self._compute_values(device, args, kwargs)
             constants |= known
             texts |= tables
         for name, value in constants.items():
@@ -176,7 +176,7 @@ class ScenarioKey:
         """Return the scenario of a launch, as `launch_scenario` does."""
         return self.launch_scenario(args, kwargs)[0]
 
-    def _computed(
+    def _compute_values(
         self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what heuristics compute for a launch.

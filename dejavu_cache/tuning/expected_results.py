@@ -180,7 +180,7 @@ class Output:
         # Autograd does not see these writes, as it does not see a kernel's own.
         with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
             for part, before in _pieces(self.tensor.data, self.original):
-                _bits(part).copy_(_filling(before) if filled else _bits(before))
+                _bits(part).copy_(_fill_bits(before) if filled else _bits(before))
 
     def expect_present(self, was_filled: bool) -> bool:
         """Expect the present content after each launch; return whether there is memory for it.
@@ -191,7 +191,7 @@ class Output:
         self.may_be_filled = was_filled
         is_changed = False
         for part, before in _pieces_on_device(self.tensor, self.original):
-            written = _bits(part) != (_filling(before) if was_filled else _bits(before))
+            written = _bits(part) != (_fill_bits(before) if was_filled else _bits(before))
             self.is_visible = self.is_visible or bool(written.any())
             is_changed = is_changed or bool((written & (_bits(part) != _bits(before))).any())
         self.holds_results = self.is_visible and not is_changed
@@ -224,13 +224,13 @@ class Output:
             if not self.may_be_filled:
                 yield actual, expected
                 continue
-            filled = _filling(before)
+            filled = _fill_bits(before)
             unwritten = _bits(expected) == filled
             left = unwritten & (_bits(actual) == filled) & was_filled
             yield _choose(left, before, actual), _choose(unwritten, before, expected)
 
 
-def _filling(original: Tensor) -> Tensor:
+def _fill_bits(original: Tensor) -> Tensor:
     """Return the bits, as integers, of what a part is filled with."""
     import torch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _URL = Annotated[
-    Optional[str],  # noqa: UP045 - Typer on 3.10
+    str | None,
     typer.Option(
         "--database",
         help="sqlite:///FILE or postgresql://…; else DEJAVU_SERVER_DATABASE, else a file.",
@@ -30,7 +30,7 @@ _Role = Annotated[
     str, typer.Option("--role", help="read, write or admin: each may do what those before it may.")
 ]
 _Namespaces = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         "--namespace",
         help="One that the token may use with this role, or the beginning of several (pr-*); "
@@ -38,7 +38,7 @@ _Namespaces = Annotated[
     ),
 ]
 _Grants = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         "--grant", metavar="NAMESPACE=ROLE", help="Another role in another namespace (main=read)."
     ),
@@ -60,32 +60,17 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     host: Annotated[str | None, typer.Option(help="The address to listen on [127.0.0.1].")] = None,
-    port: Annotated[Optional[int], typer.Option(help="The port to listen on [8765].")] = None,  # noqa: UP045
+    port: Annotated[int | None, typer.Option(help="The port to listen on [8765].")] = None,
     database: _URL = None,
-    open_read: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option(
-            "--open-read", help="Whoever has no token may read records, pages and metrics."
-        ),
-    ] = None,
     without_tokens: Annotated[
-        Optional[bool],  # noqa: UP045
+        bool | None,
         typer.Option(
             "--without-tokens", help="Everybody on this machine may do everything, and nobody else."
         ),
     ] = None,
-    log_level: Annotated[
-        str | None, typer.Option(help="debug, info, warning or error [info].")
-    ] = None,
 ) -> None:
     """Run the team's cache server."""
-    flags: dict[str, object] = {
-        "host": host,
-        "port": port,
-        "open_read": open_read,
-        "without_tokens": without_tokens,
-        "log_level": log_level,
-    }
+    flags = {"host": host, "port": port, "without_tokens": without_tokens}
     with _open_database(database, flags) as (settings, opened):
         from . import serving
 
@@ -114,7 +99,7 @@ def pages(
         typer.Option("--store", metavar="URL", help="Where the records are; else your own store."),
     ] = "",
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
     ] = None,
     port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,

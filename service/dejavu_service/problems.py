@@ -35,7 +35,6 @@ __all__ = [
     "RESPONSES",
     "ProblemError",
     "Refusal",
-    "database_unavailable",
     "install_handlers",
     "problem",
     "respond_to",
@@ -73,19 +72,9 @@ class ProblemError(HTTPException):
 
 
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
-_DESCRIPTIONS = {
-    400: "Not JSON",
-    401: "No token, or one that is wrong, expired or revoked",
-    403: "The token may not do this",
-    404: "Nothing there",
-    413: "Too large",
-    415: "Not application/json",
-    422: "Understood, and wrong",
-    429: "Too many requests",
-    503: "The server or its database is away or busy",
-}
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": _CONTENT} for status, text in _DESCRIPTIONS.items()
+    status: {"description": HTTPStatus(status).phrase, "content": _CONTENT}
+    for status in (400, 401, 403, 404, 413, 415, 422, 429, 503)
 }
 """OpenAPI of the refusals that every route may answer with."""
 
@@ -109,18 +98,6 @@ def problem(
     said = Refusal(title=title, status=status, detail=detail, errors=errors)
     content = json.dumps(said.model_dump(exclude_none=True))
     return Response(content, status, headers, media_type="application/problem+json")
-
-
-def database_unavailable(error: Exception) -> Response:
-    """Log why the database cannot do this now, and build the 503."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    fields = {"error": str(error).partition("\n")[0]}
-    if is_damage(cause):
-        _logger.error(IS_DAMAGED, extra={"fields": fields})
-        return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
-    said = f"the database {_reason(cause)}"
-    _logger.warning(said, extra={"fields": fields})
-    return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
 IS_DAMAGED = "the database is damaged: stop the server, restore the backup, and start it again"
@@ -164,12 +141,19 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def respond_to(error: Exception) -> Response:
-    """Build the response to a domain error or to a failure of the database."""
-    if not isinstance(error, ServiceError):
-        return database_unavailable(error)
-    seconds = {429: "10", 503: "2"}.get(error.status)
-    headers = {"Retry-After": seconds} if seconds else None
-    return problem(error.status, str(error), headers=headers)
+    """Build the response to a domain error, or log why the database cannot do this now."""
+    if isinstance(error, ServiceError):
+        seconds = {429: "10", 503: "2"}.get(error.status)
+        headers = {"Retry-After": seconds} if seconds else None
+        return problem(error.status, str(error), headers=headers)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    fields = {"error": str(error).partition("\n")[0]}
+    if is_damage(cause):
+        _logger.error(IS_DAMAGED, extra={"fields": fields})
+        return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
+    said = f"the database {_reason(cause)}"
+    _logger.warning(said, extra={"fields": fields})
+    return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
 async def _handle_error(_: Request, error: Exception) -> Response:

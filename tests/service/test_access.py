@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -44,12 +43,16 @@ def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) ->
     with client_of(app) as client:
         client.post("/v1/main/records", json=body(record_set()), headers=admin)
         rows = count_rows(database)
+        readable = [
+            route.path_format
+            for route in app.routes
+            if isinstance(route, APIRoute) and "GET" in (route.methods or ())
+            if route.param_convertors.keys() <= names.keys()
+        ]
         for headers, namespace in itertools.product(({}, reader), ("main", "none")):
             asked = [
-                client.get(route.path.format(**{**names, "namespace": namespace}), headers=headers)
-                for route in app.routes
-                if isinstance(route, APIRoute) and "GET" in (route.methods or ())
-                if {name.strip("{}") for name in re.findall(r"{\w+}", route.path)} <= names.keys()
+                client.get(path.format(**{**names, "namespace": namespace}), headers=headers)
+                for path in readable
             ]
             assert max(answer.status_code for answer in asked) < 500
             assert sum(answer.is_success for answer in asked) > 10

@@ -76,7 +76,7 @@ class Clients:
 
 
 @contextmanager
-def writing(*servers: Running) -> Iterator[Clients]:
+def write_meanwhile(*servers: Running) -> Iterator[Clients]:
     """Write from three clients until the block ends; the servers hold what they acknowledged."""
     clients = Clients(*servers)
     with ThreadPoolExecutor(3) as pool:
@@ -93,10 +93,10 @@ def writing(*servers: Running) -> Iterator[Clients]:
     assert clients.refused <= {503}, logs[-4000:]
     assert "unforeseen" not in logs, logs[-4000:]
     for server in servers:
-        assert clients.taken <= stored(server)
+        assert clients.taken <= read_numbers(server)
 
 
-def stored(server: Running) -> set[Any]:
+def read_numbers(server: Running) -> set[Any]:
     answer = httpx.get(f"{server.base}{HOME}")
     return {one.scenario.args["M"] for one in RecordSet.model_validate_json(answer.content).records}
 
@@ -143,7 +143,7 @@ def test_a_server_with_sqlite_goes_on(
     sqlite_url: str, tmp_path: Path, fault: Callable[[Running, Path], None]
 ) -> None:
     with running_server(sqlite_url, tmp_path / "log") as server:
-        with writing(server):
+        with write_meanwhile(server):
             fault(server, Path(sqlite_url.removeprefix("sqlite:///")))
         assert httpx.get(f"{server.base}/readyz").status_code == 200
 
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_restored_under_clients_that_go_on(
     """What was acknowledged before the backup is there, and nobody starts a client again."""
     file = Path(sqlite_url.removeprefix("sqlite:///"))
     with running_server(sqlite_url, tmp_path / "log") as server:
-        with writing(server) as clients:
+        with write_meanwhile(server) as clients:
             before = set(clients.taken)
             with closing(sqlite3.connect(file)) as copying:
                 copying.execute(f"VACUUM INTO '{tmp_path / 'copy'}'")
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_restored_under_clients_that_go_on(
             clients.taken.clear()
             server.start()
             assert httpx.get(read, headers={"If-None-Match": etag}).status_code in (200, 304)
-        assert before <= stored(server)
+        assert before <= read_numbers(server)
 
 
 def damage(file: Path) -> None:
@@ -236,7 +236,7 @@ def test_replicas_with_postgres_go_on(
     with (
         running_server(url, tmp_path / "log0") as first,
         running_server(url, tmp_path / "log1") as second,
-        writing(first, second),
+        write_meanwhile(first, second),
     ):
         fault([first, second], own_postgres)
         bases = [first.base, second.base]
@@ -292,7 +292,7 @@ def test_a_standby_takes_over(own_postgres: Any, tmp_path: Path) -> None:
     with (
         standby_of(own_postgres) as promote,
         running_server(moving, tmp_path / "log") as server,
-        writing(server),
+        write_meanwhile(server),
     ):
         os.kill(own_postgres.get_pid(), signal.SIGKILL)
         own_postgres.get_postmaster_info().process.wait(240)

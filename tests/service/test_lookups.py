@@ -96,7 +96,7 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
                     text(
                         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                         "WHERE datname = current_database() "
-                        "AND query LIKE '%unnest($1%' AND pid <> pg_backend_pid()"
+                        "AND query LIKE '%(namespace, digest) IN%' AND pid <> pg_backend_pid()"
                     )
                 )
             await asyncio.sleep(pause)

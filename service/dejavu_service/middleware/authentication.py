@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, problem
+from ..problems import DATABASE_ERRORS, ProblemError, problem, respond_to
 from ..services import tokens
 from ..services.access import ANYBODY, NOBODY, READER, Principal
 from ..services.single_flight import SingleFlight
@@ -143,7 +143,7 @@ class AuthenticationMiddleware:
             await problem(error.status_code, error.detail, headers=added)(scope, receive, send)
             return
         except DATABASE_ERRORS as error:
-            await database_unavailable(error)(scope, receive, send)
+            await respond_to(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

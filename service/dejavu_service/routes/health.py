@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -22,6 +23,7 @@ from .common import CurrentCall
 __all__ = ["description", "router"]
 
 router = APIRouter()
+_describing = Lock()
 
 
 class Health(BaseModel):
@@ -72,7 +74,8 @@ def metrics(call: CurrentCall) -> Response:
 @router.get("/v1/openapi.json", include_in_schema=False)
 def describe(request: Request) -> Response:
     """Return the OpenAPI of the protocol."""
-    return Response(description(request.app), media_type="application/json")
+    with _describing:  # making it takes a while: requests that come at once wait for the first
+        return Response(description(request.app), media_type="application/json")
 
 
 @cache

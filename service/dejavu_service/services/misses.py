@@ -73,7 +73,7 @@ def count_misses(
     reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]
     with database.write() as connection:
         share = _ROOM_OF_WRITERS if is_writer else 1
-        reported = _fitting(connection, namespace, reported, share)
+        reported = _select_fitting(connection, namespace, reported, share)
         ids = contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
@@ -84,7 +84,9 @@ def count_misses(
     return sum(times for _, _, times in reported)
 
 
-def _fitting(connection: Connection, namespace: str, reported: _Report, share: int) -> _Report:
+def _select_fitting(
+    connection: Connection, namespace: str, reported: _Report, share: int
+) -> _Report:
     """Return the misses that are on the worklist, and of the others those for which is room."""
     room = share * MOST_MISSES - misses.count_all(connection)
     places = share * MOST_MISSED_CONTEXTS - contexts.count_empty(connection)
