@@ -168,7 +168,7 @@ def _show_misses(
 
 
 class Explained(NamedTuple):
-    """A scenario with a record, and why it runs its config.
+    """A scenario with a record, and why that names its config.
 
     Attributes:
         context: The kernel, the GPU and the toolchain.
@@ -212,11 +212,12 @@ def explain(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say why scenarios run their configs: time, runner-up, age, author, and how near they are.
+    """Say why records name their configs: time, runner-up, age, author, and how near they are.
 
     Without a record of the values that --scenario names, the nearest ones are explained: a launch
     takes one of them. The version of the kernel's code that was tuned last comes first.
-    `kernel.explain(*args)` in a program also knows what pruning leaves.
+    `kernel.explain(*args)` in a program also knows which configs the
+    kernel declares today.
     """
     wanted = parse_assignments(scenario, "--scenario")
     with open_existing_store(store) as source:
@@ -295,7 +296,7 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
     far = "" if not item.distance else f" (no record of {settings_text(wanted)}; the nearest, "
     say_indented(values + (f"{far}{item.distance:.2g} powers of two away)" if far else ""))
     if item.config is None:
-        say_indented("no config has run", indent=4)
+        say_indented("no config is recorded to have run", indent=4)
         return
     if item.record.is_unfinished:
         say_indented(
@@ -304,7 +305,8 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
             indent=4,
         )
     else:
-        say_indented(f"runs {item.config}", indent=4)
+        chosen = "pinned" if item.record.pinned else "recorded winner"
+        say_indented(f"{chosen}: {item.config}", indent=4)
     if not item.record.is_unfinished:
         for reason in item.not_compared:
             say_indented(f"not compared: {reason}", indent=4)
