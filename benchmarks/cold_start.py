@@ -141,13 +141,13 @@ def pretend_gpu_file() -> None:
 
 def pretend_timings() -> None:
     """Have our timer run kernels once, and find that they take 1 ms."""
-    from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedCall, do_nothing
+    from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedLaunch
 
-    def sample_part(self: Any, launch: TimedCall, *args: Any, **kwargs: Any) -> Sample:
-        launch(do_nothing, do_nothing)
+    def sample(self: Any, launch: TimedLaunch, *args: Any, **kwargs: Any) -> Sample:
+        launch()
         return Sample([1.0] * 5, True)
 
-    DeviceTimer.sample_part = sample_part  # type: ignore[method-assign]
+    DeviceTimer.sample = sample  # type: ignore[method-assign]
     DeviceTimer.warm_up = lambda self: None  # type: ignore[method-assign]
 
 

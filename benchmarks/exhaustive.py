@@ -32,7 +32,7 @@ import triton
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
 from dejavu_cache.attention.search_space import METHOD, why_not
 from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of, lengths
-from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
+from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer, TimedLaunch
 
 RESULTS = Path(__file__).parent / "results"
 MODEL, PAGE, DTYPE = PRESETS["llama3-8b"], 16, torch.bfloat16
@@ -111,18 +111,22 @@ def measure(implementation: str, composition: Lengths) -> dict[str, Any]:
     timer = DeviceTimer(METHOD)
     timer.warm_up()
     calls = {str(config): call(launch, config) for config in runnable_configs(launch)}
-    limit = HOPELESS * statistics.median(timer.sample(calls[chosen], FULL).times)
+    limit = HOPELESS * statistics.median(timer.sample(TimedLaunch(calls[chosen]), FULL).times)
     screened: dict[str, float] = {}
     for name, run in calls.items():
         try:
-            screened[name] = statistics.median(timer.sample(run, SCREENING, limit).times)
+            screened[name] = statistics.median(
+                timer.sample(TimedLaunch(run), SCREENING, limit).times
+            )
         except CANNOT:
             continue
     racing = dict.fromkeys([chosen, *sorted(screened, key=screened.__getitem__)[:CONTENDERS]])
     rounds: dict[str, list[float]] = {name: [] for name in racing}
     for _ in range(ROUNDS):
         for name in racing:
-            rounds[name].append(statistics.median(timer.sample(calls[name], FULL).times))
+            rounds[name].append(
+                statistics.median(timer.sample(TimedLaunch(calls[name]), FULL).times)
+            )
     times = {name: statistics.median(medians) for name, medians in rounds.items()}
     best = min(times, key=times.__getitem__)
     return {

@@ -170,7 +170,7 @@ def race(scenario: TunedScenario) -> dict[str, list[float]]:
     `triton.testing.do_bench` would not tell short kernels apart where the host is slow: it also
     measures the time in which the device waits for a launch.
     """
-    from dejavu_cache.tuning.device_timer import FULL, DeviceTimer
+    from dejavu_cache.tuning.device_timer import FULL, DeviceTimer, TimedLaunch
 
     timer = DeviceTimer("events-cold")
     timer.warm_up()
@@ -183,7 +183,7 @@ def race(scenario: TunedScenario) -> dict[str, list[float]]:
     rounds: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(ROUNDS):
         for name, kernel in kernels.items():
-            sample = timer.sample(partial(scenario.launch, kernel), FULL)
+            sample = timer.sample(TimedLaunch(partial(scenario.launch, kernel)), FULL)
             rounds[name].append(statistics.median(sample.times))
     return rounds
 

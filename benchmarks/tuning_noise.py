@@ -16,7 +16,9 @@ import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # No driver is asked for.
@@ -27,7 +29,7 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, Scenario
 from dejavu_cache.model.selection import winner
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
-from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedCall, do_nothing
+from dejavu_cache.tuning.device_timer import DeviceTimer, Sample, TimedLaunch
 from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
 
 CONFIGS = 40
@@ -139,10 +141,11 @@ class _SimulatedTimer(DeviceTimer):
     def warm_up(self) -> None:
         pass
 
-    def _events(self, launch: TimedCall, repetitions: int) -> Sample:
+    def _events(self, launch: TimedLaunch, repetitions: int) -> Sample:
         times: list[float] = []
         for _ in range(repetitions):
-            launch(do_nothing, lambda: times.append(self.latest))
+            launch()
+            times.append(self.latest)
         return Sample(times, True)
 
 
@@ -199,10 +202,10 @@ def tune(model: str, seed: int) -> SimulatedTune:
     )
     configs = list(declared)
     recorded: dict[Config, Measurement] = {}
-    Tuner(
-        CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {}),
-        lambda measurements: recorded.update((one.config, one) for one in measurements),
-    ).tune(configs)
+    candidates = CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {})
+    mark: Any = SimpleNamespace(around=lambda config: nullcontext())
+    for measurements in Tuner(candidates, mark).tune(configs):
+        recorded.update((one.config, one) for one in measurements)
     record = Record(scenario=Scenario(args={"n": 1}), measurements=tuple(recorded.values()))
     best = winner(record, set(declared), configs[0])
     assert best is not None

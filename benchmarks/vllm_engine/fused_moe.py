@@ -91,7 +91,7 @@ def nearest(table: Mapping[int, Any], tokens: int) -> Any:
 
 def compare(run: Callable[[Any], None], configs: Mapping[str, Any]) -> dict[str, float]:
     """Return each config's duration in ms: the median of turns, by graphs with a cold L2 cache."""
-    from dejavu_cache.tuning.device_timer import TURN, DeviceTimer
+    from dejavu_cache.tuning.device_timer import TURN, DeviceTimer, TimedLaunch
 
     timer = DeviceTimer("cudagraph-cold")
     times: dict[str, list[float]] = {name: [] for name in configs}
@@ -99,7 +99,7 @@ def compare(run: Callable[[Any], None], configs: Mapping[str, Any]) -> dict[str,
         names = list(configs)[turn % len(configs) :] + list(configs)[: turn % len(configs)]
         for name in names:
             call = partial(run, configs[name])
-            times[name].append(statistics.median(timer.sample(call, TURN).times))
+            times[name].append(statistics.median(timer.sample(TimedLaunch(call), TURN).times))
     return {name: round(statistics.median(values), 5) for name, values in times.items()}
 
 

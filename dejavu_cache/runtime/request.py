@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +11,8 @@ from ..model.record import Record
 from ..model.scenario import GENERATED_MODULE, Config, Context, Difference, Scenario
 from ..system.background_threads import is_from_signal_handler
 from ..triton_internals.config_names import DeclaredConfigs, describe
-from ..tuning.result_check import CheckedLaunches, CheckOptions, ResultCheck
+from ..tuning.measurement_marks import MeasurementMark
+from ..tuning.result_check import CheckOptions, ResultCheck
 from ..tuning.tuner import CandidateLaunch
 
 __all__ = ["How", "Request", "Resolution", "TuningBudget"]
@@ -206,31 +206,27 @@ class Request:
         declared = DeclaredConfigs(self.context.kernel.name, remaining)
         return replace(self, declared=declared, default=default)
 
-    def candidate_launch(self, default: Config | None = None) -> CandidateLaunch:
-        """Return the launch as a tuner measures it.
-
-        Args:
-            default: the config that takes part in every race; None: the launch's own.
-        """
-        if default is None:
-            default = describe(self.default)
+    def candidate_launch(self) -> CandidateLaunch:
+        """Return the launch as a tuner measures it."""
+        default = describe(self.default)
         return CandidateLaunch(self.autotuner, self.declared, default, self.args, self.kwargs)
 
-    def result_check(
-        self,
-        options: CheckOptions | None,
-        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
-    ) -> ResultCheck:
+    def result_check(self, options: CheckOptions | None, mark: MeasurementMark) -> ResultCheck:
         """Return what compares the results of this launch's configs with the default's.
 
         Args:
             options: declarations of the kernel's author; None: nothing is compared, since the
                 author does not want it, or the default config cannot run.
-            mark: returns a context in which a config is launched.
+            mark: says which config touches the device.
         """
-        launches = CheckedLaunches(self.candidate_launch(), self.default, mark)
-        is_wanted = self.check is not None
-        return ResultCheck(launches, options, is_wanted=is_wanted, title=self.name)
+        return ResultCheck(
+            self.candidate_launch(),
+            self.default,
+            mark,
+            options,
+            is_wanted=self.check is not None,
+            title=self.name,
+        )
 
     def note_timings(self, record: Record) -> None:
         """Give the autotuner Triton's `configs_timings`, by what is recorded.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
 from ..model.merge import date_after, merge_records
@@ -21,8 +22,9 @@ from ..model.record import (
 )
 from ..model.scenario import Config
 from ..stores import Found
+from ..system.background_threads import uninterrupted
 from ..system.fork_lock import ForkLock
-from ..system.notices import warn_once, whoami
+from ..system.notices import logger, warn_once, whoami
 from ..triton_internals.compilation import (
     compile_config,
     keys_in_memory,
@@ -34,9 +36,9 @@ from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
-from ..tuning.result_check import recording_crash, refuse_uncompared
+from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import OptunaSearch
-from ..tuning.tuner import MeasurementWriter, Tuner, progress_lines
+from ..tuning.tuner import Tuner
 from . import rules
 from .known_records import KnownRecords
 from .launch_recorder import pause_recording
@@ -45,18 +47,16 @@ from .request import How, Request, Resolution
 if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
-__all__ = ["announce", "tune", "without_suspects"]
+__all__ = ["tune", "without_suspects"]
+
+LINE_EVERY = 10.0
+"""Seconds between two lines in the log."""
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
 
 A thread that has it tunes another scenario if a hook of its kernel launches another kernel.
 """
-
-
-def announce(parent: ParentConnection, config: Config) -> None:
-    """Tell the process that replaces this one which config is about to touch the device."""
-    parent.send("config", config=config.model_dump())
 
 
 def tune(
@@ -108,11 +108,13 @@ def tune(
             return settled, 0
         due = rules.due_configs(request, record)
         avoided = suspects if parent is None else ()
-        untried = rules.untried_failures(request, record, findings, avoided)
-        has_work = due or untried or rules.recorded_choice(request, found)
-        if has_work and not is_leased:
+        if not is_leased and (
+            due
+            or rules.recorded_choice(request, found)
+            or rules.untried_failures(request, record, findings, avoided)
+        ):
             return rules.trusted_choice(request, found), 0
-        return Tune(request, record, records, parent).run(due, avoided)
+        return Tune(request, record, records, suspects, parent).run(due, avoided)
 
 
 class Tune:
@@ -122,6 +124,7 @@ class Tune:
         request: the scenario.
         record: what is recorded of it.
         records: where measurements and the winner are recorded.
+        suspects: configs during which other processes have died.
         parent: as of `tune`.
     """
 
@@ -130,22 +133,27 @@ class Tune:
         request: Request,
         record: Record,
         records: KnownRecords,
+        suspects: Iterable[Suspect],
         parent: ParentConnection | None,
     ) -> None:
         """Measure nothing yet."""
         self._request = request
         self._record = record
         self._records = records
+        self._suspects = tuple(suspects)
         self._parent = parent
         self._findings = records.findings(request.context, request.scenario)
         self._measured = 0
-        self._mark = MeasurementMark(request.context, request.scenario)
+        self._queued: list[Measurement] = []
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache writer")
+        self._mark = MeasurementMark(request.context, request.scenario, parent)
         check = request.check if rules.may_launch_default(request, record) else None
-        self._check = request.result_check(check, self._mark.around)
+        self._check = request.result_check(check, self._mark)
         self._function = find_jit_function(request.autotuner)
+        self._in_memory: Mapping[int, set[str]] = {}
         if self._function is not None:
             release_outdated(self._function, request.context.environment.variables)
-        self._in_memory = keys_in_memory(self._function)
+            self._in_memory = keys_in_memory(self._function)
 
     def run(
         self, due: Sequence[Config], suspects: Iterable[Suspect]
@@ -159,10 +167,13 @@ class Tune:
         """
         request, findings = self._request, self._findings
         # Whatever happens, the launch's arguments and their copies are let go of.
-        with closing(self._mark), closing(self._check):
+        with closing(self._mark), closing(self._check), self._writer:
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
-                    self._measure_due(due)
+                    limit = rules.budgeted_count(request, len(due))
+                    is_chosen = request.budget.searches and limit < len(due)
+                    search = self._search(due, limit) if is_chosen else None
+                    self._measure(due[:limit], search, rules.earlier_timings(self._record))
                     findings.is_raced = True
                 if rules.best_config(request, self._record) is None and (
                     untried := rules.untried_failures(request, self._record, findings, suspects)
@@ -173,6 +184,10 @@ class Tune:
                 if self._parent is not None:  # a sweep serves no launch, and says what it lacks
                     raise
                 return self._without_comparison(error), self._measured
+            except Exception:
+                if self._mark.crash is not None:
+                    self._write([self._mark.crash])
+                raise
             if winner is None:
                 return self._without_valid_config(), self._measured
             # Noted here too: the recorded winner may be that of a launch with other configs.
@@ -183,19 +198,14 @@ class Tune:
         chosen, reasons = request.declared[winner], reasons_not_compared(results)
         return request.resolution(how, chosen, self._records.url, reasons), self._measured
 
-    def _measure_due(self, due: Sequence[Config]) -> None:
-        """Measure the due configs as far as the budget goes, and race those that are fast."""
+    def _search(self, due: Sequence[Config], limit: int) -> OptunaSearch:
+        """Return what chooses some of the due configs, knowing those that are measured."""
         request, record = self._request, self._record
-        earlier = rules.earlier_timings(record)
-        limit = rules.budgeted_count(request, len(due))
-        search = None
-        if request.budget.searches and limit < len(due):
-            unmeasured = {*rules.unmeasured_configs(request, record)}
-            measured = [entry for entry in record.measurements if entry.config not in unmeasured]
-            default = describe(request.default)
-            first = [default] if due[0] == default else []
-            search = OptunaSearch(request.declared, measured, first, limit)
-        self._measure(due[:limit], search, earlier)
+        unmeasured = {*rules.unmeasured_configs(request, record)}
+        measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+        default = describe(request.default)
+        first = [default] if due[0] == default else []
+        return OptunaSearch(request.declared, measured, first, limit)
 
     def _measure(
         self,
@@ -210,47 +220,47 @@ class Tune:
             search: proposes as many other configs in place of these.
             earlier: measurements of a tune that ended before its race.
         """
-        request, launch = self._request, self._request.candidate_launch()
-        suspects = find_suspects(request.context, request.scenario)
-        marked = {suspect.config: suspect for suspect in suspects}
+        request, start = self._request, time.monotonic()
         seconds = request.budget.seconds
-        advance = progress_lines(request.name, len(configs))
-        writer = MeasurementWriter(self._write)
-
-        def keep(measurements: Sequence[Measurement]) -> None:
-            for measurement in measurements:
-                writer.add(measurement)
-                suspect = marked.pop(measurement.config, None)
-                if suspect is not None and measurement.median is not None:
-                    suspect.forget()
-            advance()
-
-        @contextmanager
-        def around(config: Config) -> Iterator[None]:
-            with recording_crash(launch.default, writer.add):
-                self._check.prepare()
-            self._check.refuse_tune()
-            if self._parent is not None:
-                writer.drain()
-                announce(self._parent, config)
-            with self._mark.around(config):
-                yield
-
         tuner = Tuner(
-            launch,
-            keep,
+            request.candidate_launch(),
+            self._mark,
+            self._check,
             race=request.budget.race and not is_called_once(request.context.problem.method),
-            until=math.inf if seconds is None else time.monotonic() + seconds,
-            around=around,
+            until=math.inf if seconds is None else start + seconds,
             earlier=earlier,
         )
-        with pause_recording(request.autotuner), self._check.restoring_arguments():
+        writes, lines = [], 0.0
+        with pause_recording(request.autotuner):
             try:
-                self._measured += tuner.tune(configs, search)
+                for done, measurements in enumerate(tuner.tune(configs, search), 1):
+                    self._queued += measurements
+                    writes.append(self._writer.submit(self._write_queued))
+                    if self._parent is not None:
+                        writes[-1].result()  # before it is told of the next config
+                    passed = time.monotonic() - start
+                    if passed // LINE_EVERY > lines:
+                        lines = passed // LINE_EVERY
+                        logger.info(
+                            "tuning %s: %d of %d configs after %.0f s",
+                            request.name, done, len(configs), passed,
+                        )  # fmt: skip
             finally:
-                writer.drain()
+                self._measured += len(tuner.tried)
+                for write in writes:
+                    write.result()
 
-    def _write(self, measurements: Sequence[Measurement]) -> None:
+    def _write_queued(self) -> None:
+        """Write what has been measured by now, in a thread: no benchmark waits for a disk."""
+        with uninterrupted():
+            queued = self._queued[:]
+            del self._queued[: len(queued)]  # in one step: more may be queued meanwhile
+            # The later of two measurements of a config counts.
+            latest = {measurement.config: measurement for measurement in queued}
+            if latest:
+                self._write(latest.values())
+
+    def _write(self, measurements: Iterable[Measurement]) -> None:
         request = self._request
         addition = Record(scenario=request.scenario, measurements=tuple(measurements))
         # After what they replace, which else stands if another clock dated it, and is due again.
@@ -259,8 +269,11 @@ class Tune:
         merged = merge_records(self._record, dated)
         self._record = rules.corrected_record(merged, self._findings)
         # A process whose device is lost may not live to write what is queued.
-        is_last = any(measurement.has_crashed for measurement in measurements)
-        self._records.put(request.context, dated, now=is_last)
+        self._records.put(request.context, dated, now=self._mark.crash is not None)
+        for suspect in self._suspects:
+            measured = self._findings.trials.get(suspect.config)
+            if measured is not None and measured.median is not None:
+                suspect.forget()
 
     def _find_winner(self) -> tuple[Config | None, Results]:
         """Return the best config whose results are not wrong, and what comparing it has shown.
@@ -279,8 +292,7 @@ class Tune:
                 confirmed.add(best)
                 self._measure([best])
                 continue
-            with recording_crash(best, lambda crash: self._write([crash])):
-                results, wrong = self._check.compare(self._request.declared[best])
+            results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
                 refuse_uncompared(results)
                 break
@@ -301,17 +313,16 @@ class Tune:
             ),
         )
         self._records.put(request.context, date_after(addition, self._record))
-        self._release_losers(best)
+        if self._function is not None:  # else nothing was compiled
+            self._release_losers(self._function, best)
 
-    def _release_losers(self, winner: Config) -> None:
+    def _release_losers(self, function: Any, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's."""
         request = self._request
-        if self._function is None:  # nothing was compiled
-            return
         with suppress(Exception):  # a kernel that does not compile any more fails at its launch
             config, args, kwargs = request.declared[winner], request.args, request.kwargs
             needed = compile_config(request.autotuner, config, args, kwargs)
-            release_later(self._function, self._in_memory, needed)
+            release_later(function, self._in_memory, needed)
 
     def _without_comparison(self, error: UncomparedResultsError) -> Resolution | None:
         """Return what runs where nothing can be compared; None if a later launch may compare."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,6 @@ from ..runtime.launch_recorder import pause_recording
 from ..runtime.request import Request, Resolution
 from ..runtime.resolver import Resolver
 from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
-from ..runtime.tune import announce
 from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.workers import ParentConnection
@@ -46,7 +45,7 @@ from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import recording_crash, refuse_uncompared
+from ..tuning.result_check import refuse_uncompared
 from ..tuning.tuner import Tuner
 from .hosts import CaseJob
 from .journal import Journal
@@ -141,9 +140,12 @@ class CaseTuner:
         resolver = Resolver(TieredStore([self._store]), Mode.TUNE, parent=self._parent)
         return resolver.resolve(request, wait=self.wait)
 
-    def announce(self, config: Config) -> None:
-        """Tell the parent which config is about to touch the device."""
-        announce(self._parent, config)
+    def mark(self, request: Request) -> MeasurementMark:
+        """Return what tells the parent which of a request's configs is about to touch the device.
+
+        The parent replaces this process if a config ends it.
+        """
+        return MeasurementMark(request.context, request.scenario, self._parent)
 
 
 class CaseGroup:
@@ -264,31 +266,26 @@ class CaseGroup:
         tuner: CaseTuner,
     ) -> int:
         """Measure configs in a case, and return how many were measured; `earlier` ones race too."""
-        mark = MeasurementMark(self.context, self.scenario)
         function = find_jit_function(request.autotuner)
-        in_memory = keys_in_memory(function)
-
-        def keep(measurements: Sequence[Measurement]) -> None:
-            self._group.put_measurements(self._group.with_case(case, one) for one in measurements)
-
-        @contextmanager
-        def around(config: Config) -> Iterator[None]:
-            tuner.announce(config)
-            with mark.around(config):
-                yield
-
-        with closing(mark), pause_recording(request.autotuner):
-            measured = Tuner(
+        in_memory = {} if function is None else keys_in_memory(function)
+        with closing(tuner.mark(request)) as mark, pause_recording(request.autotuner):
+            trial = Tuner(
                 request.candidate_launch(),
-                keep,
+                mark,
                 race=not is_called_once(self.context.problem.method),
                 until=tuner.deadline,
-                around=around,
                 earlier=earlier,
-            ).tune(configs)
+            )
+            try:
+                for measurements in trial.tune(configs):
+                    joined = (self._group.with_case(case, one) for one in measurements)
+                    self._group.put_measurements(joined)
+            finally:
+                if mark.crash is not None:
+                    self._group.put_measurements([self._group.with_case(case, mark.crash)])
         if function is not None:
             release_later(function, in_memory, None)
-        return measured
+        return len(trial.tried)
 
     def _request(self, case: Case) -> Request:
         """Make a case's arguments; those of the first case are there already at first.
@@ -336,14 +333,15 @@ class CaseGroup:
         self, request: Request, best: Config, tuner: CaseTuner
     ) -> tuple[Results, Measurement | None]:
         options = request.check if may_launch_default(request, self._group.record) else None
-        mark = MeasurementMark(self.context, self.scenario)
-        with closing(mark), closing(request.result_check(options, mark.around)) as check:
-            if options is not None:
-                tuner.announce(self._default)
-                check.prepare()
-                tuner.announce(best)
-            with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
+        with (
+            closing(tuner.mark(request)) as mark,
+            closing(request.result_check(options, mark)) as check,
+        ):
+            try:
                 results, wrong = check.compare(request.declared[best])
+            finally:
+                if mark.crash is not None:
+                    self._group.put_measurements([mark.crash])
         if wrong is None:
             refuse_uncompared(results)
         return results, wrong

@@ -63,11 +63,12 @@ class _IntegerSpecializations(dict[int, Any]):
     """Cache of Triton's specialisations of integers.
 
     Args:
-        specialize: returns the specialisation of an integer.
+        expression: computes the specialisation of `value`.
+        names: the names in it.
     """
 
-    def __init__(self, specialize: Callable[[int], Any]) -> None:
-        self._specialize = specialize
+    def __init__(self, expression: str, names: dict[str, Any]) -> None:
+        self._specialize = eval(f"lambda value: {expression}", names)
 
     def __missing__(self, value: int) -> Any:
         if len(self) >= _MOST_INTEGERS:
@@ -202,7 +203,7 @@ def _argument_part(parameter: KernelParam, namespace: dict[str, Any]) -> str:
     integers = "__integers_" + "_".join(map(str, flags))
     if integers not in namespace:
         of_value = SPECIALIZE.format(value="value", flags=", ".join(map(str, flags)))
-        namespace[integers] = _IntegerSpecializations(eval(f"lambda value: {of_value}", namespace))
+        namespace[integers] = _IntegerSpecializations(of_value, namespace)
     return (
         f"{integers}[{name}] if {name}.__class__ is int else "
         f"({name}.dtype, {name}.data_ptr() & 15) if {name}.__class__ in __tensors else "

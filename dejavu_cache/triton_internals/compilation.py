@@ -21,9 +21,9 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Compilation",
     "UnencodableValueError",
-    "async_compile_mode",
     "await_kernel",
     "binary_key",
     "compile_config",
+    "compiling_in",
     "decode_type",
     "decode_value",
     "encode_launch",
@@ -55,6 +55,7 @@ __all__ = [
     "keys_in_memory",
     "launch_of",
     "load_binary",
+    "may_compile_in_threads",
     "note_settings",
     "recreate_compilation",
     "release_later",
@@ -362,31 +363,28 @@ def _comparable(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
-    """Return a context manager in which `JITFunction.run` compiles in an executor.
-
-    Within it, `run` returns a future.
-
-    Returns:
-        None under the interpreter, and where such a context is active already.
-    """
+def may_compile_in_threads() -> bool:
+    """Return whether Triton can compile asynchronously: not under the interpreter, or already."""
     if is_interpreting():
-        return None
-    from .versions import async_compile as module
+        return False
+    from .versions import async_compile
 
-    if module.active_mode.get() is not None:
-        return None
+    return async_compile.active_mode.get() is None
 
-    @contextmanager
-    def mode(executor: Executor) -> Iterator[None]:
-        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
-        token = module.active_mode.set(module.AsyncCompileMode(executor))
-        try:
-            yield
-        finally:
-            module.active_mode.reset(token)
 
-    return mode
+@contextmanager
+def compiling_in(executor: Executor) -> Iterator[None]:
+    """Have `JITFunction.run` compile in an executor, and return a future.
+
+    Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+    """
+    from .versions import async_compile
+
+    token = async_compile.active_mode.set(async_compile.AsyncCompileMode(executor))
+    try:
+        yield
+    finally:
+        async_compile.active_mode.reset(token)
 
 
 def await_kernel(kernel: Any) -> CompiledKernel:
@@ -483,10 +481,10 @@ def compile_config(
     return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
 
 
-def keys_in_memory(function: JITFunction | None) -> dict[int, set[str]]:
+def keys_in_memory(function: JITFunction) -> dict[int, set[str]]:
     """Return the keys of the kernels that a function has in memory, by device."""
-    caches = getattr(function, "device_caches", {})
-    return {device: set(kernels) for device, (kernels, *_) in list(caches.items())}
+    caches = list(function.device_caches.items())
+    return {device: set(kernels) for device, (kernels, *_) in caches}
 
 
 def release_later(

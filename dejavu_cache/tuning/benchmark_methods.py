@@ -17,6 +17,7 @@ from ..triton_internals.identity import module_name, value_text
 __all__ = [
     "METHODS",
     "Method",
+    "Quantiles",
     "benchmark_name",
     "is_called_once",
     "quantiles_of",
@@ -77,7 +78,8 @@ def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> li
     """Time a call by the host's clock, for the interpreter, which has no device.
 
     Returns:
-        The quantiles, in milliseconds.
+        Of three calls, the middle, the shortest and the longest time, in milliseconds: median and
+        quantiles, whichever are asked for.
     """
     kernel_call()
     times = []
@@ -85,17 +87,20 @@ def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> li
         start = time.perf_counter()
         kernel_call()
         times.append((time.perf_counter() - start) * 1e3)
-    times.sort()
-    return [times[min(int(share * len(times)), len(times) - 1)] for share in quantiles]
+    shortest, middle, longest = sorted(times)
+    return [middle, shortest, longest]
 
 
-def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Failure:
-    """Return median, 20th and 80th percentile in milliseconds from a benchmark's return value."""
-    timings = timing if isinstance(timing, (list, tuple)) else [timing]
+Quantiles = tuple[float, float | None, float | None]
+"""Median, 20th and 80th percentile in milliseconds."""
+
+
+def quantiles_of(timing: Any) -> Quantiles | Failure:
+    """Return a benchmark's return value as quantiles, or what is wrong with it."""
     try:
-        values = [float(value) for value in timings]
+        values = list(map(float, timing if isinstance(timing, (list, tuple)) else [timing]))
     except (TypeError, ValueError):
         values = []
-    if not values or any(value < 0 or not math.isfinite(value) for value in values):
+    if not values or min(values) < 0 or not all(map(math.isfinite, values)):
         return Failure(kind="invalid_timing", reason=f"the benchmark returned {timing!r}")
     return values[0], *(values[1:3] if len(values) >= 3 else (None, None))

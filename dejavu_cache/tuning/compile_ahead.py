@@ -10,25 +10,30 @@ import errno
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import whoami
 from ..triton_internals.compilation import (
-    async_compile_mode,
     await_kernel,
+    compiling_in,
     forget_failed,
     load_binary,
+    may_compile_in_threads,
 )
 from ..triton_internals.environment import await_digest
 from ..triton_internals.hooks import retry_parsing
 from ..triton_internals.identity import find_jit_function
+
+if TYPE_CHECKING:
+    from .tuner import CandidateLaunch
 
 __all__ = [
     "BEFORE_LAUNCH",
@@ -176,16 +181,16 @@ Each holds the interpreter's lock for about a tenth of its time: more would wait
 
 
 class Candidate(NamedTuple):
-    """A config on its way to the device.
+    """A config that is compiled in the background.
 
     Attributes:
         config: the `triton.Config`.
-        kernel: what Triton's asynchronous compilation returned, the error that it raised at once,
-            or None where the first launch compiles.
+        kernel: what Triton's asynchronous compilation returned, or the error that it raised at
+            once.
     """
 
     config: Any
-    kernel: Any = None
+    kernel: Any
 
     @property
     def is_done(self) -> bool:
@@ -212,67 +217,62 @@ class Candidate(NamedTuple):
 
 
 @contextmanager
-def _compiler(threads: int) -> Iterator[AbstractContextManager[None] | None]:
-    """Yield a context in which launches compile in threads; None where Triton has none.
+def _compilers(threads: int) -> Iterator[Executor | None]:
+    """Yield threads to compile in; None where Triton does not compile asynchronously.
 
-    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. There is none
-    under the interpreter, or within another one. Compilations that have not started when the outer
-    context ends are cancelled.
+    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. There are none
+    under the interpreter, or while launches compile in others. Compilations that have not started
+    when the context ends are cancelled.
     """
     await_digest()
-    mode = async_compile_mode()
-    if mode is None:
+    if not may_compile_in_threads():
         yield None
         return
     retry_parsing()
     pool = ThreadPoolExecutor(threads_for(threads), thread_name_prefix="dejavu-cache compile")
     try:
-        yield mode(pool)
+        yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
 def compile_ahead(
-    autotuner: Any,
-    configs: Sequence[Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    first: Any = None,
-) -> Iterator[list[Candidate]]:
+    launch: CandidateLaunch, configs: Sequence[Config]
+) -> Iterator[dict[Config, Candidate | None]]:
     """Compile configs in the background by Triton's own asynchronous compilation.
 
-    Those that take longest begin early: else one of them would run alone at the end. Where there is
-    no asynchronous compilation, candidates are compiled by their first launch. Compilations that
-    have not started when the context ends are cancelled.
+    Those that take longest begin early: else one of them would run alone at the end. The default
+    config begins first, since the others are compared with it. Compilations that have not started
+    when the context ends are cancelled.
 
     Args:
-        autotuner: one whose `nargs` are the launch's.
-        configs: `triton.Config`s.
-        args: the launch's positional arguments.
-        kwargs: the launch's keyword arguments.
-        first: the config that is needed before the others.
+        launch: the launch.
+        configs: those of its configs that are compiled.
 
     Yields:
-        The candidates, in order.
+        The candidates by config, in order; None where the first launch compiles the config, since
+        there is no asynchronous compilation.
     """
-    candidates: list[Candidate] = []
+    candidates: dict[Config, Candidate | None] = dict.fromkeys(configs)
     try:
-        with _compiler(len(configs)) as compiler:
-            if compiler is None:
-                yield [Candidate(config) for config in configs]
-                return
-            with compiler:
-                longest_first = sorted(configs, key=_tile_of_a_warp, reverse=True)
-                for config in sorted(longest_first, key=lambda config: config is not first):
-                    candidates.append(_submit(autotuner, config, args, kwargs))
-            submitted = {id(candidate.config): candidate for candidate in candidates}
-            yield [submitted[id(config)] for config in configs]
+        with _compilers(len(configs)) as pool:
+            if pool is not None:
+                with compiling_in(pool):
+                    longest_first = sorted(configs, key=partial(_order, launch))
+                    for config in longest_first:
+                        candidates[config] = _submit(launch, launch.declared[config])
+            yield dict(candidates)
     finally:
-        for candidate in candidates:
+        for candidate in filter(None, candidates.values()):
             candidate.finish()
-        if candidates:
-            forget_failed(find_jit_function(autotuner))
+        if any(candidates.values()):
+            forget_failed(find_jit_function(launch.autotuner))
+
+
+def _order(launch: CandidateLaunch, config: Config) -> tuple[bool, float]:
+    """Return the key by which configs are sorted: the default, and then the largest tiles."""
+    return config != launch.default, -_tile_of_a_warp(launch.declared[config])
 
 
 def _tile_of_a_warp(config: Any) -> float:
@@ -282,18 +282,17 @@ def _tile_of_a_warp(config: Any) -> float:
     return float(math.log2(math.prod(sizes)) - math.log2(max(warps, 1)))
 
 
-def _submit(
-    autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Candidate:
+def _submit(launch: CandidateLaunch, config: Any) -> Candidate:
     """Bind the arguments as a launch would, its hook included, and compile in the pool."""
-    current = {**kwargs, **config.all_kwargs()}
+    current = {**launch.kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
-        config.pre_hook({**autotuner.nargs, **current})
+        config.pre_hook({**launch.autotuner.nargs, **current})
     try:
-        return Candidate(config, autotuner.fn.run(*args, **{**current, "warmup": True}))
+        kernel = launch.autotuner.fn.run(*launch.args, **{**current, "warmup": True})
     except Exception as error:
         forget_frames(error)
-        return Candidate(config, error)
+        kernel = error
+    return Candidate(config, kernel)
 
 
 def threads_for(configs: int) -> int:
@@ -305,39 +304,35 @@ _begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begu
 """Kernels that are being compiled, each with what Triton returned for it; None outside."""
 
 
-def compile_together(launches: Iterable[Callable[[], object]]) -> None:
-    """Call functions whose launches compile their kernels, several at a time, and run nothing.
+@contextmanager
+def compile_together() -> Iterator[bool]:
+    """Have launches compile their kernels, several at a time, and run nothing.
 
-    Launches count that ask `begins_compilation`. Nothing happens under the interpreter. What fails
-    here is left to the launches that follow, which raise it.
+    Launches count that ask `begins_compilation`. Kernels that fail to compile are left to the
+    launches that follow, which raise it.
 
-    Args:
-        launches: each makes some launches.
+    Yields:
+        Whether launches are compiled; not so under the interpreter, which would run them.
     """
     begun: list[tuple[Any, Any]] = []
     token = _begun.set(begun)
     try:
-        with _compiler(MOST_THREADS) as compiler:
-            if compiler is None:
+        with _compilers(MOST_THREADS) as pool:
+            if pool is None:
+                yield False
                 return
-            with compiler:
-                for launch in launches:
-                    _attempt(launch)
+            with compiling_in(pool):
+                yield True
             for _, compiled in begun:
-                _attempt(compiled.result)  # Triton has the kernel from then on
+                try:
+                    compiled.result()  # Triton has the kernel from then on
+                except Exception as error:
+                    if is_from_signal_handler(error):
+                        raise
     finally:
         _begun.reset(token)
         for function, _ in begun:
             forget_failed(function)
-
-
-def _attempt(call: Callable[[], object]) -> None:
-    """Call a function whose failure is left to the launches that follow."""
-    try:
-        call()
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
 
 
 def begins_compilation(

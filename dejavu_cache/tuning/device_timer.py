@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -17,30 +16,32 @@ __all__ = [
     "Effort",
     "GraphCapture",
     "Sample",
-    "TimedCall",
-    "do_nothing",
-    "time_all",
+    "TimedLaunch",
 ]
 
 
-TimedCall = Callable[[Callable[[], object], Callable[[], object]], Any]
-"""A call; it calls the first argument where the timed part begins, the second where it ends."""
+class TimedLaunch:
+    """A call of which all is timed; derived classes have parts before and after that are not.
 
+    Args:
+        call: launches a kernel once.
+    """
 
-def do_nothing() -> None:
-    """Mark the begin or the end of a call that nobody times."""
+    def __init__(self, call: Callable[[], object]) -> None:
+        """Call nothing yet."""
+        self.run = call
 
+    def begin(self) -> None:
+        """Do what precedes the timed part."""
 
-def time_all(call: Callable[[], Any]) -> TimedCall:
-    """Return a call of which all is timed."""
+    def end(self) -> None:
+        """Do what follows the timed part."""
 
-    def run(begin: Callable[[], object], end: Callable[[], object]) -> Any:
-        begin()
-        result = call()
-        end()
-        return result
-
-    return run
+    def __call__(self) -> None:
+        """Run all parts."""
+        self.begin()
+        self.run()
+        self.end()
 
 
 class GraphCapture:
@@ -58,27 +59,27 @@ class GraphCapture:
         self._stream = torch.cuda.Stream()
         self._latest: Any = None
 
-    def capture(self, call: Callable[[], object], times: int) -> Any:
-        """Capture calls, without the garbage collection of `torch.cuda.graph`.
+    def capture(self, launch: TimedLaunch, times: int) -> Any:
+        """Capture launches, without the garbage collection of `torch.cuda.graph`.
 
         Returns:
             The graph; it serves until the next one is captured.
 
         Raises:
-            Exception: what the call raises, and what PyTorch does where it cannot be captured.
+            Exception: what the launch raises, and what PyTorch does where it cannot be captured.
         """
         import torch
 
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            call()
+            launch()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             pool = None if self._latest is None else self._latest.pool()
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 for _ in range(times):
-                    call()
+                    launch()
             except BaseException:
                 with suppress(RuntimeError):
                     self._end(graph)
@@ -174,30 +175,6 @@ class Sample(NamedTuple):
         ]
 
 
-@dataclass
-class _QueuedLaunch:
-    """Events around a launch.
-
-    Attributes:
-        start: the event before it.
-        stop: the event after it.
-        in_time: whether the launch was queued before the device reached it.
-    """
-
-    start: Any
-    stop: Any
-    in_time: bool = False
-
-    def end(self) -> None:
-        """Note the end of the launch."""
-        self.stop.record()
-        self.in_time = not self.start.query()
-
-    @property
-    def milliseconds(self) -> float:
-        return float(self.start.elapsed_time(self.stop))
-
-
 class DeviceTimer:
     """A benchmark function like Triton's `do_bench`, with an adjustable effort.
 
@@ -218,22 +195,18 @@ class DeviceTimer:
         self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
     ) -> list[float]:
         """Return quantiles of a launch's duration, in milliseconds, measured with full effort."""
-        return self.sample(kernel_call, FULL).quantiles(quantiles)
+        return self.sample(TimedLaunch(kernel_call), FULL).quantiles(quantiles)
 
-    def sample(self, launch: Callable[[], Any], effort: Effort, limit: float = math.inf) -> Sample:
-        """Time all that a function does which launches a kernel once, as `sample_part` does."""
-        return self.sample_part(time_all(launch), effort, limit)
-
-    def sample_part(self, launch: TimedCall, effort: Effort, limit: float = math.inf) -> Sample:
-        """Time the part of a launch that it marks; all of it where it runs in a graph.
+    def sample(self, launch: TimedLaunch, effort: Effort, limit: float = math.inf) -> Sample:
+        """Time a launch: its timed part, or all of it where it runs in a graph.
 
         Args:
-            launch: launches the kernel once, and calls its arguments around the timed part.
+            launch: launches the kernel once.
             effort: the length of the measurement.
             limit: milliseconds; a launch that takes longer, three times in a row, is not timed
                 further.
         """
-        launch(do_nothing, do_nothing)  # loads the binary, and raises at once if it cannot run
+        launch()  # loads the binary, and raises at once if it cannot run
         self._device.synchronize()
         first = self._events(launch, 1)
         for _ in range(CONFIRMATIONS):
@@ -246,11 +219,11 @@ class DeviceTimer:
         if not self.by_graph:
             return self._events(launch, repetitions)
         if self.cold:
-            return self._events(time_all(self._graph(launch, 1).replay), repetitions)
+            return self._events(self._graph(launch, 1), repetitions)
         launches = math.ceil(
             max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
         )
-        replays = self._events(time_all(self._graph(launch, launches).replay), GRAPH_REPLAYS)
+        replays = self._events(self._graph(launch, launches), GRAPH_REPLAYS)
         return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:
@@ -265,7 +238,7 @@ class DeviceTimer:
             self._captures.release()
             self._captures = None
 
-    def _events(self, launch: TimedCall, repetitions: int) -> Sample:
+    def _events(self, launch: TimedLaunch, repetitions: int) -> Sample:
         sample = Sample([], False)
         for load in LOADS:
             sample = self._queue(launch, repetitions, load)
@@ -273,23 +246,28 @@ class DeviceTimer:
                 break
         return sample
 
-    def _queue(self, launch: TimedCall, repetitions: int, load: _Load) -> Sample:
-        launches = [
-            _QueuedLaunch(
-                self._device.Event(enable_timing=True), self._device.Event(enable_timing=True)
-            )
-            for _ in range(repetitions)
-        ]
+    def _queue(self, launch: TimedLaunch, repetitions: int, load: _Load) -> Sample:
+        """Queue launches between events; those count that the device reached after that."""
+        new_event = partial(self._device.Event, enable_timing=True)
+        events = [(new_event(), new_event()) for _ in range(repetitions)]
+        in_time = []
         self._clear(load.before_all)
         if not self.cold:
-            launch(do_nothing, do_nothing)
-        for number, queued in enumerate(launches):
+            launch()
+        for number, (start, stop) in enumerate(events):
             if number % 2:
                 self._shift_position()
-            launch(partial(self._begin, queued, load.before_each), queued.end)
+            launch.begin()
+            if self.cold:
+                self._clear(load.before_each)
+            start.record()
+            launch.run()
+            stop.record()
+            in_time.append(not start.query())
+            launch.end()
         self._device.synchronize()
-        times = [queued.milliseconds for queued in launches]
-        counted = [queued.milliseconds for queued in launches if queued.in_time]
+        times = [float(start.elapsed_time(stop)) for start, stop in events]
+        counted = [time for time, is_in_time in zip(times, in_time, strict=True) if is_in_time]
         steady = 2 * len(counted) >= repetitions
         return Sample(counted if steady else times, steady)
 
@@ -304,16 +282,11 @@ class DeviceTimer:
         """
         self._driver.clear_cache(self._cache[:1])
 
-    def _begin(self, queued: _QueuedLaunch, clears: int) -> None:
-        if self.cold:
-            self._clear(clears)
-        queued.start.record()
-
-    def _graph(self, launch: TimedCall, launches: int) -> Any:
-        """Return a graph of launches, which serves until the next one is made."""
+    def _graph(self, launch: TimedLaunch, launches: int) -> TimedLaunch:
+        """Return the replay of a graph of launches, which serves until the next one is made."""
         if self._captures is None:
             self._captures = GraphCapture()
-        return self._captures.capture(partial(launch, do_nothing, do_nothing), launches)
+        return TimedLaunch(self._captures.capture(launch, launches).replay)
 
     @cached_property
     def _driver(self) -> Any:

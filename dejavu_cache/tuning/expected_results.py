@@ -30,6 +30,7 @@ __all__ = [
     "LACKS_MEMORY",
     "TOLERANCES",
     "Output",
+    "copy_of",
     "copyable_tensors",
     "describe_difference",
     "scale_of",
@@ -127,9 +128,9 @@ def spans_of_arguments(arguments: Mapping[str, Any]) -> dict[str, tuple[int, int
     spans = {}
     for name, tensor in _named_tensors(arguments):
         with suppress(Exception):  # some refuse to say where they are
-            strides = zip(tensor.stride(), tensor.shape, strict=True)
-            length = 1 + sum(stride * (size - 1) for stride, size in strides)
-            start = tensor.data_ptr()
+            start, length = tensor.data_ptr(), 1
+            for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+                length += stride * (size - 1)
             spans[name] = start, start + length * tensor.element_size()
     return spans
 
@@ -140,8 +141,8 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
     for name, value in values.items():
         if isinstance(value, (tuple, list)):
-            parts = {f"{name}[{index}]": part for index, part in enumerate(value)}
-            yield from _named_tensors(parts)
+            for index, part in enumerate(value):
+                yield from _named_tensors({f"{name}[{index}]": part})
             continue
         tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", value)
         if isinstance(tensor, torch.Tensor):
@@ -153,7 +154,7 @@ class Output:
 
     Attributes:
         tensor: the tensor.
-        original: a copy of what the program passed.
+        original: what `copy_of` has kept of what the program passed.
         may_be_filled: whether it may hold anything before a launch; once results are expected,
             whether the default's launch found it filled.
         is_visible: whether some element shows that the default writes it.
@@ -166,12 +167,6 @@ class Output:
         self.original = self._expected = original
         self.may_be_filled = self.is_visible = self.holds_results = False
         self._scale: float | None = None
-
-    @classmethod
-    def copy(cls, tensor: Tensor, *, may_use_host: bool) -> Output | None:
-        """Keep a tensor's present content; return None if there is no memory for it."""
-        original = _copy_of(tensor, may_use_host=may_use_host)
-        return None if original is None else cls(tensor, original)
 
     def restore(self, *, filled: bool = False) -> None:
         """Give the tensor its original content again, or else content that no launch computes."""
@@ -190,12 +185,12 @@ class Output:
         """
         self.may_be_filled = was_filled
         is_changed = False
-        for part, before in _pieces_on_device(self.tensor, self.original):
+        for part, before in _pieces(self.tensor, self.original):
             written = _bits(part) != (_fill_bits(before) if was_filled else _bits(before))
             self.is_visible = self.is_visible or bool(written.any())
             is_changed = is_changed or bool((written & (_bits(part) != _bits(before))).any())
         self.holds_results = self.is_visible and not is_changed
-        expected = _copy_of(self.tensor) if self.is_visible else self.original
+        expected = copy_of(self.tensor) if self.is_visible else self.original
         if expected is None:
             return False
         self._expected = expected
@@ -218,16 +213,19 @@ class Output:
         What the default does not write is expected to be as before: another config may write what
         is there already, such as zeros in a padding.
         """
-        for actual, expected, before in _pieces_on_device(
-            self.tensor, self._expected, self.original
-        ):
+        import torch
+
+        for actual, expected, before in _pieces(self.tensor, self._expected, self.original):
             if not self.may_be_filled:
                 yield actual, expected
                 continue
-            filled = _fill_bits(before)
+            held, filled = _bits(before), _fill_bits(before)
             unwritten = _bits(expected) == filled
             left = unwritten & (_bits(actual) == filled) & was_filled
-            yield _choose(left, before, actual), _choose(unwritten, before, expected)
+            yield (
+                torch.where(left, held, _bits(actual)).view(actual.dtype),
+                torch.where(unwritten, held, _bits(expected)).view(expected.dtype),
+            )
 
 
 def _fill_bits(original: Tensor) -> Tensor:
@@ -238,14 +236,7 @@ def _fill_bits(original: Tensor) -> Tensor:
     return bits ^ _FLIPS[original.element_size()] if nan is None else torch.full_like(bits, nan)
 
 
-def _choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return the elements of `left` where a mask is true, and of `right` elsewhere."""
-    import torch
-
-    return torch.where(mask, _bits(left), _bits(right)).view(left.dtype)
-
-
-def _copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
+def copy_of(tensor: Tensor, *, may_use_host: bool = True) -> Tensor | None:
     """Return a copy of a tensor, on the host where its device is full; None if that is, too."""
     import torch
 
@@ -274,28 +265,25 @@ def free_memory(device: torch.device) -> float:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
     with suppress(OSError, LookupError, ValueError):  # not Linux
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        (available,) = (line for line in lines if line.startswith("MemAvailable"))
-        return float(available.split()[1]) * 1024
+        available = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
+        return float(available.split()[0]) * 1024
     return float("inf")
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of the same parts of tensors of one shape."""
+    """Yield the same parts of tensors of one shape, all on the device of the first one."""
     first = tensors[0]
-    if not first.dim():
-        yield tuple(tensor.detach() for tensor in tensors)
-        return
-    longest = max(range(first.dim()), key=first.size)
-    length = max(1, PIECE * first.size(longest) // first.numel())
-    parts = (tensor.detach().split(length, longest) for tensor in tensors)
-    yield from zip(*parts, strict=True)
-
-
-def _pieces_on_device(tensor: Tensor, *copies: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same parts of a tensor and of copies, all on the tensor's device."""
-    for part, *others in _pieces(tensor, *copies):
-        yield (part, *(other.to(part.device) for other in others))
+    longest = max(range(first.dim()), key=first.size, default=0)
+    size = first.size(longest) if first.dim() else 1
+    length = max(1, PIECE * size // first.numel())
+    for start in range(0, size, length):
+        parts = []
+        for tensor in tensors:
+            part = tensor.detach()
+            if part.dim():
+                part = part.narrow(longest, start, min(length, size - start))
+            parts.append(part.to(first.device))
+        yield tuple(parts)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -394,10 +382,12 @@ def _sample(tensor: Tensor) -> Tensor:
         spaced.append(_finite_magnitudes(part.flatten()[start::step]))
         start = (start - part.numel()) % step
     sample = torch.cat(spaced)
-    if bool((sample > 0).any()):
-        return sample
-    whole = (_finite_magnitudes(part.flatten()) for (part,) in _pieces(tensor))
-    return next((part for part in whole if bool((part > 0).any())), sample)
+    if not bool((sample > 0).any()):
+        for (part,) in _pieces(tensor):
+            magnitudes = _finite_magnitudes(part)
+            if bool((magnitudes > 0).any()):
+                return magnitudes
+    return sample
 
 
 def _finite_magnitudes(tensor: Tensor) -> Tensor:
@@ -409,15 +399,13 @@ def _median(ordered: Tensor) -> float:
     """Return the median of ordered elements that are not 0, without the fill values of a mask."""
     import torch
 
-    median = _middle(ordered)
+    median = ordered[(ordered.numel() - 1) // 2]
     # A mask may cover most elements: then the median is its value, exactly and many times.
     smaller = ordered[: int(torch.searchsorted(ordered, median))]
     fills = int((ordered == median).sum())
     is_fill = 4 * fills >= ordered.numel() and 64 * smaller.numel() >= ordered.numel()
-    if is_fill and float(median) > FILL_RATIO * float(_middle(smaller)):
-        median = _middle(smaller)
+    if is_fill:
+        below = smaller[(smaller.numel() - 1) // 2]
+        if float(median) > FILL_RATIO * float(below):
+            return float(below)
     return float(median)
-
-
-def _middle(ordered: Tensor) -> Tensor:
-    return ordered[(ordered.numel() - 1) // 2]

@@ -15,14 +15,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
+from ..model.record import Measurement
 from ..model.scenario import Config, Context, FrozenModel, Scenario
 from ..system.notices import logger
 from ..system.safe_files import open_folder, user_folder
-from .compile_ahead import device_failure_of
+from .compile_ahead import device_failure_of, failed_measurement
+
+if TYPE_CHECKING:
+    from ..system.workers import ParentConnection
 
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]
 
@@ -67,14 +71,22 @@ class MeasurementMark:
     Args:
         context: the kernel, environment and problem.
         scenario: the scenario that is tuned.
+        parent: the process that replaces this one if a config ends it, as in a sweep; it is told of
+            each config that is about to touch the device.
+
+    Attributes:
+        crash: the failure of the config that left the device unusable, to be recorded.
     """
 
-    def __init__(self, context: Context, scenario: Scenario) -> None:
+    def __init__(
+        self, context: Context, scenario: Scenario, parent: ParentConnection | None = None
+    ) -> None:
         """Choose the file's name; the first measurement creates it."""
         name = f"{_prefix(context, scenario)}{secrets.token_hex(8)}.json"
+        self.crash: Measurement | None = None
         self._path = user_folder("measuring") / name
+        self._parent = parent
         self._handle: int | None = None
-        self._stays = False
 
     @contextmanager
     def around(self, config: Config) -> Iterator[None]:
@@ -83,22 +95,26 @@ class MeasurementMark:
         An error that leaves the device unusable keeps the mark: what is recorded of it may get lost
         with the process.
         """
+        if self._parent is not None:
+            self._parent.send("config", config=config.model_dump())
         mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname())
         self._write(mark.model_dump_json())
         try:
             yield
         except BaseException as error:
-            self._stays = self._stays or device_failure_of(error) is not None
+            failure = device_failure_of(error)
+            if failure is not None and self.crash is None:
+                self.crash = failed_measurement(config, failure)
             raise
         finally:
-            if not self._stays:
+            if self.crash is None:
                 self._write("")
 
     def close(self) -> None:
         """Remove the mark, unless the device was lost."""
         if self._handle is None:
             return
-        if not self._stays:
+        if self.crash is None:
             with suppress(OSError):
                 self._path.unlink()
         os.close(self._handle)

@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from ..model.record import Confidence, Measurement
 from ..model.scenario import Config, now
 from ..model.selection import NOISE
-from .device_timer import TURN, Effort
 
 __all__ = ["HOPELESS", "Race"]
 
@@ -85,9 +84,6 @@ REFINEMENTS = 3
 QUIET = 0.2
 """Share of the turns of a round, or of a config, that are taken to have met a quiet moment."""
 
-Turn = Callable[[Config, Effort], Measurement | None]
-"""Measures one config; a failure or None takes the config out of a race."""
-
 
 class Look(NamedTuple):
     """The time of one config at one moment, in milliseconds."""
@@ -109,7 +105,6 @@ class Race:
     Args:
         screened: the measurements of the screening, in its order.
         default: the config that the winner must not be slower than.
-        turn: measures one config.
         until: when to stop, in seconds of `time.monotonic`; the first round is run in any case.
     """
 
@@ -117,27 +112,28 @@ class Race:
         self,
         screened: Mapping[Config, Measurement],
         default: Config,
-        turn: Turn,
         until: float = math.inf,
     ) -> None:
         """Measure nothing yet; the arguments are described at the class."""
         self._screened = screened
         self._times = {config: look.median for config, look in screened.items() if look.median}
         self._default = default
-        self._turn = turn
         self._until = until
         self._random = random.Random(len(screened))
         self._turns: dict[Config, list[Measurement]] = {}
         self._rounds: list[list[Look]] = []
         self._racing: list[Config] = []
 
-    def run(self) -> list[Measurement]:
-        """Race, and return the measurements that replace those of the screening."""
+    def turns(self) -> Iterator[Config]:
+        """Yield configs, each of which is measured and passed to `note` before the next one."""
         default = [self._default] if self._default in self._times else []
         self._enter(self._within(HOPELESS)[:FINALISTS] + default)
         is_steady, judged_after = True, LEAST_ROUNDS
         while len(self._racing) > 1 and len(self._rounds) < MOST_ROUNDS:
-            self._run_round()
+            self._rounds.append([])
+            yield from self._random.sample(self._racing, len(self._racing))
+            ran = dict(self._rounds[-1])  # those that fail leave
+            self._racing = [config for config in self._racing if config in ran]
             if len(self._racing) < 2 or monotonic() > self._until:
                 break
             if is_steady and (spread := self._unevenness()) > STEADY:
@@ -149,7 +145,12 @@ class Race:
                 judged_after = math.ceil(judged_after * STAGE)
                 if self._judge():
                     break
-        return self._conclude() if self._rounds else []
+
+    def note(self, measurement: Measurement | None) -> None:
+        """Note the measurement of the config whose turn it was; without a timing, it leaves."""
+        if measurement is not None and measurement.median:
+            self._turns.setdefault(measurement.config, []).append(measurement)
+            self._rounds[-1].append(Look(measurement.config, measurement.median))
 
     def _within(self, factor: float) -> list[Config]:
         """Return the configs up to a factor slower than the best, by the screening, in order."""
@@ -160,18 +161,6 @@ class Race:
         """Have configs race from now on."""
         entered = {*configs}
         self._racing = [config for config in self._screened if config in entered]
-
-    def _run_round(self) -> None:
-        """Measure each config once, in random order; those that fail leave."""
-        looks = []
-        for config in self._random.sample(self._racing, len(self._racing)):
-            measurement = self._turn(config, TURN)
-            if measurement is not None and measurement.median:
-                self._turns.setdefault(config, []).append(measurement)
-                looks.append(Look(config, measurement.median))
-        self._rounds.append(looks)
-        ran = dict(looks)
-        self._racing = [config for config in self._racing if config in ran]
 
     def _unevenness(self) -> float:
         """Return how unequally configs' times have changed since the screening, 1 or more.
@@ -227,11 +216,12 @@ class Race:
         errors = {config: jackknife_error(samples.get(config, [])) for config in ratios}
         return Estimate(leader, ratios, errors)
 
-    def _conclude(self) -> list[Measurement]:
+    def conclude(self) -> list[Measurement]:
         """Return a measurement of each config that raced, and of those that now seem too fast.
 
-        The times of the others are of an earlier moment, at which the device may have been faster:
-        none may come out ahead of the winner, which was compared with more care.
+        They replace those of the screening. The times of the others are of an earlier moment, at
+        which the device may have been faster: none may come out ahead of the winner, which was
+        compared with more care.
         """
         if not self._racing:
             return []

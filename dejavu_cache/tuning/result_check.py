@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..errors import NothingComparedError, SettingsError, UncomparedResultsError
 from ..model.record import (
@@ -38,37 +38,27 @@ from ..model.record import (
     reasons_not_compared,
     sum_up,
 )
-from ..model.scenario import Config
 from ..system.background_threads import is_from_signal_handler
 from ..system.notices import logger, warn_once
 from ..triton_internals.argument_access import Accesses, accesses_of_kernel, watch_interpreter
 from ..triton_internals.compilation import compile_config
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_interpreting
-from .compile_ahead import (
-    compile_failure_of,
-    device_failure_of,
-    failed_measurement,
-    is_out_of_memory,
-)
+from .compile_ahead import compile_failure_of, failed_measurement, is_out_of_memory
 from .expected_results import (
     LACKS_MEMORY,
     Output,
+    copy_of,
     copyable_tensors,
     spans_of_arguments,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from .tuner import CandidateLaunch
+from .measurement_marks import MeasurementMark
+from .tuner import CandidateLaunch, ConfigLaunch
 
 __all__ = [
     "SWITCHED_OFF_BY_AUTHOR",
     "CheckOptions",
-    "CheckedLaunches",
     "ResultCheck",
-    "recording_crash",
     "refuse_uncompared",
 ]
 
@@ -87,7 +77,7 @@ def _verdict(outcome: Literal["not_compared", "wrong"], reason: str) -> OutputVe
     return OutputVerdict(outcome=outcome, reason=reason[:2000])
 
 
-def _not_compared(reason: str) -> Results:
+def _not_compared(reason: str) -> dict[str, OutputVerdict]:
     return {ALL_OUTPUTS: _verdict("not_compared", reason)}
 
 
@@ -147,101 +137,56 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
-class CheckedLaunches:
-    """Launches of a kernel whose results are compared, and what the configs' code does.
-
-    Args:
-        launch: the launch that is tuned.
-        default: the `triton.Config` whose results count as right.
-        mark: returns a context in which a config is launched.
-    """
-
-    def __init__(
-        self,
-        launch: CandidateLaunch,
-        default: Any,
-        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
-    ) -> None:
-        """Launch nothing yet."""
-        self.arguments: Mapping[str, Any] = {**launch.autotuner.nargs, **launch.kwargs}
-        self.default = default
-        self._launch = launch
-        self._mark = mark
-        self._accesses: dict[int, Accesses | None] = {}
-
-    def accesses(self, config: Any) -> Accesses | None:
-        """Return what a config's code does; under the interpreter, once it was launched.
-
-        Nothing is known where a hook after the launch may complete the results.
-        """
-        if self._launch.autotuner.user_defined_post_hook:
-            return None
-        if id(config) not in self._accesses and not is_interpreting():
-            launch, known = self._launch, None
-            try:
-                kernel = compile_config(launch.autotuner, config, launch.args, launch.kwargs)
-                known = accesses_of_kernel(kernel)
-            except Exception as error:  # the launch will raise it, too
-                if is_from_signal_handler(error):
-                    raise
-            self._accesses[id(config)] = known
-        return self._accesses.get(id(config))
-
-    @contextmanager
-    def launch(self, config: Any) -> Iterator[None]:
-        """Launch a config under its mark; an error of the device shows when results are read."""
-        seen: list[Accesses] = []
-        with self._mark(describe(config)), ExitStack() as watch:
-
-            def begin() -> None:
-                nonlocal seen
-                if is_interpreting() and id(config) not in self._accesses:
-                    spans = spans_of_arguments(self.arguments)
-                    seen = watch.enter_context(watch_interpreter(spans))
-
-            with self._launch.launched(config, begin, watch.close):
-                if seen:
-                    (self._accesses[id(config)],) = seen
-                yield
-
-
 class ResultCheck:
     """Compares the results of a launch's configs with the default's, as a kernel's options say.
 
     The arguments have their original content again after each comparison.
 
     Args:
-        launches: launches configs.
+        launch: the launch that is tuned.
+        default: the `triton.Config` whose results count as right.
+        mark: says which config touches the device.
         options: declarations of the kernel's author; None: nothing is compared.
         is_wanted: whether the author wants results to be compared. If so, and nothing is, the
             default config cannot run.
         title: what is tuned, for people.
+
+    Attributes:
+        known: what is said of each output before another config than the default is compared.
     """
 
     def __init__(
         self,
-        launches: CheckedLaunches,
+        launch: CandidateLaunch,
+        default: Any,
+        mark: MeasurementMark,
         options: CheckOptions | None,
         *,
         is_wanted: bool = True,
         title: str = "",
     ) -> None:
         """Set up the check; nothing is launched yet."""
-        self._launches = launches
+        self.known = _not_compared(_DEFAULT_FAILS) if is_wanted else SWITCHED_OFF_BY_AUTHOR
+        self._launch = launch
+        self._default = default
+        self._mark = mark
         self._options = options or CheckOptions()
         self._title = title
         self._compares = options is not None
-        self._reference_failed = False
-        self._is_prepared = False
-        self._unchecked = _not_compared(_DEFAULT_FAILS) if is_wanted else SWITCHED_OFF_BY_AUTHOR
-        """What is said of every config where nothing is compared."""
+        self._is_prepared = self._reference_failed = False
+        self._arguments: Mapping[str, Any] = {**launch.autotuner.nargs, **launch.kwargs}
+        self._spans: Mapping[str, tuple[int, int]] = {}
+        self._seen: dict[int, Accesses | None] = {}
+        """What configs' code does, by the config's id."""
         self._outputs: dict[str, Output] = {}
         """The tensors that have a copy; those that are visible are compared."""
         self._uncompared: dict[str, str] = {}
         """Why some outputs are not compared."""
 
     def close(self) -> None:
-        """Let go of the launch's arguments and of all copies of them; compare nothing any more."""
+        """Undo what launches have written; let go of the arguments and of all copies of them."""
+        with suppress(Exception):  # The device may be lost.
+            self._restore()
         self._compares = False
         self._outputs.clear()
 
@@ -269,17 +214,19 @@ class ResultCheck:
                 ) from error
             logger.debug("%s: the default's results: %r", self._title, error)
             self.close()
-            self._unchecked = _not_compared(f"{_DEFAULT_FAILS}: {failure.reason}")
+            self.known = _not_compared(f"{_DEFAULT_FAILS}: {failure.reason}")
         self._is_prepared = True
 
-    def refuse_tune(self) -> None:
-        """Check that there is something to compare, unless that is switched off.
+    def begin_tune(self) -> None:
+        """Compute the expected results, and check that there are any.
 
         Raises:
-            NothingComparedError: there is not.
+            NothingComparedError: there is nothing to compare, though that is not switched off.
+            Exception: as `prepare` does.
         """
+        self.prepare()
         if self._compares:
-            refuse_uncompared(self.verdicts_on_default())
+            refuse_uncompared(self.known)
 
     def compare(self, config: Any) -> tuple[Results, Measurement | None]:
         """Compare the results of a `triton.Config` with the default's, output by output.
@@ -291,10 +238,8 @@ class ResultCheck:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
-        if not self._compares:
-            return self._unchecked, None
-        if config is self._launches.default:
-            return self.verdicts_on_default(), None
+        if not self._compares or config is self._default:
+            return self.known, None
         start = time.perf_counter()
         results = self.verdicts(config)
         for reason in reasons_not_compared(results):
@@ -310,65 +255,49 @@ class ResultCheck:
         failure = Failure(kind="wrong", reason=verdict.reason)
         return results, failed_measurement(described, failure, time.perf_counter() - start)
 
-    @contextmanager
-    def restoring_arguments(self) -> Iterator[None]:
-        """Undo what launches in the context write to the arguments that are compared.
-
-        Kernels that work in place would otherwise work on what benchmarks have left.
-        """
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # The device may be lost.
-                self._restore()
-            raise
-        self._restore()
-
-    def verdicts_on_default(self) -> dict[str, OutputVerdict]:
-        """Return what is known of each output before any other config is compared."""
-        return dict.fromkeys(self._visible, EQUAL) | {
-            name: _verdict("not_compared", reason) for name, reason in self._uncompared.items()
-        }
-
     def verdicts(self, config: Any) -> dict[str, OutputVerdict]:
         """Launch a config and judge each output; twice, since a race need not show at first."""
+        verdicts = dict(self.known)
         evidence: dict[str, str] = {}
-        reasons: dict[str, str] = {}
         try:
             for _ in range(2 if self._options.repeatable else 1):
-                filled = self._fillable(self._launches.accesses(config))
+                filled = self._fillable(self.accesses(config))
                 for name, difference in self._launch_and_compare(config, filled).items():
                     held = "; it held something else before" if name in filled else ""
                     evidence.setdefault(name, difference + held)
-            reasons = {
-                name: _HELD_BEFORE  # a config that writes nothing would leave it right
-                for name, output in self._visible.items()
-                if output.holds_results and name not in filled and name not in evidence
-            }
+            for name, output in self._outputs.items():
+                if name in evidence:
+                    verdicts[name] = _verdict("wrong", evidence[name])
+                elif output.is_visible and output.holds_results and name not in filled:
+                    # A config that writes nothing would leave it right.
+                    verdicts[name] = _verdict("not_compared", _HELD_BEFORE)
             if evidence and self._options.reference is None:
-                default = self._launches.default
-                filled = self._fillable(self._accesses)
-                for name, other in self._launch_and_compare(default, filled).items():
-                    reasons[name] = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
+                filled = self._fillable(self.accesses(self._default))
+                for name, other in self._launch_and_compare(self._default, filled).items():
+                    reason = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
+                    verdicts[name] = _verdict("not_compared", reason)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            reasons |= dict.fromkeys(self._visible, LACKS_MEMORY)
+            for name, output in self._outputs.items():
+                if output.is_visible:
+                    verdicts[name] = _verdict("not_compared", LACKS_MEMORY)
         finally:
             self._restore()
-        verdicts = self.verdicts_on_default()
-        verdicts |= {name: _verdict("wrong", text) for name, text in evidence.items()}
-        return verdicts | {name: _verdict("not_compared", text) for name, text in reasons.items()}
+        return verdicts
 
     def _launch_and_compare(self, config: Any, filled: Collection[str]) -> dict[str, str]:
         """Launch a config once; return how each output differs that does."""
         self._restore(filled)
-        with self._launches.launch(config):
-            found = {
-                name: output.describe_difference(self._options.tolerance_of(name), name in filled)
-                for name, output in self._visible.items()
-            }
-        return {name: difference for name, difference in found.items() if difference}
+        differences = {}
+        with self.launched(config):
+            for name, output in self._outputs.items():
+                tolerance = self._options.tolerance_of(name)
+                if output.is_visible and (
+                    difference := output.describe_difference(tolerance, name in filled)
+                ):
+                    differences[name] = difference
+        return differences
 
     def _restore(self, filled: Collection[str] = ()) -> None:
         """Give the outputs what they hold before a launch, some of them filled."""
@@ -377,92 +306,122 @@ class ResultCheck:
         for name in filled:  # last: another output may share its memory
             self._outputs[name].restore(filled=True)
 
-    @property
-    def _visible(self) -> dict[str, Output]:
-        return {name: output for name, output in self._outputs.items() if output.is_visible}
+    def accesses(self, config: Any) -> Accesses | None:
+        """Return what a config's code does; under the interpreter, once it was launched.
 
-    @property
-    def _accesses(self) -> Accesses | None:
-        """What the default's code does, as far as that is known by now."""
-        return self._launches.accesses(self._launches.default)
+        Nothing is known where a hook after the launch may complete the results.
+        """
+        launch = self._launch
+        if launch.autotuner.user_defined_post_hook:
+            return None
+        if id(config) not in self._seen and not is_interpreting():
+            self._seen[id(config)] = None
+            try:
+                kernel = compile_config(launch.autotuner, config, launch.args, launch.kwargs)
+                self._seen[id(config)] = accesses_of_kernel(kernel)
+            except Exception as error:  # the launch will raise it, too
+                if is_from_signal_handler(error):
+                    raise
+        return self._seen.get(id(config))
+
+    @contextmanager
+    def launched(self, config: Any) -> Iterator[None]:
+        """Launch a config under its mark; its results stand while the context is open.
+
+        A hook that restores arguments would erase the results, so it runs when the context ends;
+        any other one may complete them, so it runs before. An error of the device shows when
+        results are read.
+        """
+        launch, restores = ConfigLaunch(self._launch, config), self._launch.autotuner.restore_value
+        with self._mark.around(describe(config)):
+            launch.begin()
+            if is_interpreting() and id(config) not in self._seen:
+                with watch_interpreter(self._spans) as seen:
+                    launch.run()
+                (self._seen[id(config)],) = seen
+            else:
+                launch.run()
+            if not restores:
+                launch.end()
+            try:
+                yield
+            finally:
+                if restores:
+                    launch.end()
 
     @contextmanager
     def _run_expected(self) -> Iterator[None]:
         """Compute what counts as right from what the arguments hold."""
-        if self._options.reference is not None:
-            try:
-                self._options.reference(self._launches.arguments)
-            except Exception:
-                self._reference_failed = True
-                raise
-            yield
-        else:
-            with self._launches.launch(self._launches.default):
+        if self._options.reference is None:
+            with self.launched(self._default):
                 yield
+            return
+        try:
+            self._options.reference(self._arguments)
+        except Exception:
+            self._reference_failed = True
+            raise
+        yield
 
     def _find_outputs(self) -> None:
-        """Launch the default config, and keep what it writes."""
-        arguments = self._launches.arguments
-        tensors, self._uncompared = copyable_tensors(arguments, self._options.ignore)
-        is_told = self._options.outputs is not None or self._accesses is not None
+        """Launch the default config, keep what it writes, and say of what else nothing is known."""
+        tensors, self._uncompared = copyable_tensors(self._arguments, self._options.ignore)
+        self._spans = spans_of_arguments(self._arguments)
+        is_told = self._options.outputs is not None or self.accesses(self._default) is not None
         try:
-            for name in self._candidates(tensors):
+            for name in sorted(self._candidates(tensors), key=lambda name: tensors[name].numel()):
                 # Where neither code nor author tells, most of these are inputs, and may be large.
-                output = Output.copy(tensors[name], may_use_host=is_told)
-                if output is None:
+                original = copy_of(tensors[name], may_use_host=is_told)
+                if original is None:
                     self._uncompared[name] = LACKS_MEMORY
-                else:
-                    self._outputs[name] = output
+                    continue
+                self._outputs[name] = output = Output(tensors[name], original)
+                start, end = self._spans[name]
+                output.may_be_filled = not any(
+                    start < other_end and other_start < end
+                    for other, (other_start, other_end) in self._spans.items()
+                    if other != name
+                )
             self._expect_results()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             for output in self._outputs.values():
                 output.is_visible = False
-            self._uncompared = {ALL_OUTPUTS: LACKS_MEMORY}
+            self.known = _not_compared(LACKS_MEMORY)
             return
         finally:
             self._restore()
-        self._explain_uncompared()
+        self._explain()
 
     def _expect_results(self) -> None:
         """Expect what a launch of the default leaves in the outputs.
 
         By the interpreter, a first launch shows what the code does, and a second one is expected.
         """
-        spans = spans_of_arguments(self._launches.arguments)
-        for name, output in self._outputs.items():
-            start, end = spans[name]
-            output.may_be_filled = not any(
-                start < other_end and other_start < end
-                for other, (other_start, other_end) in spans.items()
-                if other != name
-            )
         is_known = False
         while not is_known:
-            accesses = self._accesses
+            accesses = self.accesses(self._default)
             filled = self._fillable(accesses)
             self._restore(filled)
             with self._run_expected():
-                is_known = self._accesses == accesses
-                if is_known:
-                    for name, output in list(self._outputs.items()):
-                        if not output.expect_present(name in filled):
-                            self._uncompared[name] = LACKS_MEMORY
-                            self._outputs.pop(name).restore()
-            copied = {name: output.tensor for name, output in self._outputs.items()}
-            self._outputs = {name: self._outputs[name] for name in self._candidates(copied)}
+                is_known = self.accesses(self._default) == accesses
+                for name, output in list(self._outputs.items()) if is_known else ():
+                    if not output.expect_present(name in filled):
+                        self._uncompared[name] = LACKS_MEMORY
+                        self._outputs.pop(name).restore()
+            for name in self._outputs.keys() - self._candidates(self._outputs):
+                del self._outputs[name]
 
-    def _candidates(self, tensors: Mapping[str, Tensor]) -> list[str]:
-        """Return the tensors that may be outputs, the smallest first."""
-        accesses, declared = self._accesses, self._options.outputs
-        names = [
+    def _candidates(self, names: Iterable[str]) -> list[str]:
+        """Return the tensors that may be outputs."""
+        accesses, declared = self.accesses(self._default), self._options.outputs
+        return [
             name
-            for name in tensors
+            for name in names
             if (accesses is None or name in accesses.written)
             and (declared is None or _argument(name) in declared)
         ]
-        return sorted(names, key=lambda name: tensors[name].numel())
 
     def _fillable(self, accesses: Accesses | None) -> list[str]:
         """Return the outputs that may hold anything before a launch of code with these accesses.
@@ -470,43 +429,31 @@ class ResultCheck:
         A config may read what the default does not, as sums over a split dimension do, whose
         callers pass zeros.
         """
-        return [
-            name
-            for name, output in self._outputs.items()
-            if output.may_be_filled
-            and (
-                self._options.outputs is not None if accesses is None else name not in accesses.read
-            )
-        ]
+        fillable = []
+        for name, output in self._outputs.items():
+            is_read = self._options.outputs is None if accesses is None else name in accesses.read
+            if output.may_be_filled and not is_read:
+                fillable.append(name)
+        return fillable
 
-    def _explain_uncompared(self) -> None:
-        """Say why outputs are not compared, once the default's launch has shown all."""
-        accesses, visible = self._accesses, self._visible
+    def _explain(self) -> None:
+        """Say what is known of each output, once the default's launch has shown all."""
+        accesses, reasons = self.accesses(self._default), self._uncompared
         if accesses is not None:
-            for name in self._uncompared.keys() - accesses.written:
-                del self._uncompared[name]
-        lacks_memory = LACKS_MEMORY in self._uncompared.values()
-        is_known = accesses is not None and bool(self._uncompared)
-        if not (visible or lacks_memory or is_known):
+            for name in reasons.keys() - accesses.written:
+                del reasons[name]
+        visible = {name: output for name, output in self._outputs.items() if output.is_visible}
+        lacks_memory = LACKS_MEMORY in reasons.values()
+        if not (visible or lacks_memory or (accesses is not None and reasons)):
             is_elsewhere = accesses is not None and accesses.elsewhere
-            self._uncompared[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
+            reasons[ALL_OUTPUTS] = _BEHIND_POINTERS if is_elsewhere else _NO_WORK
         if accesses is not None or self._options.outputs is not None:
-            unseen = self._outputs.keys() - visible.keys()
-            self._uncompared |= dict.fromkeys(unseen, _HELD_BEFORE)
+            reasons |= dict.fromkeys(self._outputs.keys() - visible.keys(), _HELD_BEFORE)
         else:  # what no launch shows to be an output may be an input, and needs no copy
             self._outputs = visible
-
-
-@contextmanager
-def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Iterator[None]:
-    """Record an error that leaves the device unusable as a config's, and raise it."""
-    try:
-        yield
-    except Exception as error:
-        crash = device_failure_of(error)
-        if crash is not None:
-            write(failed_measurement(config, crash))
-        raise
+        self.known = dict.fromkeys(visible, EQUAL)
+        for name, reason in reasons.items():
+            self.known[name] = _verdict("not_compared", reason)
 
 
 def refuse_uncompared(results: Results) -> None:

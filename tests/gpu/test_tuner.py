@@ -13,7 +13,7 @@ import triton.language as tl
 from support.processes import ROOT
 
 from dejavu_cache import cached_autotune, open_store
-from dejavu_cache.tuning.device_timer import FULL, DeviceTimer
+from dejavu_cache.tuning.device_timer import FULL, DeviceTimer, TimedLaunch
 
 pytestmark = pytest.mark.gpu
 
@@ -53,12 +53,12 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     call()
     timer = DeviceTimer(method)
     timer.warm_up()
-    sample = timer.sample(call, FULL)
+    sample = timer.sample(TimedLaunch(call), FULL)
     assert sample.steady
     theirs = triton.testing.do_bench(call, quantiles=[0.5])
     # Other processes may share the GPU: a wrong unit or a launch too many is what this would show.
     assert sample.quantiles([0.5])[0] == pytest.approx(theirs, rel=0.5)
-    assert len(timer.sample(call, FULL, limit=0.0).times) == 1
+    assert len(timer.sample(TimedLaunch(call), FULL, limit=0.0).times) == 1
 
 
 @pytest.mark.parametrize("method", ["cudagraph-cold", "cudagraph-warm"])
@@ -74,13 +74,13 @@ def test_graphs_of_many_timings_share_their_memory(method: str) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("no such config")
 
-    timer.sample(fill, FULL)
+    timer.sample(TimedLaunch(fill), FULL)
     reserved = torch.cuda.memory_reserved()
     for number in range(20):
         if number % 3 == 0:
             with pytest.raises(RuntimeError, match="no such config"):
-                timer.sample(fail, FULL)
-        assert timer.sample(fill, FULL).times
+                timer.sample(TimedLaunch(fail), FULL)
+        assert timer.sample(TimedLaunch(fill), FULL).times
     assert torch.cuda.memory_reserved() <= reserved + (1 << 28)
     timer.release()
     torch.cuda.empty_cache()

@@ -18,7 +18,9 @@ from matrix_product import product  # type: ignore[import-not-found]
 from support import absent_h200  # noqa: F401 - replaces the driver
 from triton.runtime.autotuner import Autotuner
 
+from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.compile_ahead import compile_ahead, compile_failure_of
+from dejavu_cache.tuning.tuner import CandidateLaunch
 
 dtypes = (torch.float16, torch.float16, torch.float16, 4096)
 args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes)
@@ -57,8 +59,11 @@ def note_block(*args, **kwargs):
 
 product.run = note_block
 outcomes = []
-with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
-    for candidate in candidates[: int(sys.argv[1])]:
+declared = DeclaredConfigs("product", configs)
+launch = CandidateLaunch(tuner, declared, next(iter(declared)), args, {"grid": (1,)})
+with compile_ahead(launch, list(declared)) as candidates:
+    for candidate in list(candidates.values())[: int(sys.argv[1])]:
+        assert candidate is not None
         try:
             candidate.check()
             outcomes.append("runs")

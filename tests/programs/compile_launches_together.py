@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from functools import partial
+from contextlib import suppress
 
 import torch
 import triton
@@ -66,26 +66,17 @@ def launch_repeatedly():
     returned.append(KernelCall(product, (1,), args, {"BLOCK": 32, "TILE": 64}).launch(()))
 
 
-def fail():
-    """Fail before any launch."""
-    raise LookupError
-
-
 def launch_what_was_noted():
     """Launch twice the block that the last grid has noted."""
     launch(2 * noted[-1])
 
 
-compile_together(
-    [
-        fail,
-        partial(launch, 16),
-        launch_repeatedly,
-        partial(launch, 64, note_grid),
-        launch_what_was_noted,
-        launch_what_was_noted,
-    ]
-)
+with compile_together():
+    launch(16)
+    launch_repeatedly()
+    launch(64, note_grid)
+    launch_what_was_noted()
+    launch_what_was_noted()
 together, compiled[:] = sorted(compiled), []
 for block in BLOCKS:
     product.run(*args, grid=(1,), warmup=True, BLOCK=block, TILE=64)
@@ -96,5 +87,8 @@ except Exception as error:
     failure = type(error).__name__
 later, compiled[:] = len(compiled), []
 module.threads_for = lambda most: 1  # type: ignore[assignment]
-compile_together([partial(launch_with_failing_grid, block) for block in BLOCKS])
+with compile_together():
+    for block in BLOCKS:
+        with suppress(KeyError):
+            launch_with_failing_grid(block)
 print(json.dumps([together, returned, later, failure, compiled]))

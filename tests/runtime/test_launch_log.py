@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+import triton
 from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
+from dejavu_cache.runtime import tune
 from dejavu_cache.system.notices import show_log
-from dejavu_cache.tuning import tuner
 
 
 def bench(kernel_call: Any, quantiles: Any) -> list[float]:
@@ -62,13 +64,18 @@ def test_a_long_tune_logs_lines(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    advance = tuner.progress_lines("kernel(n=1)", 4)
-    for clock[0] in (6.0, 12.0, 18.0, 24.0):
-        advance()
-    assert log.messages == [
-        "tuning kernel(n=1): 2 of 4 configs after 12 s",
-        "tuning kernel(n=1): 4 of 4 configs after 24 s",
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        clock[0] += 6
+        return [1.0] * 3
+
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
+    launch(cached_autotune(configs, ["n"], do_bench=bench)(add_one), 100)
+    assert [line.partition("): ")[2] for line in log.messages if line.startswith("tuning")] == [
+        "2 of 4 configs after 12 s",
+        "4 of 4 configs after 24 s",
     ]
 
 

@@ -101,7 +101,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_reason(reason: str, others: Results | None = None) -> None:
         def lack(self: ResultCheck, config: Any) -> tuple[Results, Measurement | None]:
-            if not reason or config is self._launches.default:
+            if not reason or config is self._default:
                 return compare(self, config)
             lacking = OutputVerdict(outcome="not_compared", reason=reason)
             return {"out_ptr": lacking, **(others or {})}, None

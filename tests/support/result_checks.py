@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,20 +29,13 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class Checker(ResultCheck):
-    """A checker that sums up what it says of a config's outputs."""
-
-    def judge(self, config: Any) -> OutputVerdict:
-        """Return the verdict on a config."""
-        return sum_up(self.verdicts(config))
-
-
-class FunctionCalls:
-    """Launches that are functions of the arguments.
+    """A prepared checker of launches that are functions of the arguments.
 
     Args:
-        arguments: the arguments.
+        arguments: the launch's arguments.
         default: computes the expected results.
         known: returns what the code of a function says.
+        options: declarations.
     """
 
     def __init__(
@@ -49,21 +43,28 @@ class FunctionCalls:
         arguments: dict[str, Any],
         default: Write,
         known: Callable[[Write], Accesses | None],
+        options: CheckOptions,
     ) -> None:
-        """Call nothing yet."""
-        self.arguments = arguments
-        self.default = default
+        """Compute the expected results."""
+        launch: Any = SimpleNamespace(autotuner=SimpleNamespace(nargs=arguments), kwargs={})
+        mark: Any = None
+        super().__init__(launch, default, mark, options)
         self._known = known
+        self.prepare()
+
+    def judge(self, config: Any) -> OutputVerdict:
+        """Return the verdict on a config."""
+        return sum_up(self.verdicts(config))
 
     @contextmanager
-    def launch(self, write: Write) -> Iterator[None]:
+    def launched(self, config: Write) -> Iterator[None]:
         """Call a function."""
-        write(self.arguments)
+        config(self._arguments)  # type: ignore[arg-type]
         yield
 
-    def accesses(self, write: Write) -> Accesses | None:
+    def accesses(self, config: Write) -> Accesses | None:
         """Return what the code of a function says."""
-        return self._known(write)
+        return self._known(config)
 
 
 def checker(
@@ -82,10 +83,7 @@ def checker(
         **options: declarations.
     """
     known = accesses if callable(accesses) else lambda write: accesses
-    calls: Any = FunctionCalls(arguments, default, known)
-    made = Checker(calls, CheckOptions(**options))
-    made.prepare()
-    return made
+    return Checker(arguments, default, known, CheckOptions(**options))
 
 
 def compare_tensors(actual: torch.Tensor, expected: torch.Tensor) -> str:

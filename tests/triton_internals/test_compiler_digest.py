@@ -99,7 +99,7 @@ def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
     from dejavu_cache.tuning import compile_ahead
 
     if not {has_modes}:
-        compile_ahead.async_compile_mode = lambda: None
+        compile_ahead.may_compile_in_threads = lambda: False
     make(mode="tune")[(1,)](x, x, 64)
     assert computed().misses == 1
     """,

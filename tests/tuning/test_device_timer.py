@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
+from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer, TimedLaunch
 
 KERNEL, CLEAR = 0.007, 0.08
 """Milliseconds of the device for the kernel, and for clearing its cache."""
@@ -78,24 +78,24 @@ def test_a_slow_host_lengthens_no_timing(
     host: float, effort: Any, machine: Machine, timer: DeviceTimer
 ) -> None:
     """Most launches are queued before the device is done with what came before."""
-    sample = timer.sample(lambda: machine.work(host, KERNEL), effort)
+    sample = timer.sample(TimedLaunch(lambda: machine.work(host, KERNEL)), effort)
     assert sample.steady
     assert sample.times == pytest.approx([KERNEL] * len(sample.times))
 
 
 def test_a_host_that_is_too_slow_is_reported(machine: Machine, timer: DeviceTimer) -> None:
-    assert not timer.sample(lambda: machine.work(5.0, KERNEL), FULL).steady
+    assert not timer.sample(TimedLaunch(lambda: machine.work(5.0, KERNEL)), FULL).steady
 
 
 def test_work_around_the_timed_part_is_not_measured(machine: Machine, timer: DeviceTimer) -> None:
-    def launch(begin: Any, end: Any) -> None:
-        machine.work(0.02, 0.05)
-        begin()
-        machine.work(0.03, KERNEL)
-        end()
-        machine.work(0.02, 0.05)
+    class Launch(TimedLaunch):
+        def begin(self) -> None:
+            machine.work(0.02, 0.05)
 
-    sample = timer.sample_part(launch, FULL)
+        def end(self) -> None:
+            machine.work(0.02, 0.05)
+
+    sample = timer.sample(Launch(lambda: machine.work(0.03, KERNEL)), FULL)
     assert sample.steady
     assert sample.times == pytest.approx([KERNEL] * len(sample.times))
 
@@ -108,16 +108,15 @@ def test_what_ran_before_does_not_decide_a_timing(
     """A device with slots of unequal speed gives a config all of them, whatever runs around it."""
     machine.slots = [microseconds / 1000 for microseconds in slots]
 
-    def launch(begin: Any, end: Any) -> None:
-        begin()
-        machine.work(0.02, KERNEL)
-        end()
-        for _ in range(around):  # as restoring arguments takes
-            machine.work(0.01, 0.003)
+    class Launch(TimedLaunch):
+        def end(self) -> None:
+            for _ in range(around):  # as restoring arguments takes
+                machine.work(0.01, 0.003)
 
+    launch = Launch(lambda: machine.work(0.02, KERNEL))
     means = set()
     for before in range(16):
-        times = timer.sample_part(launch, FULL).times
+        times = timer.sample(launch, FULL).times
         means.add(statistics.mean(times))
         for _ in range(before):
             machine.work(0.01, 0.1)

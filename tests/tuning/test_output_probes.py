@@ -315,7 +315,7 @@ def test_an_output_that_is_updated_by_zeros_is_not_compared() -> None:
 )
 def test_a_launch_that_writes_nothing_says_so(accesses: Accesses | None, reason: str) -> None:
     made = checker(launch_arguments(), write_nothing, accesses=accesses)
-    assert has_reason(made.verdicts_on_default(), reason)
+    assert has_reason(made.known, reason)
     assert made.judge(double).outcome == "not_compared"
 
 

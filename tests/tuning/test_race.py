@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle
 
 import pytest
 
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.tuning.device_timer import Effort
 from dejavu_cache.tuning.race import MOST_ROUNDS, Race
 
 CONFIGS = [Config(params={"BLOCK": size}) for size in (16, 32, 64)]
@@ -17,6 +17,12 @@ LEFT, RIGHT, FAR = CONFIGS
 
 def measure_of(config: Config, median: float) -> Measurement:
     return Measurement(config=config, median=median, at=now())
+
+
+def run_race(race: Race, turn: Callable[[Config], Measurement | None]) -> list[Measurement]:
+    for config in race.turns():
+        race.note(turn(config))
+    return race.conclude()
 
 
 def screening_of(*medians: float) -> dict[Config, Measurement]:
@@ -40,42 +46,38 @@ def test_more_configs_enter_where_the_device_does_not_repeat_its_timings(
     """The third config is not close to the others, but might be on such a device."""
     times, seen = dict(zip(CONFIGS, now, strict=True)), []
 
-    def turn(config: Config, effort: Effort) -> Measurement:
+    def turn(config: Config) -> Measurement:
         seen.append(config)
         return measure_of(config, times[config])
 
-    Race(screening_of(*before), LEFT, turn).run()
+    run_race(Race(screening_of(*before), LEFT), turn)
     assert (seen.count(FAR) > 1) == enters
     assert seen.count(LEFT) <= MOST_ROUNDS
 
 
 def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
     """On a device that runs out of memory meanwhile."""
-    assert Race(screening_of(1.0, 1.01), LEFT, lambda *_: None).run() == []
+    assert run_race(Race(screening_of(1.0, 1.01), LEFT), lambda _: None) == []
 
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_config_that_runs_alone_in_the_end_has_won(runs: int) -> None:
     left = iter(range(runs))
 
-    def turn(config: Config, effort: Effort) -> Measurement | None:
+    def turn(config: Config) -> Measurement | None:
         if config == LEFT and next(left, None) is None:
             return None
         return measure_of(config, 1.0 if config == LEFT else 1.005 + 0.05 * (next(jitter)))
 
     jitter = cycle([0, 1, -1])
-    results = Race(screening_of(1.0, 1.0), LEFT, turn).run()
+    results = run_race(Race(screening_of(1.0, 1.0), LEFT), turn)
     assert min(results, key=lambda result: result.median or 0.0).config == RIGHT
 
 
 def test_time_that_is_over_after_one_round_is_enough_for_a_verdict() -> None:
     times = {LEFT: 1.0, RIGHT: 0.9}
-    race = Race(
-        screening_of(0.95, 1.0),
-        LEFT,
-        lambda config, _: measure_of(config, times[config]),
-        until=0.0,
-    )
-    results = {result.config: result for result in race.run()}
+    race = Race(screening_of(0.95, 1.0), LEFT, until=0.0)
+    measured = run_race(race, lambda config: measure_of(config, times[config]))
+    results = {result.config: result for result in measured}
     assert {config: result.median for config, result in results.items()} == times
     assert all(result.confidence is None for result in results.values())

@@ -23,7 +23,7 @@ from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.search import OptunaSearch
-from dejavu_cache.tuning.tuner import CandidateLaunch
+from dejavu_cache.tuning.tuner import CandidateLaunch, ConfigLaunch
 
 
 def test_the_first_measurement_of_a_close_race_does_not_decide(
@@ -302,12 +302,41 @@ def test_only_what_an_ordinary_launch_runs_is_timed() -> None:
     kernel.nargs = {"x_ptr": x, "total_ptr": total}
     declared, options = DeclaredConfigs("kernel", [config]), {"grid": (1,), "warmup": False}
     launch = CandidateLaunch(kernel, declared, next(iter(declared)), (x, total), options)
-    with launch.launched(config, lambda: note("begin"), lambda: note("end")):
-        note("result")
-    note("after")
-    assert seen == [
-        ("begin", 0, 0), ("config's hook", 0, 0), ("end", 1, 1), ("result", 1, 1), ("after", 0, 1),
-    ]  # fmt: skip
+    launched = ConfigLaunch(launch, config)
+    launched.begin()
+    note("begun")
+    launched.run()
+    note("ran")
+    launched.end()
+    note("ended")
+    assert seen == [("begun", 0, 0), ("config's hook", 0, 0), ("ran", 1, 1), ("ended", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["allocation", "binary"],
+)
+def test_a_config_that_lacks_memory_is_measured_with_what_pytorch_keeps(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, lacking = Clock({}), [error]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lacking.clear)
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        timing = clock(kernel_call, quantiles)
+        if lacking:
+            raise error
+        return timing
+
+    launch(clock.kernel(configs=blocks(16, 32), do_bench=bench), 100)
+    assert clock.asked == [16, 16, 32]
+    (context,) = default_store().contexts()
+    (record,) = default_store().records(context)
+    assert all(measurement.median for measurement in record.measurements)
 
 
 def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch(

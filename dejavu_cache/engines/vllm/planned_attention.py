@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -386,7 +387,10 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     start = time.perf_counter()
     expected = batches_to_expect(limits)
     launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
-    compile_together(launches)
+    with compile_together() as is_compiling:
+        for launch in launches if is_compiling else ():
+            with suppress(Exception):  # raised again by the launches that follow
+                launch()
     for launch in launches:
         launch()
     torch.cuda.synchronize()
