@@ -108,7 +108,7 @@ def tell_triton(event: ConfigChosen) -> None:
 
 
 def report_choice(event: ConfigChosen) -> None:
-    """Report how a scenario's config was found: to `verify`, and to `compare` with other runs."""
+    """Report how a scenario's config was found: to `verify`, and to `diff` with other runs."""
     resolution, context = event.resolution, event.resolution.context
     details = [f"{resolution.how}: {describe(resolution.config)}"]
     if resolution.store:

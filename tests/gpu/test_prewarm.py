@@ -78,7 +78,7 @@ def build_prewarmed(folder: Path) -> Path:
     assert dejavu("export", exported, "--store", records).returncode == 0
     assert dejavu("import", exported, "--store", carried).returncode == 0
     device = torch.cuda.get_device_properties(0).name
-    words = ("--from", carried, "--device", device, "--out", folder / "built")
+    words = ("--store", carried, "--device", device, "--out", folder / "built")
     run(
         *(sys.executable, "-m", "dejavu_client", "prewarm", *MODULES, *words),
         CUDA_VISIBLE_DEVICES="",
