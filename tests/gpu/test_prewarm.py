@@ -46,7 +46,10 @@ def another_user() -> list[str]:
     return [] if ran.returncode else words
 
 
-FEW = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}
+FEW = {
+    "DEJAVU_CACHE_POLICY": str(PROGRAMS / "few_configs.toml"),
+    "DEJAVU_CACHE_SHIPPED": "0",
+}
 """Settings for a few configs of each kernel: what is tuned is not the point here."""
 
 
