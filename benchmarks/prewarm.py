@@ -250,8 +250,8 @@ def measure_build(folder: Path) -> None:
         for _ in range(2):
             start = time.perf_counter()
             run_command(
-                "prewarm", "prewarm_product", "--store", work / "records", "--device", "NVIDIA H200",
-                "--device", "NVIDIA B200", "--out", work / "out", **env,
+                "prewarm", "prewarm_product", "--store", work / "records",
+                "--device", "NVIDIA H200", "--device", "NVIDIA B200", "--out", work / "out", **env,
             )  # fmt: skip
             seconds.append(time.perf_counter() - start)
         manifest = json.loads((work / "out" / "prewarmed.json").read_text())
