@@ -48,13 +48,15 @@ def start_child(library: Library, role: str, folder: Path, deadline: float) -> d
     if role == "second":
         command = [sys.executable, "-m", "dejavu_client", "run", "--", *command]
     root = Path(__file__).resolve().parent.parent
+    policy = folder / "policy.toml"
+    policy.write_text(f'[[kernel]]\nmatch = "*"\ntune_configs = {TUNE_CONFIGS}\n')
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(
             [str(root), str(root / "client"), os.environ.get("PYTHONPATH", "")]
         ),
         "DEJAVU_CACHE_URL": (folder / "store").as_uri(),
-        "DEJAVU_CACHE_TUNE_CONFIGS": TUNE_CONFIGS,
+        "DEJAVU_CACHE_POLICY": str(policy),
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "XDG_CACHE_HOME": str(folder),
     }

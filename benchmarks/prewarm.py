@@ -118,17 +118,18 @@ def run_prewarmed(out: Path, folder: Path, cache: Path, env: dict[str, str]) -> 
 def run_in_turns(work: Path, device: str) -> tuple[dict[str, list[dict[str, Any]]], float]:
     """Return the runs of each kind of process, and the seconds that prewarming took."""
     out, records, prewarmed = work / "out.json", work / "records", work / "prewarmed"
+    policy = work / "policy.toml"
+    policy.write_text(f'[[kernel]]\nmatch = "*"\ntune_configs = {CONFIGS}\n')
     tuning = {
-        "DEJAVU_CACHE_TUNE_CONFIGS": str(CONFIGS),
+        "DEJAVU_CACHE_POLICY": str(policy),
         "DEJAVU_CACHE_SHIPPED": "0",
-        "DEJAVU_CACHE_PROGRESS": "0",
     }
     cold = run_process(
         out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(work / "cold"), **tuning
     )
     start = time.perf_counter()
     run_command(
-        "prewarm", "dejavu_cache.attention", "--from", records, "--device", device,
+        "prewarm", "dejavu_cache.attention", "--store", records, "--device", device,
         "--out", prewarmed, CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0",
     )  # fmt: skip
     seconds = time.perf_counter() - start
@@ -249,8 +250,8 @@ def measure_build(folder: Path) -> None:
         for _ in range(2):
             start = time.perf_counter()
             run_command(
-                "prewarm", "prewarm_product", "--from", work / "records", "--device", "NVIDIA H200",
-                "--device", "NVIDIA B200", "--out", work / "out", **env,
+                "prewarm", "prewarm_product", "--store", work / "records",
+                "--device", "NVIDIA H200", "--device", "NVIDIA B200", "--out", work / "out", **env,
             )  # fmt: skip
             seconds.append(time.perf_counter() - start)
         manifest = json.loads((work / "out" / "prewarmed.json").read_text())

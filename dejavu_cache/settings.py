@@ -74,14 +74,8 @@ class Settings(BaseModel):
     """Seconds to wait for a process that tunes the same scenario, before running a fallback."""
     consensus: Literal["none", "ranks"] = "none"
     """`ranks`: all ranks of a torch.distributed job run the config that one of them chose."""
-    tune_seconds: float | None = Field(default=None, gt=0, le=LONGEST, allow_inf_nan=False)
-    """Seconds that tuning a scenario may take; the next process continues. Unset: no limit."""
-    tune_configs: int | None = Field(default=None, gt=0)
-    """Number of measured configs with which a scenario counts as tuned. Unset: all of them."""
     check: bool = True
     """Whether a config's results are compared with the default config's before it may win."""
-    max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
-    """Largest distance of a nearest scenario, in powers of two summed over the key arguments."""
     log: Literal["", "debug", "info", "warning", "error"] = ""
     """Level from which on the library logs to standard error; empty: as the program's `logging`."""
     shipped: bool = True

@@ -115,7 +115,7 @@ def main() -> None:
         second = run_worker(mine)
         print_result("second process, same folder ", second)
         with server(folder) as url:
-            dejavu("push", "--server", url, "--store", mine)
+            dejavu("sync", "--push-only", "--store", f"{mine},{url}")
             third = run_worker(f"{other},{url}")
             print_result("another folder, same server ", third)
         print(

@@ -17,7 +17,7 @@ from dejavu_cache.sweep.suite import Case
 
 
 def suite(preset: str = "small") -> Iterator[Case]:
-    """Yield products of few and many rows with square weights; `--preset` is `small` or `large`."""
+    """Yield products of few and many rows with square weights; `preset` is `small` or `large`."""
     widths = {"small": (64, 128), "large": (1024, 4096, 8192)}[preset]
     rows = {"small": (16, 64), "large": (16, 256, 4096)}[preset]
     for width in widths:

@@ -99,7 +99,7 @@ def test_a_triton_that_is_too_old_is_named(tmp_path: Path) -> None:
     FileStore(store).put(context(), [record()])
     for command in (
         f"sweep {ATTENTION} --store {store}",
-        f"prewarm json --device H200 --out {tmp_path / 'out'} --from {store}",
+        f"prewarm json --device H200 --out {tmp_path / 'out'} --store {store}",
     ):  # fmt: skip
         out = run_python(code, str(tmp_path), *command.split(), check=False)
         lines = out.stderr.splitlines()

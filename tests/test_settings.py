@@ -64,14 +64,14 @@ def test_a_bad_value_comes_with_what_to_write(variable: str, remedy: str) -> Non
 def test_a_variable_that_is_no_setting_is_said_once_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("TUNE_SECOND", "SERVICE_HOST", "PORT_80_TCP"):  # Kubernetes sets the last two
+    for name in ("TUNE_WAI", "SERVICE_HOST", "PORT_80_TCP"):  # Kubernetes sets the last two
         monkeypatch.setenv(f"DEJAVU_CACHE_{name}", "1")
     for _ in range(2):
         current_settings.cache_clear()
         current_settings()
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith("DEJAVU_CACHE_TUNE_SECOND is set, and no such setting exists")
-    assert said.endswith("did you mean 'DEJAVU_CACHE_TUNE_SECONDS'?")
+    assert said.startswith("DEJAVU_CACHE_TUNE_WAI is set, and no such setting exists")
+    assert said.endswith("did you mean 'DEJAVU_CACHE_TUNE_WAIT'?")
 
 
 def test_a_name_that_is_near_to_none_comes_with_all_of_them() -> None:

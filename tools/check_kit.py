@@ -300,7 +300,7 @@ assert matmul_kernel.benchmarked == 0
 def run_step(job: dict[str, Any], name: str, folder: Path, settings: dict[str, str]) -> None:
     """Run a step of a job, on the example's suite in place of the reader's own."""
     (script,) = (step["run"] for step in job["steps"] if step.get("name") == name)
-    script = script.replace("shop.suites --budget 20m", "sweep_matmul --preset small")
+    script = script.replace("shop.suites --budget 20m", "sweep_matmul --option preset=small")
     script = script.replace("-m shop.smoke_test", "check.py")
     environ = {**os.environ, **settings, "TRITON_INTERPRET": "1", "HOME": str(folder)}
     environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"

@@ -29,7 +29,7 @@ def commands(plan: dict[str, Any]) -> list[list[str]]:
         ["heuristics", "fit", kernel, "--bound", str(percent), *store]
         for kernel, percent in plan["bounds_percent"].items()
     ]
-    return [*sweeps, ["gc", *store], *fits]
+    return [*sweeps, ["gc", "--yes", *store], *fits]
 
 
 def _option_arguments(options: dict[str, str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Sweep suite of the attention kernels: typical batches of a server for several models.
 
-Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL`. It tunes
-what `auto` launches on the GPU that it runs on.
+Run it with `dejavu-cache sweep dejavu_cache.attention --option preset=llama3-8b --store URL`. It
+tunes what `auto` launches on the GPU that it runs on.
 
 A preset is a model's shapes; its batches have sequences of drawn lengths, in tensors made up for
 them.

@@ -282,7 +282,11 @@ def evidence_lines(
         others = [own for own in timed if own != config]
         if others:
             runner_up = min(others, key=timed.__getitem__)
-            lines.append(f"runner-up: {runner_up}, {_cost(measured[runner_up], choice)}")
+            cost = _cost(measured[runner_up], choice)
+            if timed[runner_up] < choice.median:  # as of a pin
+                lines.append(f"slower than {runner_up}, which takes {cost} its time")
+            else:
+                lines.append(f"runner-up: {runner_up}, {cost}")
         if default in timed:
             lines.append(f"default: {default}, {_cost(measured[default], choice)}")
     failed = sum(entry.failure is not None for entry in measured.values())

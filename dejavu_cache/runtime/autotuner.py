@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
+MAX_DISTANCE = 2.0
+"""How far a nearest scenario may be, in powers of two, unless an option says so."""
+
 _OWNED = ("_hot_path", "_launch")
 """What is derived and holds the object itself, so that a copy needs its own."""
 
@@ -265,12 +268,11 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         is_stored = not not_stored
         if is_stored in self._resolvers:
             return self._resolvers[is_stored]
-        settings = current_settings()
         tiers = as_tiers(self._options.get("store") if is_stored else MemoryStore())
         # Of ranks that choose together, none changes its choice alone.
         if tiers.remote and self.declaration.consensus == "none":
             tiers.keep_copies_right(self._note_change)
-        limit = self._options.get("max_distance", settings.max_distance)
+        limit = self._options.get("max_distance", MAX_DISTANCE)
         resolver = Resolver(tiers, self.mode, limit, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
 

@@ -127,8 +127,8 @@ class Declaration:
             exact=frozenset(buckets.keys() - wide.keys()),
             budget=TuningBudget(
                 searches=isinstance(configs, ConfigSpace) and bool(options.get("tune_configs")),
-                seconds=options.get("tune_seconds") or settings.tune_seconds,
-                configs=options.get("tune_configs") or settings.tune_configs,
+                seconds=options.get("tune_seconds"),
+                configs=options.get("tune_configs"),
             ),
             check=(options.get("check", CHECKED) or None) if settings.check else None,
         )

@@ -7,18 +7,23 @@ the resolver puts it on the store's worklist, also where it raises and nothing i
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import math
+import os
 import sys
 import sysconfig
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..settings import current_settings
+from ..stores import FileStore, tiers_of
 from ..system.notices import counted, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import (
@@ -66,7 +71,7 @@ class ConfigChosen:
 
 
 def emit(event: ConfigChosen) -> None:
-    """Tell Triton's users, the report, the log and OpenTelemetry of a choice."""
+    """Tell Triton's users, the report, the log, OpenTelemetry and whoever tunes first."""
     tell_triton(event)
     if current_settings().report:
         report_choice(event)
@@ -74,6 +79,8 @@ def emit(event: ConfigChosen) -> None:
         log_choice(event)
     if "opentelemetry" in sys.modules:
         trace_choice(event)
+    if event.resolution.how == "tuned" and not event.request.not_stored:
+        count_tune(event)
 
 
 def tell_triton(event: ConfigChosen) -> None:
@@ -107,8 +114,54 @@ def tell_triton(event: ConfigChosen) -> None:
         )
 
 
+@dataclass
+class _Tuned:
+    """What this process has tuned into a folder."""
+
+    folder: FileStore
+    scenarios: int = 0
+    seconds: float = 0.0
+
+
+_tuned: dict[str, _Tuned] = {}
+"""What this process has tuned, by the folder's URL."""
+
+_MOST_FILES = 100
+"""Record files beyond which a folder is no new one, and is not read at a program's end."""
+
+
+def count_tune(event: ConfigChosen) -> None:
+    """Count a tuned scenario, for the line at the end of the first process that tunes."""
+    tiers = tiers_of(event.autotuner.resolver(None).store)
+    folders = (tier for tier in tiers if isinstance(tier, FileStore) and not tier.read_only)
+    folder = next(folders, None)
+    if folder is None:
+        return
+    if not _tuned:
+        atexit.register(_say_first_tunes, os.getpid())
+    tuned = _tuned.setdefault(folder.url, _Tuned(folder))
+    tuned.scenarios += 1
+    tuned.seconds += event.seconds
+
+
+def _say_first_tunes(process: int) -> None:
+    """Say what was tuned into folders that hold nothing else: later processes have no such news."""
+    for tuned in _tuned.values() if os.getpid() == process else ():
+        folder = tuned.folder
+        with suppress(Exception):  # the program has ended well, whatever becomes of this line
+            if len(list(islice(folder.root.rglob("*.json"), _MOST_FILES))) == _MOST_FILES:
+                continue
+            records = (record for each in folder.record_sets() for record in each.records)
+            if sum(bool(record.measurements) for record in records) == tuned.scenarios:
+                sys.stderr.write(
+                    f"dejavu-cache: {counted(tuned.scenarios, 'scenario')} tuned in "
+                    f"{tuned.seconds:.1f} s and kept for later processes; to see them: "
+                    f"dejavu-cache ls --store {folder.root}\n"
+                )
+
+
 def report_choice(event: ConfigChosen) -> None:
-    """Report how a scenario's config was found: to `verify`, and to `compare` with other runs."""
+    """Report how a scenario's config was found: to `verify`, and to `diff` with other runs."""
     resolution, context = event.resolution, event.resolution.context
     details = [f"{resolution.how}: {describe(resolution.config)}"]
     if resolution.store:

@@ -76,7 +76,7 @@ class CacheOptions(TypedDict, total=False):
             is the first config with them), or a function from the arguments by name to one of
             these; else the first config.
         max_distance: the largest distance to a recorded scenario whose winner may stand in, in
-            powers of two summed over the key arguments, 0 or more.
+            powers of two summed over the key arguments, 0 or more; by default 2.
         method: how configs are timed: `events-cold` (the default), `events-warm`, `cudagraph-cold`
             or `cudagraph-warm`.
         tune_seconds: seconds that one tune may take, above 0; the next process continues it.

@@ -230,7 +230,7 @@ class Resolver:
                 f"pin {request.context.kernel.name} {pinned}",
                 f"{request.name} is pinned to ({pinned}), which the kernel does not declare, or "
                 "which is pruned from this launch or fails here: the pin is ignored; pin another "
-                "config, or unpin the scenario",
+                "config, or remove the pin",
             )
         return usable
 
@@ -273,7 +273,11 @@ class Resolver:
             if fields
             else "no record of this kernel exists"
         )
-        return f"{request.name} is not tuned {place}, and the mode is strict; {nearest_record}"
+        return (
+            f"{request.name} is not tuned {place}, and the mode is strict; {nearest_record}\n"
+            "Tune it by a launch in mode tune or `dejavu-cache sweep`, or launch in mode reuse "
+            "(DEJAVU_CACHE_MODE)"
+        )
 
 
 def _is_unfinished(request: Request, found: Found | None) -> bool:

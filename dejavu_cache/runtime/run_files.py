@@ -1,4 +1,4 @@
-"""What a run writes down about itself, for `verify` and `compare`.
+"""What a run writes down about itself, for `verify` and `diff`.
 
 Every process that inherits `DEJAVU_CACHE_REPORT` appends lines of JSON to a file of its own in that
 folder, one for each event.

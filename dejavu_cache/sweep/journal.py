@@ -27,7 +27,7 @@ class Journal(Store):
     Sweeps of this user into one store share the folder, which is a store itself. `put` returns when
     its records are there. They are handed over when the scenario's lease ends, so that a large
     file, or a slow server, is written once per scenario. Records that the store does not accept
-    stay: the next sweep into it hands them over, and so does `dejavu-cache merge`.
+    stay: the next sweep into it hands them over, and so does `dejavu-cache import`.
 
     Where the folder cannot be written, `put` hands its records to the store at once.
 

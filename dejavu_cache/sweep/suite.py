@@ -48,7 +48,7 @@ class Suite:
 
     Attributes:
         cases: function that returns all cases. It may take options as keyword arguments of type str
-            (`--preset llama3-8b`, `--option tp=4`).
+            (`--option preset=llama3-8b`, `--option tp=4`).
         for_scenario: function that returns the case, or several, for a kernel's name and a scenario
             that programs missed (`--from-misses`); None where the suite has none.
         why_empty: the reason, for users, why `cases` may return none.

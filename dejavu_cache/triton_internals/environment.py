@@ -191,9 +191,18 @@ def nominal_memory(total_bytes: int) -> int:
 
 
 def describe_codegen(backend_hash: str) -> str:
-    """Return `ptxas 12.9.86` if a backend's hash holds the release, else the hash, shortened."""
-    release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
-    return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]
+    """Return the name of a backend's compiler, such as `ptxas 12.9.86`, from the backend's hash.
+
+    AMD's has the target alone, for Triton comes with the LLVM that compiles for it. A hash of
+    another form stands for itself, shortened.
+    """
+    if release := re.search(r"V(\d+(?:\.\d+)+)", backend_hash):
+        return f"ptxas {release.group(1)}"
+    if target := re.fullmatch(
+        r"GPUTarget\(backend='hip', arch='(\w+)', warp_size=(\d+)\)", backend_hash.strip()
+    ):
+        return f"Triton's LLVM for {target[1]}, warps of {target[2]}"
+    return " ".join(backend_hash.split())[:200]
 
 
 def is_capturing_graph() -> bool:

@@ -119,21 +119,21 @@ def pages(
 
 
 @database_app.command("upgrade")
-def upgrade(database: _URL = None) -> None:
+def upgrade(
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Change nothing; exits 1 if the schema is not up to date."),
+    ] = False,
+    database: _URL = None,
+) -> None:
     """Bring the schema up to date; any number of processes may do so at once."""
-    with _open_database(database) as (_, opened):
+    with _open_database(database, existing=check) as (_, opened):
         from .storage import schema
 
-        schema.upgrade(opened)
-        typer.echo(f"{opened.public_url} is up to date.")
-
-
-@database_app.command("check")
-def check(database: _URL = None) -> None:
-    """Check that the schema is the one that this version works with."""
-    with _open_database(database, existing=True) as (_, opened):
-        from .storage import schema
-
+        if not check:
+            schema.upgrade(opened)
+            typer.echo(f"{opened.public_url} is up to date.")
+            return
         state = schema.state(opened)
         typer.echo(f"{opened.public_url}: {state.value}")
         if not state.is_usable:

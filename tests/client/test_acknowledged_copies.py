@@ -71,7 +71,7 @@ def test_records_that_a_server_took_are_counted_as_new_or_known(
 def test_local_stores_count_as_servers_do(tmp_path: Path) -> None:
     FileStore(tmp_path / "left").put(context(), [record(16), record(32)])
     FileStore(tmp_path / "right").put(context(), [record(32), record(64)])
-    arguments = ("merge", tmp_path / "left", tmp_path / "right", "--into", tmp_path / "both")
+    arguments = ("import", tmp_path / "left", tmp_path / "right", "--into", tmp_path / "both")
     assert dejavu(*arguments).stdout.startswith("3 new, 1 known in file://")
     assert dejavu(*arguments).stdout.startswith("0 new, 4 known in file://")
 
@@ -106,9 +106,9 @@ def test_many_records_of_one_context_are_sent_in_parts(tmp_path: Path) -> None:
     FileStore(tmp_path / "local").put(context(), [record(size) for size in range(2000)])
     limits = {"DEJAVU_SERVER_MAX_RECORDS": "1000"}
     with running_server(url, tmp_path / "log2", limits) as limited:
-        out = dejavu("push", "--store", tmp_path / "local", "--server", limited.base)
+        out = dejavu("sync", "--push-only", "--store", f"{tmp_path / 'local'},{limited.base}")
         assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
-        out = dejavu("pull", "--store", tmp_path / "copy", "--server", limited.base)
+        out = dejavu("sync", "--pull-only", "--store", f"{tmp_path / 'copy'},{limited.base}")
         assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
 
 

@@ -48,56 +48,48 @@ TABLE = {
     "diff": Row("{store} {folder}", UNUSABLE, None, UNUSABLE, NO),  # a server dates pins itself
     "export": Row(f"{{out}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
     "import": Row(f"{{lines}} {TARGET}", missing=OK, dead=UNUSABLE, read=REFUSED, full=UNUSABLE),
-    "merge": Row("{local} --into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
-    "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
-    "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
+    "gc": Row(f"{{kernel}} --all --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
     "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
-    "push": Row(
-        "--kernel {kernel} --store {local} --server {remote}", UNUSABLE, NO, UNUSABLE, REFUSED
-    ),
-    "pull": Row(
-        "--kernel {kernel} --store {fresh} --server {remote}",
-        OK,
-        NO,
-        UNUSABLE,
-        OK,
-        UNUSABLE,
-    ),
-    "sync": Row("--store {local} --server {remote}", dead=UNUSABLE, read=REFUSED),
-    "promote": Row("--to prod --kernel {kernel} --server {remote}", None, NO, UNUSABLE, REFUSED),
-    "log": Row("--kernel {kernel} --server {remote}", None, NO, UNUSABLE, REFUSED),
-    "quarantine writers": Row("--server {remote}", dead=UNUSABLE, read=REFUSED),
-    "quarantine add": Row("--token x --server {remote}", dead=UNUSABLE, read=REFUSED),
-    "quarantine list": Row("--server {remote}", dead=UNUSABLE, read=REFUSED),
-    "quarantine undo": Row(f"{'0' * 16} --server {{remote}}", dead=UNUSABLE, read=REFUSED),
-    "misses": Row("--kernel {kernel} --server {remote}", None, NO, UNUSABLE, OK),
+    "sync": Row("--kernel {kernel} --store {local},{remote}", OK, NO, UNUSABLE, REFUSED),
+    "promote": Row("--to prod --kernel {kernel} --store {remote}", None, NO, UNUSABLE, REFUSED),
+    "log": Row("--kernel {kernel} --store {remote}", None, NO, UNUSABLE, REFUSED),
+    "quarantine add": Row("--token x --store {remote}", dead=UNUSABLE, read=REFUSED),
+    "quarantine list": Row("--store {remote}", dead=UNUSABLE, read=REFUSED),
+    "quarantine undo": Row(f"{'0' * 16} --store {{remote}}", dead=UNUSABLE, read=REFUSED),
     "pin": Row(f"{{kernel}} --config BLOCK=64 {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
-    "unpin": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
     "run": Row("-- {program}", missing=USAGE),
     "verify": Row("-- {program}", missing=USAGE),
-    "compare": Row("{absent} {absent}", missing=UNUSABLE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
     "pages": Row(f"--output {{out}} {SOURCE}", **READS, full=UNUSABLE),
     "prewarm": Row(
-        "no_such_module --device X --out {new} --from {store}", UNUSABLE, None, UNUSABLE
+        "no_such_module --device X --out {new} --store {store}", UNUSABLE, None, UNUSABLE
     ),
     "doctor": Row(f"{SOURCE}", missing=NO, dead=NO, read=OK),
     # Servers keep no decision trees, so they are not asked for them.
     "heuristics fit": Row(f"{{kernel}} --dry-run {SOURCE}", UNUSABLE, NO, UNUSABLE, NO),
     "heuristics show": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
-    "heuristics export": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
     "serve": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
     "db upgrade": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
-    "db check": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
     "db prune": Row("--unused-days 9 --database {database}", missing=UNUSABLE, dead=UNUSABLE),
     "token create": Row("--name x --database {database}", dead=UNUSABLE, full=UNUSABLE),
     "token list": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
     "token revoke": Row("x --database {database}", missing=UNUSABLE, dead=UNUSABLE),
 }
+MODES = {
+    "sync --push-only": Row("--store {local},{remote}", UNUSABLE, None, UNUSABLE, REFUSED),
+    "sync --pull-only": Row("--store {fresh},{remote}", OK, None, UNUSABLE, OK, UNUSABLE),
+    "show --misses": Row("{kernel} --store {remote}", None, NO, UNUSABLE, OK),
+    "quarantine list --writers": Row("--store {remote}", dead=UNUSABLE, read=REFUSED),
+    "pin --remove": TABLE["pin"]._replace(line=f"{{kernel}} {SOURCE}"),
+    "import {local}": Row("--into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
+    "diff {absent}": Row("{store}", missing=UNUSABLE),
+    "db upgrade --check": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
+}
+"""Rows of options that make another command of one."""
 SITUATIONS = ("missing", "typo", "dead", "read", "full")
 CELLS = [
     pytest.param(command, situation, id=f"{command}-{situation}")
-    for command, row in TABLE.items()
+    for command, row in {**TABLE, **MODES}.items()
     for situation in SITUATIONS
     if getattr(row, situation) is not None
 ]
@@ -251,12 +243,12 @@ def test_a_command_says_what_happened(
     settings: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = TABLE[command]
+    row = {**TABLE, **MODES}[command]
     expected = getattr(row, situation)
     values = arguments_of(situation, folder, service)
     token = service.tokens["read" if situation == "read" else "admin"]
     settings.setenv("DEJAVU_CACHE_TOKEN", token)
-    line = [*command.split(), *row.line.format(**values).split()]
+    line = f"{command} {row.line}".format(**values).split()
     before = files(folder.parent)
 
     with full_disk() if situation == "full" else contextmanager(lambda: iter([None]))():

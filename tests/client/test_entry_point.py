@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
-from support.processes import ROOT, dejavu, run_python
+from support.processes import ROOT, run_python
 from support.records import context, record
 
 from dejavu_cache import __version__
 from dejavu_cache.errors import ExitCode
 from dejavu_cache.stores import FileStore
-
-
-def test_clear_asks_first(store: FileStore) -> None:
-    assert dejavu("clear", "--store", store.root).returncode == 1
-    assert len(list(store.contexts())) == 1
-    assert run_cli("clear", "--yes", "--store", store.root).returncode == 0
-    assert list(FileStore(store.root).contexts()) == []
 
 
 def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
@@ -30,7 +23,7 @@ def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
     exported.write_text("")
     source = FileStore(tmp_path / "source")
     source.put(context(), [record(1)])
-    out = run_cli("merge", source.root, "--into", tmp_path / "store")
+    out = run_cli("import", source.root, "--into", tmp_path / "store")
     assert (out.returncode, len(out.stderr.splitlines())) == (3, 1)
 
 
@@ -107,7 +100,7 @@ def test_help_and_version_go_to_standard_output(option: str) -> None:
 
 
 def test_wrong_usage_is_one_line_on_standard_error() -> None:
-    wrong = ["show", "nonsense", "ls --nonsense", "push --server x", "quarantine add"]
+    wrong = ["explain", "nonsense", "ls --nonsense", "sync --server x", "quarantine add"]
     wrong += ["log --since yesterday", "quarantine add --host h --until 2026-01-31"]
     for line in wrong:
         out = run_cli(*line.split(), DEJAVU_CACHE_URL="http://127.0.0.1:1")

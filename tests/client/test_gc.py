@@ -26,14 +26,25 @@ def store(tmp_path: Path) -> FileStore:
 def test_gc_deletes_older_sources_and_can_say_so_first(store: FileStore) -> None:
     newer = context(source="f" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
-    assert "1 context would be deleted" in run_cli("gc", "--dry-run", "--store", store.root).stdout
+    assert "2 records would be deleted: repeat" in run_cli("gc", "--store", store.root).stdout
     assert len(list(store.contexts())) == 2
-    run_cli("gc", "--store", store.root)
+    run_cli("gc", "--yes", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
-    run_cli("gc", "--days", "9999999999", "--store", store.root)
+    run_cli("gc", "--days", "9999999999", "--yes", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
-    run_cli("gc", "--days", "1", "--store", store.root)
+    run_cli("gc", "--days", "1", "--yes", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == []
+
+
+def test_gc_deletes_all_records_of_a_kernel_if_it_is_told_to(store: FileStore) -> None:
+    other = context(kernel="pkg.other")
+    store.put(other, [record(16)])
+    assert run_cli("gc", "add", "--all", "--store", store.root).returncode == 0
+    assert len(list(FileStore(store.root).contexts())) == 2
+    out = run_cli("gc", "add", "--all", "--yes", "--store", store.root)
+    assert "2 records deleted" in out.stdout
+    assert list(FileStore(store.root).contexts()) == [other]
+    assert run_cli("gc", "ad", "--all", "--yes", "--store", store.root).returncode == 1
 
 
 def test_gc_keeps_recorded_launches_as_long_as_something_of_their_kernel(store: FileStore) -> None:
@@ -46,9 +57,9 @@ def test_gc_keeps_recorded_launches_as_long_as_something_of_their_kernel(store: 
     newer = context(source="d" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
     store.put(context(source="e" * 32), [record(16, measurement(64, 1.0))])
-    assert run_cli("gc", "--store", store.root).returncode == 0
+    assert run_cli("gc", "--yes", "--store", store.root).returncode == 0
     assert set(FileStore(store.root).contexts()) == {newer, current, *untuned}
-    assert run_cli("gc", "--days", "1", "--store", store.root).returncode == 0
+    assert run_cli("gc", "--days", "1", "--yes", "--store", store.root).returncode == 0
     assert set(FileStore(store.root).contexts()) == {*untuned}
 
 
@@ -66,9 +77,9 @@ def test_gc_keeps_what_is_tuned_while_it_works(
         return delete(target, *arguments)
 
     monkeypatch.setattr(FileStore, "delete", tune_before)
-    out = run_cli("gc", "--store", store.root)
+    out = run_cli("gc", "--yes", "--store", store.root)
     assert "(source eeeeeeee) on NVIDIA H200: kept, since" in out.stdout
-    assert out.stdout.endswith("1 context deleted, 0 left-over files removed\n")
+    assert out.stdout.endswith("2 records deleted, 0 left-over files removed\n")
     assert set(FileStore(store.root).contexts()) == {tuned_now, newer}
 
 
@@ -84,5 +95,5 @@ def test_gc_removes_leftovers_of_every_folder_that_it_may_write(
         leftovers[-1].touch()
         os.utime(leftovers[-1], (0, 0))
     urls = f"{store.root},{other.root},file://{fixed.root}?read_only=1"
-    assert "2 left-over files removed" in run_cli("gc", "--store", urls).stdout
+    assert "2 left-over files removed" in run_cli("gc", "--yes", "--store", urls).stdout
     assert [path.exists() for path in leftovers] == [False, False, True]

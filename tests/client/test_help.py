@@ -149,7 +149,7 @@ def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dejavu_client.cli.commands.inspection.open_existing_store", interrupt)
+    monkeypatch.setattr("dejavu_client.cli.commands.look.open_existing_store", interrupt)
     assert run_cli("ls").returncode == 130
 
 

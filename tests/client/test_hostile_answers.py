@@ -37,7 +37,7 @@ EMPTY_ROWS: dict[str, Any] = {name: [{}] for name in ROWS}
 @pytest.mark.parametrize(
     "command",
     [
-        "misses", "log", "quarantine writers", "quarantine list", "quarantine undo x",
+        "show --misses", "log", "quarantine list --writers", "quarantine list", "quarantine undo x",
         "quarantine add --host h", "quarantine add --host h --yes", "promote --to x",
     ],
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_an_answer_that_lacks_what_was_asked_for_is_an_error(
     command: str, answer: dict[str, Any]
 ) -> None:
     with answering("200 OK", answer) as url:
-        seen = run_cli(*command.split(), "--server", url)
+        seen = run_cli(*command.split(), "--store", url)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
     assert f"{url} does not follow the protocol" in seen.stderr
 
@@ -53,7 +53,7 @@ def test_an_answer_that_lacks_what_was_asked_for_is_an_error(
 @pytest.mark.parametrize("answer", [{"entries": [], "next": 5}, {"contexts": [], "next": "ab"}])
 def test_a_list_without_end_is_left(answer: dict[str, Any]) -> None:
     with answering("200 OK", answer) as url:
-        command = ["log", "--server"] if "entries" in answer else ["ls", "--store"]
+        command = ["log", "--store"] if "entries" in answer else ["ls", "--store"]
         assert run_cli(*command, url).returncode == (0 if "entries" in answer else 3)
 
 

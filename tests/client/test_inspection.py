@@ -35,7 +35,7 @@ def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
 
 def test_show_filters_by_scenario(store: FileStore) -> None:
     lines = json.loads(
-        run_cli("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout
+        run_cli("show", "add", "--where", "M=32", "--store", store.root, "--json").stdout
     )
     assert [line["record"]["scenario"]["args"]["M"] for line in lines] == [32]
 
@@ -78,8 +78,6 @@ def test_diff_compares_gpus_and_tritons_by_their_winners(tmp_path: Path) -> None
             ("only in A", None),
         ]
         assert rows[0]["device"] == "NVIDIA H200, Triton 3.6.0 | NVIDIA B200, Triton 3.7.0"
-    same = run_cli("diff", tmp_path, "--device", "H200", "--device", "H200")
-    assert (same.returncode, same.stdout) == (0, "no differences\n")
     assert run_cli("diff", tmp_path, "--device", "H200", "--device", "L4").returncode == 1
     assert run_cli("diff", tmp_path, "--device", "H200").returncode == 2
     assert run_cli("diff", tmp_path).returncode == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dejavu_client.cli.kernel_rename import KernelRename, apply_rename, preview_rename
+from dejavu_client.cli.commands.rename import KernelRename, apply_rename, preview_rename
 from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 

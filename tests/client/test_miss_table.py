@@ -1,4 +1,4 @@
-"""`misses` on a terminal: a table for each context, most wanted first."""
+"""`show --misses` on a terminal: a table for each context, most wanted first."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
-from dejavu_client.cli.conditions import parse_conditions
-from dejavu_client.cli.miss_table import MissedLaunch, parse_misses, select_misses, show_misses
+from dejavu_client.cli.queries import parse_conditions
+from dejavu_client.cli.tables import MissedLaunch, parse_misses, select_misses, show_misses
 from support.command_line import Terminal, without_colours
 from support.records import context
 
@@ -60,7 +60,7 @@ def test_arguments_are_columns_and_constants_stand_above(
 
 def test_misses_are_selected_and_sorted(misses: list[MissedLaunch]) -> None:
     def counts(where: str = "M>0", device: str = "", sort: str = "") -> list[int]:
-        selected = select_misses(misses, parse_conditions([where]), device, sort)
+        selected = select_misses(misses, parse_conditions([where], ()), device, "", sort)
         return [miss.answer["count"] for miss in selected]
 
     assert counts() == [900, 50, 7, 1]

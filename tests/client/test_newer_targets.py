@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.command_line import run_cli
 from support.records import context, record
 
@@ -14,8 +13,7 @@ from dejavu_cache.stores import FileStore
 CONTEXTS = [context(kernel=f"pkg.{name}") for name in "abc"]
 
 
-@pytest.mark.parametrize("command", ["merge", "import"])
-def test_a_copy_goes_on_behind_a_context_of_a_newer_format(command: str, tmp_path: Path) -> None:
+def test_a_copy_goes_on_behind_a_context_of_a_newer_format(tmp_path: Path) -> None:
     source, target = FileStore(tmp_path / "source"), FileStore(tmp_path / "target")
     for each in CONTEXTS:
         source.put(each, [record(1)])
@@ -23,8 +21,7 @@ def test_a_copy_goes_on_behind_a_context_of_a_newer_format(command: str, tmp_pat
     newer = target.path(CONTEXTS[0])
     newer.write_text(newer.read_text().replace('"format": 2', '"format": 99'))
     before = newer.read_bytes()
-    option = "--into" if command == "merge" else "--store"
-    out = run_cli(command, source.root, option, target.root)
+    out = run_cli("import", source.root, "--into", target.root)
     assert out.returncode == ExitCode.PARTIAL
     assert out.stdout == f"2 new, 0 known in {target.url}\n"
     assert "1 record is not known to be in" in out.stderr

@@ -71,7 +71,7 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
     assert (seen.returncode, "the working directory: " in seen.stderr) == (3, True), seen.stderr
 
 
-@pytest.mark.parametrize("command", ["ls", "clear --yes", "gc", "show add", "pin add --config B=1"])
+@pytest.mark.parametrize("command", ["ls", "gc --yes", "gc", "show add", "pin add --config B=1"])
 def test_a_store_of_which_nothing_can_be_read_is_not_called_empty(
     command: str, store: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`pin` and `unpin` do what they say, whatever clock dated the earlier pin."""
+"""`pin` and `pin --remove` do what they say, whatever clock dated the earlier pin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_pin_replaces_one_that_is_dated_ahead(store: FileStore, ahead: timedel
     pin_ahead(store, ahead)
     out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
     assert out.returncode == 0, out.stderr
-    assert "pinned to BLOCK=32" in out.stdout
+    assert "pinned to BLOCK=32, num_warps=4, 2.00x the time of the fastest" in out.stdout
     assert pinned_in(store) == SLOW
     assert "BLOCK=32" in run_cli("explain", "add", "--store", store.root).stdout
 
@@ -50,7 +50,7 @@ def test_a_pin_replaces_one_that_is_dated_ahead(store: FileStore, ahead: timedel
 @pytest.mark.parametrize("ahead", CLOCKS_AHEAD, ids=str)
 def test_a_pin_that_is_dated_ahead_is_removed(store: FileStore, ahead: timedelta) -> None:
     pin_ahead(store, ahead)
-    out = run_cli("unpin", "add", "--store", store.root)
+    out = run_cli("pin", "add", "--remove", "--store", store.root)
     assert out.returncode == 0, out.stderr
     assert "no longer pinned" in out.stdout
     assert pinned_in(store) is None
@@ -74,7 +74,10 @@ def test_the_scenarios_of_a_file_are_pinned_by_one_write(
     out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
     assert out.stdout.count("pinned to BLOCK=32") == 6
     assert len(written) == 2
-    assert run_cli("unpin", "add", "--store", store.root).stdout.count("no longer pinned") == 6
+    assert (
+        run_cli("pin", "add", "--remove", "--store", store.root).stdout.count("no longer pinned")
+        == 6
+    )
     assert len(written) == 4
 
 
@@ -100,7 +103,7 @@ def test_two_stores_that_are_read_together_are_pinned_together(
     assert pinned_in(store) == FAST
 
 
-@pytest.mark.parametrize("command", ["pin add --config BLOCK=32", "unpin add"])
+@pytest.mark.parametrize("command", ["pin add --config BLOCK=32", "pin add --remove"])
 def test_a_store_that_keeps_the_earlier_pin_is_an_error(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -123,12 +126,12 @@ def test_a_pin_of_the_namespace_beneath_is_not_said_to_be_removed(
             assert run_cli("import", store.root, "--store", url).returncode == 0
         pin = ("pin", "add", "--config")
         assert run_cli(*pin, "BLOCK=32", "--store", main).returncode == 0
-        out = run_cli("unpin", "add", "--store", above)
+        out = run_cli("pin", "add", "--remove", "--store", above)
         assert (out.returncode, out.stdout) == (3, "")
         assert "is pinned to BLOCK=32" in out.stderr
         assert "the namespace that this one reads through to" in out.stderr
         assert run_cli(*pin, "BLOCK=64", "--store", above).returncode == 0
-        assert run_cli("unpin", "add", "--store", above).returncode == 0
+        assert run_cli("pin", "add", "--remove", "--store", above).returncode == 0
 
 
 def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) -> None:
@@ -144,6 +147,6 @@ def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) 
     assert len(set(out.stdout.splitlines())) == 3
     assert "Triton 3.6.0, source 22222222): pinned to BLOCK=32" in out.stdout
     store.put(older, [Record(scenario=record(32).scenario, pin=Pin(config=FAST, at=now(), by="x"))])
-    assert run_cli("unpin", "add", "--store", store.root).returncode == 0
+    assert run_cli("pin", "add", "--remove", "--store", store.root).returncode == 0
     for found in store.contexts():
         assert [entry.pinned for entry in store.records(found) if entry.pinned] == []

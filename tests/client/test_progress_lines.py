@@ -17,7 +17,7 @@ def test_a_short_copy_says_nothing_and_a_long_one_how_many(
 ) -> None:
     source = FileStore(tmp_path / "source")
     source.put(context(), [record(32), record(64)])
-    words = ["merge", str(source.root), "--into", str(tmp_path / "target")]
+    words = ["import", str(source.root), "--into", str(tmp_path / "target")]
     assert run_command(words) == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(notices, "LINE_EVERY", 0.0)

@@ -51,7 +51,7 @@ def run_as_another(*arguments: object) -> str:
     return run_python(AS_ANOTHER_USER, *map(str, arguments)).stdout
 
 
-@pytest.mark.parametrize("command", ["ls", "clear", "export", "show add"])
+@pytest.mark.parametrize("command", ["ls", "gc --all --yes", "export", "show add"])
 def test_a_folder_that_cannot_be_entered_is_not_called_empty(
     command: str, store: FileStore
 ) -> None:

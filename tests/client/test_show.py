@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-import dejavu_client.cli.conditions as conditions
 import pytest
+from dejavu_client.cli import queries as conditions
 from support.command_line import run_cli
 from support.processes import ROOT
 from support.records import context, measurement, record
@@ -143,14 +143,14 @@ def test_what_selects_nothing_is_an_error(arguments: tuple[str, ...], code: int,
 def test_a_condition_compares_numbers_as_numbers(text: str, expected: bool) -> None:
     args = {"M": 64, "flag": True, "big": 2**53 + 1}
     scenario = Scenario(args=args, dtypes={"x_ptr": "float16"})
-    (condition,) = conditions.parse_conditions([text])
+    (condition,) = conditions.parse_conditions([text], ())
     assert condition.matches(scenario) is expected
 
 
 @pytest.mark.parametrize("text", ["M", "M>>64", "M=>64", "M==="])
 def test_a_text_without_one_operator_is_no_condition(text: str) -> None:
     with pytest.raises(SettingsError, match="write NAME=VALUE"):
-        conditions.parse_conditions([text])
+        conditions.parse_conditions([text], ())
 
 
 def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path, small: Path) -> None:

@@ -1,4 +1,4 @@
-"""`export`, `import` and `merge`: nothing is lost, and nothing damaged is taken."""
+"""`export` and `import`: nothing is lost, and nothing damaged is taken."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def test_nothing_of_a_damaged_record_file_is_imported(
     assert not (tmp_path / "copy").exists()
     assert "doctor" not in out.stderr + caplog.text, "no store has the file"
     assert "aside" not in out.stderr + caplog.text
-    merged = run_cli("merge", store.root, "--into", tmp_path / "copy")
+    merged = run_cli("import", store.url, "--into", tmp_path / "copy")
     assert (merged.returncode, merged.stdout) == (3, "")
 
 
 def test_merge_keeps_the_newer_timing(store: FileStore, tmp_path: Path) -> None:
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
-    out = run_cli("merge", other.root, "--into", store.root)
+    out = run_cli("import", other.root, "--into", store.root)
     pinned = FileStore(store.root).get(context(), record(32).scenario)
     assert pinned
     assert out.returncode == 0

@@ -113,7 +113,7 @@ def test_a_command_ends_although_its_answer_drips(
 ) -> None:
     monkeypatch.setattr(protocol_client, "LONG_WORK", 1.0)
     server = serve(drip_head)
-    seen = run_cli(*command.split(), "--server", server.url)
+    seen = run_cli(*command.split(), "--store", server.url)
     assert (seen.returncode, server.finished) == (3, 0), seen
     assert server.url in seen.stderr
 

@@ -17,7 +17,7 @@ from dejavu_cache.stores import FileStore
 
 @pytest.mark.parametrize(
     "command",
-    ["export {out} --store {store}", "merge {store} --into {new}", "diff {store} {other}"],
+    ["export {out} --store {store}", "import file://{store} --into {new}", "diff {store} {other}"],
 )
 def test_records_that_could_not_be_read_are_not_left_out_silently(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

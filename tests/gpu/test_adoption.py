@@ -98,7 +98,10 @@ def run(program: str, folder: Path, how: str, *path: Path) -> tuple[dict[str, to
     command = [sys.executable, str(script), str(saved), how]
     if how == "run":
         command = [sys.executable, "-m", "dejavu_client", "run", "--", *command]
-    env = environment(DEJAVU_CACHE_URL=(folder / "store").as_uri(), DEJAVU_CACHE_TUNE_CONFIGS="8")
+    policy = folder / "policy.toml"
+    policy.write_text('[[kernel]]\nmatch = "*"\ntune_configs = 8\n')
+    url = (folder / "store").as_uri()
+    env = environment(DEJAVU_CACHE_URL=url, DEJAVU_CACHE_POLICY=str(policy))
     env["PYTHONPATH"] = os.pathsep.join(
         [*map(str, path), str(ROOT / "benchmarks"), env["PYTHONPATH"]]
     )

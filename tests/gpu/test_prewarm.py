@@ -46,7 +46,10 @@ def another_user() -> list[str]:
     return [] if ran.returncode else words
 
 
-FEW = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}
+FEW = {
+    "DEJAVU_CACHE_POLICY": str(PROGRAMS / "few_configs.toml"),
+    "DEJAVU_CACHE_SHIPPED": "0",
+}
 """Settings for a few configs of each kernel: what is tuned is not the point here."""
 
 
@@ -78,7 +81,7 @@ def build_prewarmed(folder: Path) -> Path:
     assert dejavu("export", exported, "--store", records).returncode == 0
     assert dejavu("import", exported, "--store", carried).returncode == 0
     device = torch.cuda.get_device_properties(0).name
-    words = ("--from", carried, "--device", device, "--out", folder / "built")
+    words = ("--store", carried, "--device", device, "--out", folder / "built")
     run(
         *(sys.executable, "-m", "dejavu_client", "prewarm", *MODULES, *words),
         CUDA_VISIBLE_DEVICES="",

@@ -124,7 +124,9 @@ def test_show_lists_trees_and_draws_one(
 def test_the_exported_python_chooses_as_the_library_does(
     tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
 ) -> None:
-    python = dejavu("heuristics", "export", "matmul", "--store", tree_folder.root).stdout
+    python = dejavu(
+        "heuristics", "show", "matmul", "--as", "python", "--store", tree_folder.root
+    ).stdout
     (stored,) = tree_folder.trees()
     scenario = synthetic_matmul.scenarios()[50]
     chosen = stored.tree.choose(scenario)
@@ -143,14 +145,14 @@ def test_the_exported_json_and_the_file_are_one_tree(
 ) -> None:
     (path,) = tree_folder.root.rglob("*.tree.json")
     for source in (["matmul", "--store", tree_folder.root], [path]):
-        exported = dejavu("heuristics", "export", *source, "--as", "json").stdout
+        exported = dejavu("heuristics", "show", *source, "--as", "json").stdout
         assert Tree.parse(exported, "the export").text == exported == path.read_text()
 
 
 def test_an_export_must_name_one_tree(
     tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
 ) -> None:
-    out = dejavu("heuristics", "export", "nobody", "--store", tmp_path)
+    out = dejavu("heuristics", "show", "nobody", "--as", "python", "--store", tmp_path)
     assert (out.returncode, "has no decision trees" in out.stderr) == (1, True)
     (stored,) = tree_folder.trees()
     folder = FileStore(tmp_path / "trees")
@@ -158,11 +160,19 @@ def test_an_export_must_name_one_tree(
     folder.put_tree(
         Tree.parse(stored.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another")
     )
-    out = dejavu("heuristics", "export", "matmul", "--store", folder.root)
+    out = dejavu("heuristics", "show", "matmul", "--as", "python", "--store", folder.root)
     assert (out.returncode, "2 trees fit" in out.stderr) == (2, True)
     assert (
         dejavu(
-            "heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0"
+            "heuristics",
+            "show",
+            "matmul",
+            "--as",
+            "python",
+            "--store",
+            folder.root,
+            "--triton",
+            "3.9.0",
         ).returncode
         == 0
     )

@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
     words = [
         "prewarm",
         "products",
-        "--from",
+        "--store",
         records.url,
         "--device",
         "NVIDIA H200",

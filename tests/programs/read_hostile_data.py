@@ -175,7 +175,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
     prewarmed = folder / "prewarmed"
     ignore_own_errors(lambda: list(find_differences(prewarmed, read_manifest(prewarmed))))
     target = str(folder / "own" / "in")
-    ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
+    ignore_own_errors(lambda: import_records([str(folder / "export.jsonl")], into=target))
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(Sender(TakingClient("http://server"), CircuitBreaker(), spool).drain)
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""

@@ -69,7 +69,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 def test_two_equal_boots_do_not_differ(program: Program) -> None:
     runs = [program.boot(name, 128, 4096) for name in ("a", "b")]
-    out = run_cli("compare", *runs)
+    out = run_cli("diff", *runs)
     assert (out.returncode, out.stdout) == (0, "no differences in 2 scenarios\n")
     (file,) = runs[0].glob("*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()]
@@ -87,7 +87,7 @@ def test_a_pin_between_two_boots_is_one_line(program: Program) -> None:
     pin = Pin(config=describe(CONFIGS[2]), at=now(), by="anna@desk")
     store.put_now(context, [Record(scenario=record.scenario, pin=pin)])
     after = program.boot("b", 128, 4096)
-    out = run_cli("compare", before, after)
+    out = run_cli("diff", before, after)
     (line,) = out.stdout.splitlines()
     assert out.returncode == 1
     assert "(n=128; x_ptr: float32" in line
@@ -98,7 +98,7 @@ def test_another_record_of_the_same_config_is_told(program: Program) -> None:
     before = program.boot("a", 256)
     program.boot("tuned", 256, mode="tune")
     after = program.boot("b", 256, 4096)
-    lines = run_cli("compare", before, after).stdout.splitlines()
+    lines = run_cli("diff", before, after).stdout.splitlines()
     assert len(lines) == 2
     assert any("n=4096" in line and ": not run | " in line for line in lines)
     changed = next(line for line in lines if "n=256" in line)
@@ -111,11 +111,11 @@ def test_a_line_that_was_cut_short_costs_itself_alone(program: Program) -> None:
     (file,) = runs[1].glob("*.jsonl")
     with file.open("a") as broken:
         broken.write('{"what": "hit"\n[1]\n{"run": 3}\n')
-    assert run_cli("compare", *runs).returncode == 0
+    assert run_cli("diff", *runs).returncode == 0
 
 
 def test_a_folder_without_a_report_is_an_error(tmp_path: Path) -> None:
-    out = run_cli("compare", tmp_path, tmp_path)
+    out = run_cli("diff", tmp_path, tmp_path)
     assert (out.returncode, out.stdout) == (1, "")
     assert "DEJAVU_CACHE_REPORT" in out.stderr
 
@@ -127,6 +127,6 @@ def test_no_line_of_a_report_hides_another(tmp_path: Path) -> None:
         lines = ["[" * 100_000, json.dumps({**event, "detail": name}, ensure_ascii=False), ""]
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.jsonl").write_text("\n".join(lines))
-    out = run_cli("compare", tmp_path / "a", tmp_path / "b")
+    out = run_cli("diff", tmp_path / "a", tmp_path / "b")
     assert (out.returncode, out.stdout.count("\n")) == (1, 1), out.stderr
     assert ": a | b" in out.stdout

@@ -86,10 +86,10 @@ def test_a_first_token_that_cannot_be_kept_is_not_left(
 
 def test_the_check_passes_once_the_database_is_upgraded(empty_url: str) -> None:
     missing = ExitCode.UNUSABLE if empty_url.startswith("sqlite") else ExitCode.NEGATIVE
-    assert run(empty_url, "db", "check")[0] == missing
+    assert run(empty_url, "db", "upgrade", "--check")[0] == missing
     assert run(empty_url, "db", "upgrade")[0] == 0
     assert run(empty_url, "db", "upgrade")[0] == 0
-    code, said = run(empty_url, "db", "check")
+    code, said = run(empty_url, "db", "upgrade", "--check")
     assert code == 0
     assert "current" in said
     assert said.startswith(("sqlite:///", "postgresql://")), "as users write it"
@@ -144,7 +144,9 @@ def test_a_public_address_needs_tokens(sqlite_url: str) -> None:
     opened.close()
 
 
-@pytest.mark.parametrize("arguments", ["db check", "db prune --unused-days 9", "token list"])
+@pytest.mark.parametrize(
+    "arguments", ["db upgrade --check", "db prune --unused-days 9", "token list"]
+)
 def test_a_missing_file_is_named_and_not_created(tmp_path: Path, arguments: str) -> None:
     code, said = run(f"sqlite:///{tmp_path}/new/typo.sqlite3", *arguments.split())
     assert (code, "typo.sqlite3" in said) == (ExitCode.UNUSABLE, True)
@@ -173,7 +175,7 @@ def test_an_absent_database_is_said_in_one_line() -> None:
 
 @pytest.mark.parametrize("url", ["x", "mysql://a/b", "sqlite://", "sqlite:///:memory:"])
 def test_a_database_that_is_not_supported(url: str) -> None:
-    code, said = run(url, "db", "check")
+    code, said = run(url, "db", "upgrade", "--check")
     assert code == ExitCode.USAGE
     assert "sqlite:///FILE or postgresql://" in said
 

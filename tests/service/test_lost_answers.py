@@ -30,7 +30,7 @@ def quarantines(server: Running) -> list[tuple[int, bool]]:
 
 def test_a_quarantine_whose_answer_gets_lost_is_not_said_to_be_empty(server: Running) -> None:
     """It is made once, and the error says that it may be made."""
-    command = ("quarantine", "add", "--host", HOST, "--yes", "--server")
+    command = ("quarantine", "add", "--host", HOST, "--yes", "--store")
     with lossy_proxy(server.base, "POST", "/quarantines") as proxy:
         seen = run_cli(*command, proxy)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
@@ -42,7 +42,7 @@ def test_an_undo_whose_answer_gets_lost_is_not_said_to_be_impossible(server: Run
     """It is done once, and the error says that it may be done."""
     identity = ProtocolClient(server.base).quarantine({"host": HOST})["id"]
     with lossy_proxy(server.base, "DELETE", "/quarantines") as proxy:
-        seen = run_cli("quarantine", "undo", identity, "--server", proxy)
+        seen = run_cli("quarantine", "undo", identity, "--store", proxy)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
     assert "may have done what was asked" in seen.stderr
     assert quarantines(server) == [(8, True)]
@@ -51,10 +51,10 @@ def test_an_undo_whose_answer_gets_lost_is_not_said_to_be_impossible(server: Run
 def test_a_deletion_whose_answer_gets_lost_is_not_said_to_be_none(server: Running) -> None:
     """A second request would be answered that there was nothing to delete."""
     with lossy_proxy(server.base, "DELETE", "/records") as proxy:
-        seen = run_cli("clear", "--yes", "--store", proxy)
+        seen = run_cli("gc", "--all", "--yes", "--store", proxy)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
     assert "may have done what was asked" in seen.stderr
-    assert "has no records" in run_cli("clear", "--yes", "--store", server.base).stdout
+    assert run_cli("gc", "--all", "--store", server.base).stdout == "0 records would be deleted\n"
 
 
 @pytest.mark.parametrize("command", ["promote --to other", "quarantine add --host h200-1"])
@@ -62,6 +62,6 @@ def test_what_may_be_asked_twice_is(command: str, server: Running) -> None:
     """A lost answer to a promotion, or to a question, costs nobody anything."""
     path = "/promote" if "promote" in command else "/quarantines"
     with lossy_proxy(server.base, "POST", path) as proxy:
-        seen = run_cli(*command.split(), "--server", proxy)
+        seen = run_cli(*command.split(), "--store", proxy)
     assert (seen.returncode, seen.stderr) == (0, ""), seen
     assert "2 records" in seen.stdout

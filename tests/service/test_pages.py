@@ -283,7 +283,7 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     monkeypatch.setattr(summaries, "MOST_BYTES", 1200)
     fill(client)
     refused = client.get("/pages/main", headers={"Accept": "text/html"})
-    assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
+    assert (refused.status_code, "quarantine list --writers" in refused.text) == (413, True)
     assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
     monkeypatch.setattr(summaries, "MOST_SCENARIOS", 1)
     where = f"/pages/main/contexts/{context().digest}"

@@ -177,7 +177,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     monkeypatch.setattr(transfer, "_MOST_BYTES", 3000)
     post(client, record_set(*(record(m, configs=5) for m in range(4))))
     refused = client.get(HOME)
-    assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
+    assert (refused.status_code, "quarantine list --writers" in refused.text) == (413, True)
     assert client.get(f"{HOME}/{scenario(1).digest}").status_code == 200
     lines = client.get("/v1/main/export").text.splitlines()
     exported = [item for line in lines for item in json.loads(line)["records"]]

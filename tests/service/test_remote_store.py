@@ -211,26 +211,27 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    assert "2 new, 0 known" in run("push", "--server", server.base, "--store", folder.root)
+    assert "2 new, 0 known" in run("sync", "--push-only", "--store", f"{folder.root},{server.base}")
     copy = FileStore(tmp_path / "copy")
-    assert "2 new, 0 known" in run("pull", "--server", server.base, "--store", copy.root)
+    assert "2 new, 0 known" in run("sync", "--pull-only", "--store", f"{copy.root},{server.base}")
     assert copy.path(context()).read_bytes() == folder.path(context()).read_bytes()
     assert "pinned to BLOCK=64" in run(
-        "pin", "add", "--scenario", "M=16", "--config", "BLOCK=64", "--store", server.base
+        "pin", "add", "--where", "M=16", "--config", "BLOCK=64", "--store", server.base
     )
     assert "pinned" in run("show", "add", "--store", server.base)
-    run("unpin", "add", "--store", server.base)
+    run("pin", "add", "--remove", "--store", server.base)
     assert "pinned" not in run("show", "add", "--store", server.base)
-    assert "2 records" in run("promote", "--to", "release", "--server", server.base)
+    assert "2 records" in run("promote", "--to", "release", "--store", server.base)
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
     assert wanting.sender.flush(240)
     wanting.close()
     assert [
-        row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))
+        row["count"]
+        for row in json.loads(run("show", "--misses", "--store", server.base, "--json"))
     ] == [1]
-    assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
+    assert "known in" in run("sync", "--store", f"{copy.root},{server.base}")
 
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:

@@ -151,7 +151,9 @@ def test_a_set_beyond_the_limits_is_sent_in_parts(server: Running, tmp_path: Pat
     assert numbers(server.base) == set(range(330))
     folder = FileStore(tmp_path / "folder")
     folder.put(context(), everything.records)
-    pushed = dejavu("push", "--server", f"{server.base}?namespace=pushed", "--store", folder.root)
+    pushed = dejavu(
+        "sync", "--push-only", "--store", f"{folder.root},{server.base}?namespace=pushed"
+    )
     assert pushed.returncode == 0, pushed.stderr
     assert numbers(f"{server.base}?namespace=pushed") == set(range(330))
 
@@ -203,7 +205,7 @@ def test_a_spool_that_cannot_be_written_is_not_said_to_be_in_use(
     root = tmp_path / "dejavu-cache" / "spool"
     spool = spool_of(f"{server.base}?namespace=main", root, *singles(1))
     (spool.folder / ".lock").mkdir()
-    out = dejavu("sync", "--server", server.base, XDG_CACHE_HOME=str(tmp_path))
+    out = dejavu("sync", "--store", server.base, XDG_CACHE_HOME=str(tmp_path))
     assert out.returncode == 1
     (line,) = [line for line in out.stdout.splitlines() if line.startswith("not sent: ")]
     assert line.startswith(f"not sent: {spool.folder}: records that are sent cannot be deleted")

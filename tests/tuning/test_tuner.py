@@ -215,12 +215,6 @@ class TestBudgets:
         launch(kernel, 100)
         assert clock.asked == [16]
 
-    def test_the_environment_sets_them_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("DEJAVU_CACHE_TUNE_CONFIGS", "1")
-        clock = Clock({})
-        launch(clock.kernel(configs=blocks(16, 32)), 100)
-        assert clock.asked == [16]
-
 
 def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
     """Its choices are recorded like any others, so that the next process measures nothing."""

@@ -108,7 +108,7 @@ def run() -> float:
     install()
     uninstall()
     try:
-        return Settings.from_environment().max_distance
+        return Settings.from_environment().wait
     except (NoValidConfigError, ScenarioNotTuned, StoreError, errors.SettingsError) as error:
         root: DejavuError = error
         raise root from None

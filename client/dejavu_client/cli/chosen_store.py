@@ -1,4 +1,4 @@
-"""Opening of the stores that commands name, so that a mistyped one is an error."""
+"""Opening of the stores and servers that commands name, so that a mistyped one is an error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dejavu_cache.errors import StoreError
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import (
     FileStore,
@@ -19,15 +20,21 @@ from dejavu_cache.stores import (
 )
 
 from .errors import NoSuchStoreError, NothingFoundError
+from .kernel_names import matching_kernels
 from .output import note
+
+if TYPE_CHECKING:
+    from ..http.remote_store import RemoteStore
 
 __all__ = [
     "is_server_url",
     "open_chosen_store",
     "open_complete_store",
     "open_existing_store",
+    "open_server",
     "require_records",
     "split_urls",
+    "worklist",
 ]
 
 COMMAND_WAIT = 30.0
@@ -131,3 +138,45 @@ def _explain_missing(folder: Path, *, named: bool) -> str:
         return f"{folder} is a file: a store is a folder or a URL"
     source = "" if named else " (named in DEJAVU_CACHE_URL)"
     return f"there is no store in {folder}{source}: no such folder"
+
+
+MOST_MISSES = 1000
+"""Misses that a server lists at once."""
+
+
+def open_server(urls: str) -> RemoteStore:
+    """Open the first server among some URLs, or else among those of `DEJAVU_CACHE_URL`."""
+    servers = filter(is_server_url, split_urls(f"{urls},{current_settings().url}"))
+    url = next(servers, "")
+    if not url:
+        raise SettingsError(
+            "no server is named: give --store https://…, or name one in DEJAVU_CACHE_URL"
+        )
+    from ..http.remote_store import RemoteStore  # imports httpx, which other commands do not need
+
+    store = open_chosen_store(url)
+    assert isinstance(store, RemoteStore)
+    return store
+
+
+def worklist(urls: str, kernel: str = "") -> list[dict[str, Any]]:
+    """Return a server's misses in the protocol's form, at most `MOST_MISSES` of a kernel.
+
+    Args:
+        urls: as for `open_server`.
+        kernel: as for `kernel_matches`.
+
+    Raises:
+        NothingFoundError: the kernel has neither records nor misses.
+    """
+    remote = open_server(urls)
+    rows = remote.client.misses(limit=MOST_MISSES)
+    if not kernel:
+        return rows
+    names = {str(row["context"]["kernel"]["name"]) for row in rows}
+    tuned = {context.kernel.name for context in remote.contexts()}
+    chosen = matching_kernels(names | tuned, kernel, remote.url)
+    if len(rows) == MOST_MISSES:  # other kernels' misses may have left some of these out
+        rows = [row for name in chosen for row in remote.client.misses(name, MOST_MISSES)]
+        rows.sort(key=lambda row: -int(row["count"]))
+    return [row for row in rows if row["context"]["kernel"]["name"] in chosen]

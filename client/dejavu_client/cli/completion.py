@@ -40,7 +40,7 @@ def complete_namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
     from urllib.parse import parse_qs, urlsplit
 
     settings = current_settings()
-    urls = [*settings.url.split(","), str(ctx.params.get("server") or "")]
+    urls = [*settings.url.split(","), *str(ctx.params.get("store") or "").split(",")]
     named = (name for url in urls for name in parse_qs(urlsplit(url).query).get("namespace", ()))
     names = {"main", settings.namespace, *named}
     return sorted(name for name in names if name.startswith(incomplete))
@@ -67,7 +67,7 @@ def _contexts(ctx: typer.Context) -> Iterable[Context]:
     logging.disable()  # a warning would stand among the candidates
     try:
         settings = current_settings()
-        named = ctx.params.get("server") or ctx.params.get("store") or ctx.params.get("source")
+        named = ctx.params.get("store")
         with open_store(str(named or settings.url or settings.default_url)) as store:
             return list(store.contexts())
     except Exception:  # whatever is wrong, the command itself will say it

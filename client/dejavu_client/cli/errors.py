@@ -9,9 +9,11 @@ DejavuError
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from dejavu_cache.errors import DejavuError, ExitCode, StoreError
 
-__all__ = ["NoSuchStoreError", "NothingFoundError", "PartlyDoneError"]
+__all__ = ["NoSuchStoreError", "NothingFoundError", "PartlyDoneError", "require_triton"]
 
 
 class NothingFoundError(DejavuError, LookupError):
@@ -28,3 +30,8 @@ class PartlyDoneError(DejavuError):
 
 class NoSuchStoreError(StoreError):
     """A store was named that does not exist."""
+
+
+def require_triton() -> None:
+    """Raise here rather than in a child process if Triton is missing or too old."""
+    import_module("dejavu_cache.triton_internals.versions")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,33 +16,39 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
-    compare,
+    diff,
     doctor,
-    explain,
     heuristics,
-    inspection,
-    log,
+    look,
     pins,
     prewarm,
-    quarantine,
-    remote,
+    programs,
     rename,
-    run,
+    server,
     sweep,
+    sync,
     transfer,
     upkeep,
-    verify,
     watch,
 )
-from .extras import extra_of
 from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
-from .standard_streams import prepare_streams
 
 __all__ = ["all_commands", "app", "main", "run_command"]
 
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
+
+_EXTRAS = {
+    "numpy": "sweep",
+    "opentelemetry": "otel",
+    "optuna": "sweep",
+    "ray": "ray",
+    "sklearn": "sweep",
+    "torch": "gpu",
+    "triton": "gpu",
+}
+"""Extras that install packages; all others are the server's."""
 
 app = typer.Typer(
     name="dejavu-cache",
@@ -51,23 +58,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for family in (
-    inspection,
-    explain,
+    look,
     watch,
+    diff,
+    server,
+    sync,
     transfer,
-    upkeep,
-    rename,
-    remote,
     pins,
-    log,
-    quarantine,
-    run,
+    rename,
+    upkeep,
+    programs,
     sweep,
     heuristics,
     prewarm,
-    verify,
     doctor,
-    compare,
 ):
     family.register(app)
 
@@ -92,7 +96,7 @@ def options(
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    prepare_streams()
+    _prepare_streams()
     sys.exit(run_command())
 
 
@@ -127,6 +131,21 @@ _mounted: set[str] = set()
 """Entry points whose commands the application has."""
 
 
+def _prepare_streams() -> None:
+    """Open the standard streams that are closed, and have the others show any character.
+
+    The next file to be opened would take a closed stream's descriptor, and what child processes
+    print would go into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - as long as Python
+            setattr(sys, name, stream)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a kernel's name may be beyond a terminal's code
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
         code = commands(arguments, standalone_mode=False, prog_name="dejavu-cache")
@@ -137,13 +156,6 @@ def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     except DejavuError as error:
         fail(error)
         return error.exit_code
-    except typer.Abort as error:  # a question that was answered by no, by Ctrl-C or not at all
-        if isinstance(error.__context__, KeyboardInterrupt):
-            sys.stderr.write("\n")  # the question's line has no end yet
-            note("interrupted; nothing was changed")
-            return ExitCode.INTERRUPTED
-        fail("stopped; nothing was changed")
-        return ExitCode.NEGATIVE
     except ModuleNotFoundError as error:
         return _explain_missing_package(error)
     except OSError as error:
@@ -165,7 +177,7 @@ def _explain_missing_package(error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package.startswith("dejavu_"):
         raise error
-    fail(f"this needs {package}: pip install 'dejavu-cache[{extra_of(package)}]'")
+    fail(f"this needs {package}: pip install 'dejavu-cache[{_EXTRAS.get(package, 'server')}]'")
     return ExitCode.USAGE
 
 

@@ -19,17 +19,13 @@ __all__ = [
     "KernelOption",
     "LimitOption",
     "OptionalKernelArgument",
-    "PresetOption",
     "ScenarioOption",
     "ServerOption",
     "SortOption",
     "StoreOption",
-    "SuiteArgument",
-    "SuiteOption",
     "TritonOption",
     "WhereOption",
     "parse_assignments",
-    "parse_suite_options",
     "refuse_empty",
     "require_moments",
 ]
@@ -80,17 +76,15 @@ StoreOption = Annotated[
 ServerOption = Annotated[
     str,
     typer.Option(
-        "--server",
+        "--store",
         metavar="URL",
-        help="The server; else the first https:// or http:// in DEJAVU_CACHE_URL.",
+        help="A server's URL; else the first server in DEJAVU_CACHE_URL.",
         callback=refuse_empty,
     ),
 ]
 ScenarioOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--scenario", metavar="NAME=VALUE", help="Only scenarios with this value; may repeat."
-    ),
+    typer.Option("--scenario", metavar="NAME=VALUE", help="A value of the launch; may repeat."),
 ]
 WhereOption = Annotated[
     list[str] | None,
@@ -125,14 +119,6 @@ SortOption = Annotated[
 LimitOption = Annotated[
     int, typer.Option("--limit", min=0, help="How many lines at most; 0 is all.")
 ]
-SuiteArgument = Annotated[
-    str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
-]
-PresetOption = Annotated[str, typer.Option("--preset", help="Short for --option preset=…")]
-SuiteOption = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -153,12 +139,6 @@ def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str
             raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
         assignments[name] = value
     return assignments
-
-
-def parse_suite_options(option: Iterable[str] | None, preset: str) -> dict[str, str]:
-    """Return the options of a suite, of which `--preset` sets one."""
-    options = parse_assignments(option, "--option")
-    return {**options, "preset": preset} if preset else options
 
 
 def require_moments(**times: str) -> None:

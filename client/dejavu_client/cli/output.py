@@ -1,31 +1,43 @@
-"""Output of the commands: tables for people, plain columns for pipes, JSON for programs."""
+"""Output of the commands: lines, tables, JSON and files; what is done before an error is said."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
 import shutil
+import stat
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO, TypeVar
 
+from dejavu_cache.errors import StoreError
 from dejavu_cache.system.notices import logger, printable
+from dejavu_cache.system.safe_files import open_replacement
 
+from .errors import PartlyDoneError
 from .kernel_names import shorten_kernels
 
 __all__ = [
     "Shorten",
     "fail",
     "note",
+    "open_output",
     "say",
     "say_indented",
     "show_json",
     "show_json_items",
     "show_progress",
     "show_table",
+    "sum_of_steps",
 ]
+
+T = TypeVar("T")
 
 Shorten = Callable[[Sequence[str]], list[str]]
 """Function that shortens the cells of a column."""
@@ -178,3 +190,76 @@ def _width(table: Table, gap: int) -> int:
         max(len(text) for text in (*name.split("\n"), *cells)) for name, cells in table.items()
     ]
     return sum(widths) + gap * (len(widths) - 1)
+
+
+def sum_of_steps(
+    items: Collection[T], step: Callable[[T], int], describe: Callable[[int], str]
+) -> int:
+    """Return the sum of what a function returns for each item.
+
+    Args:
+        items: what to work on.
+        step: does the work on one item and counts what it changed.
+        describe: says of a number what is counted and what became of it: `1 record deleted`.
+
+    Raises:
+        StoreError: the first step failed.
+        PartlyDoneError: a later step failed.
+        KeyboardInterrupt: the user ended it, after a note on what is done.
+    """
+    count = 0
+    for done, item in enumerate(items):
+        text = f"{describe(count)}, for {done} of {len(items)}"
+        try:
+            count += step(item)
+        except StoreError as error:
+            if not done:
+                raise
+            raise PartlyDoneError(f"only {text}: {error}") from None
+        except KeyboardInterrupt:
+            note(f"only {text}; the next may be done too")
+            raise
+    return count
+
+
+@contextmanager
+def open_output(file: str) -> Iterator[TextIO]:
+    """Yield a text file to write; the file of that name is replaced after the block.
+
+    If the block raises, what was there before stays. Pipes and devices are written directly.
+
+    Args:
+        file: the path, whose folder must exist; `-` is standard output.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    if file == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):  # files are UTF-8, whatever the terminal is
+            sys.stdout.reconfigure(encoding="utf-8")
+        yield sys.stdout
+        return
+    path = Path(file)
+    try:
+        with _open_binary(path) as binary:
+            text = io.TextIOWrapper(binary, encoding="utf-8", newline="\n", write_through=True)
+            yield text
+            text.flush()
+            text.detach()
+    except OSError as error:
+        raise StoreError(
+            f"{file} cannot be written: {error.strerror or error}; "
+            "what was there before is unchanged"
+        ) from None
+
+
+def _open_binary(path: Path) -> AbstractContextManager[IO[bytes]]:
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return open(path, "wb", opener=_open_no_link)
+    os.stat(path.parent)  # a mistyped folder is an error, and not made
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
+    return open_replacement(path, mode=mode)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -26,10 +26,9 @@ MOST_REASONS = 3
 def send_waiting(remote: RemoteStore) -> bool:
     """Send what waits for a server, say what became of it, and return whether nothing waits."""
     delivery = remote.sender.drain(LOCK_WAIT)
-    sent = counted(
-        delivery.sent, "record set that waited was sent", "record sets that waited were sent"
-    )
-    say(sent)
+    if delivery.sent or len(remote.spool):
+        one, several = "record set that waited was sent", "record sets that waited were sent"
+        say(counted(delivery.sent, one, several))
     for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
         say(line)
     waits = len(remote.spool) > 0

@@ -2,7 +2,7 @@
 
 Run it on the GPU that serves, with the vLLM that serves, and write the tables:
 
-    dejavu-cache sweep dejavu_cache.engines.vllm.fused_moe_suite --preset qwen3-30b-a3b
+    dejavu-cache sweep dejavu_cache.engines.vllm.fused_moe_suite --option preset=qwen3-30b-a3b
     dejavu-cache export --vllm FOLDER
 
 The engine's own code is the operation to tune. One config of the kernel serves both products of the

@@ -167,7 +167,7 @@ def _check_size(
             raise TooLargeError(
                 f"the records of this context in {namespace!r} have {size} bytes, more than the "
                 f"{MOST_BYTES} that are read at once: read them one by one, and see by  "
-                "dejavu-cache quarantine writers  who wrote so much"
+                "dejavu-cache quarantine list --writers  who wrote so much"
             )
 
 

@@ -205,7 +205,8 @@ def load_contexts(
     if size > MOST_BYTES:
         raise TooLargeError(
             f"the contexts of {kernel or 'all kernels'} in {namespace!r} have {size} bytes, and a "
-            f"page loads at most {MOST_BYTES}: see by  dejavu-cache quarantine writers  who wrote "
+            f"page loads at most {MOST_BYTES}: see by  dejavu-cache quarantine list --writers  who "
+            "wrote "
             "so many, and prune those that nobody uses"
         )
     rows = connection.execute(
@@ -273,7 +274,7 @@ def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
     if tuned > MOST_SCENARIOS:
         raise TooLargeError(
             f"this context has {tuned} records, and a page loads at most {MOST_SCENARIOS}: see by  "
-            "dejavu-cache quarantine writers  who wrote so many"
+            "dejavu-cache quarantine list --writers  who wrote so many"
         )
     query = select(records.c.scenario, records.c.scenario_text)
     is_tuned = (records.c.context_id == context_id, records.c.text.is_not(None))

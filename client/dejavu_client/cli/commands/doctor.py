@@ -25,7 +25,7 @@ from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
 from ..chosen_store import open_chosen_store
-from ..extras import require_triton
+from ..errors import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
 from ..spool_summary import describe_set_aside, describe_waiting

@@ -1,4 +1,4 @@
-"""`heuristics fit`, `show` and `export`: decision trees fitted to records."""
+"""`heuristics fit` and `show`: decision trees fitted to records."""
 
 from __future__ import annotations
 
@@ -26,9 +26,21 @@ from ..options import (
     TritonOption,
 )
 from ..output import fail, say, show_json, show_progress, show_table
-from ..record_queries import context_matches, describe_filters, newest_record_sets
+from ..queries import context_matches, describe_filters, newest_record_sets
 
 __all__ = ["register"]
+
+COLUMNS = (
+    "kernel",
+    "device",
+    "triton",
+    "scenarios",
+    "configs",
+    "leaves",
+    "mean_regret",
+    "worst",
+    "last_tuned",
+)
 
 heuristics = typer.Typer(
     help="Decision trees: what stands in where nothing near was tuned.",
@@ -41,7 +53,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     heuristics.command()(fit)
     heuristics.command()(show)
-    heuristics.command()(export)
     app.add_typer(heuristics, name="heuristics")
 
 
@@ -96,16 +107,27 @@ def fit(
 
 def show(
     kernel: Annotated[
-        str, typer.Argument(help="The kernel, or the end of its name, or a tree's file.")
+        str,
+        typer.Argument(help="The kernel, or the end of its name, or a tree's file; else all."),
+    ] = "",
+    to: Annotated[
+        str, typer.Option("--as", metavar="FORMAT", help="Print one tree alone: python or json.")
     ] = "",
     store: StoreOption = "",
     device: DeviceOption = "",
     triton: TritonOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a kernel's decision trees, or list all trees."""
+    """Show a kernel's decision trees, or list all trees.
+
+    --as prints one tree as Python to paste, or as the JSON that the library reads.
+    """
+    if to not in ("", "python", "json"):
+        raise SettingsError(f"--as {to!r}: choose python or json")
     trees = _find_trees(kernel, store, device, triton)
-    if as_json:
+    if to:
+        _print_tree(trees, kernel, to)
+    elif as_json:
         show_json(
             [
                 {**_summary(tree), "file": url, "tree": tree.model_dump(mode="json")}
@@ -116,43 +138,20 @@ def show(
         for tree, url in trees:
             _say_tree(tree, url)
     else:
-        columns = [
-            "kernel",
-            "device",
-            "triton",
-            "scenarios",
-            "configs",
-            "leaves",
-            "mean_regret",
-            "worst",
-            "last_tuned",
-        ]
         cells = [_cells(tree) for tree, _ in trees]
-        show_table(columns, cells, optional=["last_tuned", "leaves", "configs"])
+        show_table(COLUMNS, cells, optional=["last_tuned", "leaves", "configs"])
 
 
-def export(
-    kernel: Annotated[
-        str, typer.Argument(help="The kernel, or the end of its name, or a tree's file.")
-    ],
-    to: Annotated[str, typer.Option("--as", metavar="FORMAT", help="python or json.")] = "python",
-    store: StoreOption = "",
-    device: DeviceOption = "",
-    triton: TritonOption = "",
-) -> None:
-    """Print one decision tree as Python to paste, or as the JSON that the library reads."""
+def _print_tree(trees: list[FoundTree], kernel: str, to: str) -> None:
+    """Print the only tree that was found, for a program to read."""
     from dejavu_cache.heuristics.python_export import as_python
 
-    if to not in ("python", "json"):
-        raise SettingsError(f"--as {to!r}: choose python or json")
-    trees = _find_trees(kernel, store, device, triton)
     if len(trees) != 1:
         rows = [_summary(tree) for tree, _ in trees]
         candidates = "; ".join(f"{row['device']}, Triton {row['triton']}" for row in rows)
         raise SettingsError(
-            f"{counted(len(trees), 'tree fits', 'trees fit')} "
-            f"{kernel!r}{f' ({candidates})' if candidates else ''}: "
-            "name one by --device, --triton or its file"
+            f"{len(trees)} trees fit {kernel!r} ({candidates}): "
+            "name one by its kernel, --device, --triton or its file"
         )
     tree = trees[0].tree
     sys.stdout.write(as_python(tree) if to == "python" else tree.text)

@@ -1,8 +1,8 @@
-"""`pin` and `unpin`: choose a scenario's config by hand."""
+"""`pin`: choose a scenario's config by hand, and take the choice back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import typer
@@ -15,9 +15,10 @@ from dejavu_cache.system.notices import counted, whoami
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError
-from ..options import KernelArgument, ScenarioOption, StoreOption, parse_assignments
+from ..options import KernelArgument, StoreOption, WhereOption, parse_assignments
 from ..output import say
-from ..record_queries import current_records, has_settings, matching_records
+from ..queries import current_records, has_settings, matching_records
+from ..tables import settings_text
 
 __all__ = ["register"]
 
@@ -31,52 +32,49 @@ class _ChosenPin(NamedTuple):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (pin, unpin):
-        app.command()(command)
+    """Add the command."""
+    app.command()(pin)
 
 
 def pin(
     kernel: KernelArgument,
     config: Annotated[
-        list[str], typer.Option("--config", metavar="NAME=VALUE", help="Of the config; may repeat.")
-    ],
-    scenario: ScenarioOption = None,
+        list[str] | None,
+        typer.Option("--config", metavar="NAME=VALUE", help="Of the config; may repeat."),
+    ] = None,
+    where: WhereOption = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Take pins back: the measurements decide again.")
+    ] = False,
     store: StoreOption = "",
 ) -> None:
     """Make scenarios run one config, whatever was measured; it must have been measured for them.
 
-    Of several versions of the kernel's code, the one that was tuned last is meant.
+    Of several versions of the kernel's code, the one that was tuned last is meant. --remove takes
+    back the pins of all versions.
     """
     values = parse_assignments(config, "--config")
+    if remove == bool(values):
+        raise SettingsError("pin: give --config for the config to run, or --remove")
     with open_existing_store(store, write=True) as target:
-        pins: list[_ChosenPin] = []
-        for context, record in current_records(
-            list(matching_records(target, kernel, scenario or ()))
-        ):
-            candidates = [
-                measured for measured in record.by_config if has_settings(measured, values)
-            ]
-            if len(candidates) != 1:
-                raise SettingsError(
-                    f"{record.scenario}: "
-                    f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
-                    f"{', '.join(config)}; name one"
-                )
-            pins.append(_ChosenPin(context, record, candidates[0]))
+        matches = list(matching_records(target, kernel, where or ()))
+        if remove:
+            pins = [_ChosenPin(*match, None) for match in matches if match[1].pinned]
+        else:
+            pins = [_choose(*match, values) for match in current_records(matches)]
         _set_pins(target, pins)
 
 
-def unpin(
-    kernel: KernelArgument,
-    scenario: ScenarioOption = None,
-    store: StoreOption = "",
-) -> None:
-    """Take pins back: the measurements decide again."""
-    with open_existing_store(store, write=True) as target:
-        matches = matching_records(target, kernel, scenario or ())
-        pins = [_ChosenPin(*match, None) for match in matches if match[1].pinned]
-        _set_pins(target, pins)
+def _choose(context: Context, record: Record, values: Mapping[str, str]) -> _ChosenPin:
+    """Return the pin to the only measured config that has some values."""
+    candidates = [measured for measured in record.by_config if has_settings(measured, values)]
+    if len(candidates) != 1:
+        raise SettingsError(
+            f"{record.scenario}: "
+            f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
+            f"{settings_text(values)}; name one"
+        )
+    return _ChosenPin(context, record, candidates[0])
 
 
 def _set_pins(store: Store, pins: Sequence[_ChosenPin]) -> None:
@@ -90,9 +88,8 @@ def _set_pins(store: Store, pins: Sequence[_ChosenPin]) -> None:
             _put_pins(store, context, group)
             for chosen in group:
                 _check_pin(store, chosen)
-                state = f"pinned to {chosen.config}" if chosen.config else "no longer pinned"
                 where = "" if is_alone else f" ({_origin(context)})"
-                say(f"{context.kernel.name}{chosen.record.scenario}{where}: {state}")
+                say(f"{context.kernel.name}{chosen.record.scenario}{where}: {_state(chosen)}")
                 done += 1
         except StoreError as error:
             if not done:
@@ -100,6 +97,19 @@ def _set_pins(store: Store, pins: Sequence[_ChosenPin]) -> None:
             raise PartlyDoneError(
                 f"only {done} of {counted(len(pins), 'scenario')} done: {error}"
             ) from None
+
+
+def _state(chosen: _ChosenPin) -> str:
+    """Return what a scenario runs now, and what a pin to a slower config costs."""
+    if chosen.config is None:
+        return "no longer pinned"
+    timed = [own for own in chosen.record.measurements if own.median]
+    fastest = min(timed, key=lambda own: own.median or 0.0, default=None)
+    pinned = chosen.record.by_config[chosen.config].median
+    text = f"pinned to {chosen.config}"
+    if fastest and fastest.median and pinned and pinned > fastest.median:
+        text += f", {pinned / fastest.median:.2f}x the time of the fastest, {fastest.config}"
+    return text
 
 
 def _groups(

@@ -12,8 +12,8 @@ from dejavu_cache.system.notices import counted, size_text
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
-from ..extras import require_triton
-from ..options import JsonOption, refuse_empty
+from ..errors import require_triton
+from ..options import JsonOption, StoreOption
 from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
@@ -22,43 +22,30 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
-ModulesArgument = Annotated[
-    list[str],
-    typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
-]
-GpuNamesOption = Annotated[
-    list[str],
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        help="A GPU as records name it; may repeat.",
-        autocompletion=complete_devices,
-    ),
-]
-SourceOption = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="URL",
-        help="Where the records are; else DEJAVU_CACHE_URL, else your own.",
-        callback=refuse_empty,
-    ),
-]
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(prewarm)
 
 
 def prewarm(
-    modules: ModulesArgument,
-    device: GpuNamesOption,
+    modules: Annotated[
+        list[str],
+        typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            "--device",
+            metavar="TEXT",
+            help="GPUs whose name in the records contains this; may repeat.",
+            autocompletion=complete_devices,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
-    source: SourceOption = "",
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, help="Compilers at once; 0 is one per CPU.")
     ] = 0,
+    store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
@@ -67,16 +54,16 @@ def prewarm(
     """
     require_triton()
     settings = current_settings()
-    with open_existing_store(source) as records:
-        next(records.contexts(), None)  # raises if a store does not answer
+    with open_existing_store(store) as records:
+        names = {context.environment.device.name for context in records.contexts()}
 
     from dejavu_cache.prewarm.build import PrewarmSpec
     from dejavu_cache.prewarm.build import prewarm as build
 
     spec = PrewarmSpec(
         modules=tuple(modules),
-        store=source or settings.url or settings.default_url,
-        devices=tuple(dict.fromkeys(device)),
+        store=store or settings.url or settings.default_url,
+        devices=_devices(device, names),
     )
     show_progress()
     result = build(spec, out, processes=jobs or None)
@@ -87,6 +74,16 @@ def prewarm(
         show_json({"notes": result.notes, **manifest})
     else:
         _say_result(result, out)
+
+
+def _devices(texts: list[str], recorded: set[str]) -> tuple[str, ...]:
+    """Return the GPUs of the records whose names contain a text; without any, the text itself.
+
+    Records that packages ship may be for a GPU that the store knows nothing of.
+    """
+    found = {text: [name for name in recorded if text.lower() in name.lower()] for text in texts}
+    chosen = (name for text in texts for name in sorted(found[text]) or [text])
+    return tuple(dict.fromkeys(chosen))
 
 
 def _say_result(result: PrewarmResult, out: Path) -> None:

@@ -14,16 +14,12 @@ from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.system.notices import counted
 
-from ..chosen_server import worklist
-from ..chosen_store import open_chosen_store
-from ..extras import require_triton
+from ..chosen_store import open_chosen_store, worklist
+from ..errors import require_triton
 from ..options import (
     JsonOption,
-    PresetOption,
     StoreOption,
-    SuiteArgument,
-    SuiteOption,
-    parse_suite_options,
+    parse_assignments,
 )
 from ..output import say, show_json, show_progress
 
@@ -40,10 +36,13 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    suite: SuiteArgument,
-    store: StoreOption = "",
-    preset: PresetOption = "",
-    option: SuiteOption = None,
+    suite: Annotated[
+        str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
+    ],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
+    ] = None,
     budget: Annotated[str, typer.Option(help="How long it may take: 90s, 20m, 2h.")] = "",
     gpus: Annotated[
         str, typer.Option(help="all, or their numbers: 0,2. One process per GPU.")
@@ -61,6 +60,7 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which cases are not tuned; measure nothing.")
     ] = False,
+    store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite.
@@ -80,7 +80,7 @@ def sweep(
         )
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    spec = _spec(suite, parse_suite_options(option, preset), url, from_misses)
+    spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses)
     seconds = _seconds(budget) if budget else None
     show_progress()
     try:

@@ -1,28 +1,27 @@
-"""`export`, `import` and `merge`: copies of records between stores and files."""
+"""`export` and `import`: copies of records between stores and files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import record_set_line
+from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
 from ..options import KernelOption, StoreOption, refuse_empty
-from ..output import note
-from ..output_file import open_output
+from ..output import note, open_output
+from ..queries import contexts_of
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
-from ..record_queries import contexts_of
 from ..table_export import export_tables
 
 __all__ = ["register"]
@@ -36,7 +35,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("export")(export_records)
     app.command("import")(import_records)
-    app.command()(merge)
 
 
 def export_records(
@@ -74,49 +72,47 @@ def export_records(
 
 
 def import_records(
-    file: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
-            help="An export, a record file, or a folder of them; - is standard input.",
+            metavar="SOURCE…",
+            help="Exports, record files, stores by folder or URL; - is standard input.",
             callback=refuse_empty,
         ),
     ],
-    store: StoreOption = "",
-) -> None:
-    """Merge records from a file into a store.
-
-    All input is read before anything is written.
-    """
-    with open_chosen_store(store) as target:
-        texts = read_record_texts(file)
-        if not texts:
-            raise NothingFoundError(f"{file} holds no records")
-        merge_acknowledged(map(RecordText.parse, texts), target)
-
-
-def merge(
-    sources: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE…", help="Stores to read.", callback=refuse_empty),
-    ],
     into: Annotated[
         str,
-        typer.Option("--into", metavar="URL", help="The store to write.", callback=refuse_empty),
-    ],
+        typer.Option(
+            "--into",
+            "--store",
+            metavar="URL",
+            help="The store to write; else DEJAVU_CACHE_URL, else your own cache.",
+            callback=refuse_empty,
+        ),
+    ] = "",
 ) -> None:
-    """Merge stores into one; prints how many records were new, and how many known already.
+    """Merge files and stores into a store; prints how many records were new, and how many known.
 
-    All stores must be readable before anything is written.
+    All sources must be readable before anything is written.
     """
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_complete_store(url)) for url in sources]
-        empty = [source for source in opened if next(source.contexts(), None) is None]
-        if len(empty) == len(opened):
-            raise NothingFoundError(f"{', '.join(source.url for source in opened)}: no records")
-        for source in empty:
-            note(f"{source.url} holds no records")
         target = stack.enter_context(open_chosen_store(into))
-        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target)
+        readers: list[Callable[[], Iterator[RecordSet]]] = []
+        for source in sources:
+            if "://" in source:
+                readers.append(stack.enter_context(open_complete_store(source)).record_sets)
+            else:
+                readers.append(partial(map, RecordText.parse, read_record_texts(source)))
+        empty = [
+            source
+            for source, reader in zip(sources, readers, strict=True)
+            if next(reader(), None) is None
+        ]
+        if len(empty) == len(sources):
+            raise NothingFoundError(f"{', '.join(sources)}: no records")
+        for source in empty:
+            note(f"{source} holds no records")
+        merge_acknowledged((one for reader in readers for one in reader()), target)
 
 
 def _count_kernels(contexts: list[Context]) -> str:

@@ -1,8 +1,8 @@
-"""`gc` and `clear`: removal of records."""
+"""`gc`: removal of records and of files that nobody needs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from datetime import datetime
 from typing import Annotated
 
@@ -14,78 +14,62 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
-from ..output import say
-from ..record_queries import NEVER, contexts_of, last_measured
-from ..step_report import sum_of_steps
+from ..output import say, sum_of_steps
+from ..queries import NEVER, contexts_of, last_measured
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
     app.command("gc")(collect_garbage)
-    app.command()(clear)
 
 
 def collect_garbage(
+    kernel: OptionalKernelArgument = "",
     days: Annotated[
         int | None,
-        typer.Option(min=0, help="Also delete contexts last tuned longer ago than this."),
+        typer.Option(min=0, help="Also records of what was last tuned longer ago than this."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All records, also of the present code.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete; else only count.")] = False,
     store: StoreOption = "",
 ) -> None:
     """Delete records of code that has changed since, and files that killed writers left.
 
     What a program tunes meanwhile stays in a local store; of a server this cannot be told.
     """
-    with open_existing_store(store, write=not dry_run) as target:
-        revisions = {context: _revision(target, context) for context in target.contexts()}
-        stale = _stale_contexts(target, days)
-        changed: list[Context] = []
+    with open_existing_store(store, write=yes) as target:
+        if kernel or next(target.contexts(), None) is not None:
+            contexts = contexts_of(target, kernel)
+        else:
+            contexts = []
+        revisions = {context: _revision(target, context) for context in contexts}
+        going = set(contexts) if everything else _stale_contexts(target, contexts, days)
 
         def delete(context: Context) -> int:
-            kernel, device = context.kernel, context.environment.device.name
-            origin = f"{kernel.name} (source {kernel.source[:8]}) on {device}"
-            if _revision(target, context) != revisions.get(context):
-                changed.append(context)
+            name, device = context.kernel.name, context.environment.device.name
+            origin = f"{name} (source {context.kernel.source[:8]}) on {device}"
+            if _revision(target, context) != revisions[context]:
                 say(f"{origin}: kept, since it has changed meanwhile")
                 return 0
-            count = len(list(target.records(context))) if dry_run else target.delete(context)
+            count = target.delete(context) if yes else len(list(target.records(context)))
             say(f"{origin}: {counted(count, 'record')}")
             return count
 
-        describe = _describe_deletable if dry_run else _describe_deleted
-        sum_of_steps(sorted(stale, key=lambda context: context.text), delete, describe)
-        deleted = counted(len(stale) - len(changed), "context")
-        if dry_run:
-            say(f"{deleted} would be deleted")
-        else:
-            folders = [tier for tier in tiers_of(target) if isinstance(tier, FileStore)]
-            leftovers = sum(folder.delete_leftovers() for folder in folders if not folder.read_only)
-            say(f"{deleted} deleted, {counted(leftovers, 'left-over file')} removed")
+        def describe(records: int) -> str:
+            return f"{counted(records, 'record')} {'deleted' if yes else 'would be deleted'}"
 
-
-def clear(
-    kernel: OptionalKernelArgument = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    store: StoreOption = "",
-) -> None:
-    """Delete all records, or a kernel's."""
-    with open_existing_store(store, write=True) as target:
-        if not kernel and next(target.contexts(), None) is None:
-            say(f"{target.url} has no records")
-            return
-        contexts = contexts_of(target, kernel)
+        ordered = sorted(going, key=lambda context: context.text)
+        deleted = sum_of_steps(ordered, delete, describe)
         if not yes:
-            kernels = sorted({context.kernel.name for context in contexts})
-            typer.confirm(
-                f"Delete {counted(len(contexts), 'context')} of {', '.join(kernels)} "
-                f"from {target.url}?",
-                abort=True,
-            )
-        deleted = sum_of_steps(contexts, target.delete, _describe_deleted)
-        say(_describe_deleted(deleted))
+            say(f"{describe(deleted)}{': repeat with --yes' if deleted else ''}")
+            return
+        folders = [tier for tier in tiers_of(target) if isinstance(tier, FileStore)]
+        leftovers = sum(folder.delete_leftovers() for folder in folders if not folder.read_only)
+        say(f"{describe(deleted)}, {counted(leftovers, 'left-over file')} removed")
 
 
 def _revision(store: Store, context: Context) -> Hashable:
@@ -93,15 +77,7 @@ def _revision(store: Store, context: Context) -> Hashable:
     return None if store.remote else store.revision(context)
 
 
-def _describe_deleted(records: int) -> str:
-    return f"{counted(records, 'record')} deleted"
-
-
-def _describe_deletable(records: int) -> str:
-    return f"{counted(records, 'record')} would be deleted"
-
-
-def _stale_contexts(store: Store, days: int | None) -> set[Context]:
+def _stale_contexts(store: Store, contexts: Iterable[Context], days: int | None) -> set[Context]:
     """Return the contexts of earlier versions of a kernel's code, and those tuned too long ago.
 
     Launches that are recorded apart from measurements are of no date, and may have another hash
@@ -110,7 +86,7 @@ def _stale_contexts(store: Store, days: int | None) -> set[Context]:
     """
     dates: dict[Context, datetime] = {}
     undated: list[Context] = []
-    for context in store.contexts():
+    for context in contexts:
         date = last_measured(store.records(context))
         if date == NEVER:
             undated.append(context)

@@ -16,12 +16,11 @@ from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
-from ..chosen_server import worklist
-from ..chosen_store import is_server_url, open_existing_store, split_urls
-from ..columns import ordered_values, settings_text
+from ..chosen_store import is_server_url, open_existing_store, split_urls, worklist
 from ..options import DeviceOption, JsonOption, OptionalKernelArgument, StoreOption, TritonOption
 from ..output import note, say
-from ..record_queries import context_matches, winning_measurement
+from ..queries import context_matches, winning_measurement
+from ..tables import ordered_values, settings_text
 
 __all__ = ["register"]
 

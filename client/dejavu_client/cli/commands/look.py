@@ -1,48 +1,174 @@
-"""`explain`: why scenarios run their configs, as far as the records of a store tell."""
+"""`ls`, `show` and `explain`: what a store holds, and why."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from operator import attrgetter
-from typing import Any, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.model.selection import evidence_lines, value_distance
 
-from ..chosen_store import open_existing_store
-from ..columns import ordered_values, settings_text
-from ..context_heading import say_context
+from ..chosen_store import open_existing_store, worklist
 from ..errors import NothingFoundError
 from ..options import (
     DeviceOption,
     JsonOption,
     KernelArgument,
     LimitOption,
+    OptionalKernelArgument,
     ScenarioOption,
+    SortOption,
     StoreOption,
     TritonOption,
+    WhereOption,
     parse_assignments,
 )
-from ..output import note, say_indented, show_json
-from ..record_queries import contexts_of, last_measured, winning_measurement
+from ..output import note, say, say_indented, show_json, show_json_items
+from ..queries import (
+    context_matches,
+    contexts_of,
+    describe_filters,
+    last_measured,
+    matching_records,
+    parse_conditions,
+    require_arguments,
+    winning_measurement,
+)
+from ..tables import (
+    ordered_values,
+    parse_misses,
+    say_context,
+    scenario_rows,
+    select_misses,
+    settings_text,
+    show_kernels,
+    show_misses,
+    show_scenarios,
+    sort_kernels,
+    summarize_context,
+)
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the commands."""
+    app.command("ls")(list_kernels)
+    app.command()(show)
     app.command()(explain)
 
 
+def list_kernels(
+    kernel: OptionalKernelArgument = "",
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    sort: SortOption = "",
+    limit: LimitOption = 0,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the kernels, where each is tuned, and how many seconds of measuring that took."""
+    with open_existing_store(store) as source:
+        contexts = contexts_of(source, kernel) if kernel else list(source.contexts())
+        rows = [
+            summarize_context(source, context)
+            for context in contexts
+            if context_matches(context, "", device, triton)
+        ]
+    rows = sort_kernels(rows, sort)
+    if as_json:
+        show_json(rows[:limit] if limit else rows)
+    elif not rows:
+        wanted = describe_filters(device, triton)
+        say(f"{source.url} holds no records{f' of {wanted}' if wanted else ''}")
+    else:
+        show_kernels(rows, limit)
+
+
+def show(
+    kernel: OptionalKernelArgument = "",
+    where: WhereOption = None,
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    sort: SortOption = "",
+    limit: LimitOption = 0,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cost",
+            metavar="NAME=VALUE",
+            help="Of a config: adds what it costs, as a multiple of the best; may repeat.",
+        ),
+    ] = None,
+    misses: Annotated[
+        bool,
+        typer.Option("--misses", help="Show what programs asked a server for and nobody tuned."),
+    ] = False,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show scenarios: the winner, its time, and how much slower the runner-up is.
+
+    What is the same in all scenarios stands above them. --limit counts for each GPU and Triton.
+    --json has all measurements. --misses shows the 1000 most wanted, the most wanted first.
+    """
+    if misses:
+        _show_misses(kernel, where or (), device, triton, sort, limit, store, as_json)
+        return
+    priced = parse_assignments(cost, "--cost")
+    with open_existing_store(store) as source:
+        matches = matching_records(source, kernel, where or (), device, triton)
+        tables = [
+            (context, scenario_rows((record for _, record in group), keys, sort, priced))
+            for context, group in groupby(matches, key=itemgetter(0))
+            for keys in [context.problem.keys]
+        ]
+    if priced and not any(row.is_priced for _, rows in tables for row in rows):
+        texts = " ".join(cost or ())
+        raise NothingFoundError(f"--cost {texts}: no measured config has these values")
+    if not as_json:
+        for context, rows in tables:
+            say_context(context)
+            show_scenarios(rows, limit)
+        return
+    show_json_items(
+        {"context": context.model_dump(mode="json"), "record": json.loads(row.json)}
+        for context, rows in tables
+        for row in (rows[:limit] if limit else rows)
+    )
+
+
+def _show_misses(
+    kernel: str,
+    where: Sequence[str],
+    device: str,
+    triton: str,
+    sort: str,
+    limit: int,
+    store: str,
+    as_json: bool,
+) -> None:
+    listed = parse_misses(worklist(store, kernel))
+    conditions = parse_conditions(where, (miss.scenario for miss in listed))
+    chosen = select_misses(listed, conditions, device, triton, sort)
+    if as_json:
+        show_json([miss.answer for miss in (chosen[:limit] if limit else chosen)])
+    elif not chosen:
+        say("nothing was missed" if not listed else "nothing that was missed fits")
+    else:
+        show_misses(chosen, limit)
+
+
 class Explained(NamedTuple):
-    """A scenario with a record, and why it runs its config.
+    """A scenario with a record, and why that names its config.
 
     Attributes:
         context: The kernel, the GPU and the toolchain.
@@ -86,11 +212,12 @@ def explain(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say why scenarios run their configs: time, runner-up, age, author, and how near they are.
+    """Say why records name their configs: time, runner-up, age, author, and how near they are.
 
     Without a record of the values that --scenario names, the nearest ones are explained: a launch
     takes one of them. The version of the kernel's code that was tuned last comes first.
-    `kernel.explain(*args)` in a program also knows what pruning leaves.
+    `kernel.explain(*args)` in a program also knows which configs the
+    kernel declares today.
     """
     wanted = parse_assignments(scenario, "--scenario")
     with open_existing_store(store) as source:
@@ -118,11 +245,7 @@ def explain(
 
 def _nearest(context: Context, records: list[Record], wanted: Mapping[str, str]) -> list[Explained]:
     """Return the records at the smallest distance from some values, in the scenarios' order."""
-    names = {name for record in records for name in record.scenario.values}
-    if unknown := [name for name in wanted if names and name not in names]:
-        raise SettingsError(
-            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
-        )
+    require_arguments(wanted, (record.scenario for record in records))
     buckets = context.problem.buckets
     asked = {name: _bucket_value(text, buckets.get(name)) for name, text in wanted.items()}
     gaps = [(_gap(record.scenario.values, asked), record) for record in records]
@@ -173,7 +296,7 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
     far = "" if not item.distance else f" (no record of {settings_text(wanted)}; the nearest, "
     say_indented(values + (f"{far}{item.distance:.2g} powers of two away)" if far else ""))
     if item.config is None:
-        say_indented("no config has run", indent=4)
+        say_indented("no config is recorded to have run", indent=4)
         return
     if item.record.is_unfinished:
         say_indented(
@@ -182,7 +305,8 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
             indent=4,
         )
     else:
-        say_indented(f"runs {item.config}", indent=4)
+        chosen = "pinned" if item.record.pinned else "recorded winner"
+        say_indented(f"{chosen}: {item.config}", indent=4)
     if not item.record.is_unfinished:
         for reason in item.not_compared:
             say_indented(f"not compared: {reason}", indent=4)

@@ -1,23 +1,27 @@
-"""Questions that several commands ask about a store's records."""
+"""Questions of several commands about a store's records, and conditions such as `num_seqs>=64`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
-from .conditions import parse_conditions_on
 from .errors import NothingFoundError
 from .kernel_names import kernel_matches, matching_kernels
 
 __all__ = [
     "NEVER",
+    "Condition",
     "context_matches",
     "contexts_of",
     "current_records",
@@ -27,7 +31,9 @@ __all__ = [
     "last_measured",
     "matching_records",
     "newest_record_sets",
+    "parse_conditions",
     "record_sets_of",
+    "require_arguments",
     "winning_measurement",
 ]
 
@@ -88,7 +94,7 @@ def matching_records(
     Args:
         store: where to look.
         kernel: as for `kernel_matches`.
-        conditions: the texts of `--scenario` and `--where`.
+        conditions: the texts of `--where`.
         device: part of the GPU's name, in any case.
         triton: the version of Triton; empty for all.
 
@@ -98,7 +104,7 @@ def matching_records(
     """
     contexts = contexts_of(store, kernel, device, triton)
     scenarios = (scenario for context in contexts for scenario in _scenarios(store, context))
-    parsed = parse_conditions_on(conditions, scenarios)
+    parsed = parse_conditions(conditions, scenarios)
     is_empty = True
     for context in contexts:
         for record in store.records(context):
@@ -109,7 +115,8 @@ def matching_records(
         filters = [*conditions, device and f"a device {device!r}", triton and f"Triton {triton}"]
         wanted = " and ".join(filter(None, filters))
         raise NothingFoundError(
-            f"{store.url} has no scenario of {kernel}{f' with {wanted}' if wanted else ''}"
+            f"{store.url} has no scenario of {kernel or 'any kernel'}"
+            f"{f' with {wanted}' if wanted else ''}"
         )
 
 
@@ -196,3 +203,73 @@ def _key_without_source(context: Context) -> tuple[str, str, str]:
     """Return what the versions of a kernel's code share."""
     environment, problem = canonical_json(context.environment), canonical_json(context.problem)
     return context.kernel.name, environment, problem
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class Condition(NamedTuple):
+    """A comparison of an argument's value, or of a tensor's dtype, with a constant."""
+
+    name: str
+    operator: str
+    value: str
+
+    def matches(self, scenario: Scenario) -> bool:
+        """Return whether a scenario has the argument and its value satisfies the condition.
+
+        Numbers are compared as numbers; other values only as equal or not, by their text.
+        """
+        values = scenario.values
+        if self.name not in values:
+            return False
+        value = values[self.name]
+        compare = _OPERATORS[self.operator]
+        limit = _number(self.value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and limit is not None:
+            return compare(value, limit)
+        return self.operator in ("=", "==", "!=") and compare(str(value), self.value)
+
+
+def parse_conditions(texts: Iterable[str], scenarios: Iterable[Scenario]) -> list[Condition]:
+    """Parse conditions on the arguments of some scenarios, all of which one must satisfy.
+
+    Raises:
+        SettingsError: a text is no condition, or no scenario has the argument that it names.
+    """
+    conditions = []
+    for text in texts:
+        match = re.fullmatch(r"\s*([^\s=<>!]+)\s*(==|!=|>=|<=|=|>|<)\s*(|[^\s=<>].*?)\s*", text)
+        if not match:
+            raise SettingsError(f"{text!r}: write NAME=VALUE, NAME>=NUMBER, NAME!=VALUE, …")
+        conditions.append(Condition(*match.groups()))
+    if conditions:
+        require_arguments((condition.name for condition in conditions), scenarios)
+    return conditions
+
+
+def require_arguments(names: Iterable[str], scenarios: Iterable[Scenario]) -> None:
+    """Raise `SettingsError` if scenarios have no arguments of these names; none have any."""
+    known = {name for scenario in scenarios for name in scenario.values}
+    unknown = [name for name in names if known and name not in known]
+    if unknown:
+        raise SettingsError(
+            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(known))}"
+        )
+
+
+def _number(text: str) -> float | None:
+    for parse in (int, float):  # a float would round a large integer
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return None

@@ -1,0 +1,187 @@
+"""`log`, `promote` and `quarantine`: what was done on a team's server, and what it takes back."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.notices import counted
+
+from ...http.errors import RefusedError
+from ..chosen_store import open_server, require_records
+from ..completion import complete_namespaces
+from ..errors import NothingFoundError
+from ..kernel_names import kernel_matches
+from ..options import JsonOption, KernelOption, ServerOption, require_moments
+from ..output import say, show_json, show_table, sum_of_steps
+from ..queries import kernels_of
+
+__all__ = ["register"]
+
+quarantine_app = typer.Typer(
+    no_args_is_help=True,
+    help="What one token or host wrote to a server: list it, take it back.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(log)
+    app.command()(promote)
+    app.add_typer(quarantine_app, name="quarantine")
+
+
+def log(
+    kernel: KernelOption = "",
+    actor: Annotated[str, typer.Option(help="Only who has this in the name.")] = "",
+    action: Annotated[str, typer.Option(help="Only this action, such as pin or delete.")] = "",
+    since: Annotated[str, typer.Option(help="From this time on: 2026-01-31T12:00:00Z.")] = "",
+    until: Annotated[str, typer.Option(help="Before this time.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most entries to print.")] = 100,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all", help="Of all namespaces, and of the tokens.")
+    ] = False,
+    store: ServerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List who pinned, promoted, deleted and imported what, newest first."""
+    require_moments(since=since, until=until)
+    filters = {"actor": actor, "action": action, "since": since, "until": until}
+    remote = open_server(store)
+    logged = remote.client.log_entries(filters, 1000 if kernel else limit, all_namespaces)
+    chosen = (entry for entry in logged if kernel_matches(entry["kernel"], kernel))
+    entries = list(islice(chosen, limit))
+    if kernel and not entries:
+        raise NothingFoundError(f"{remote.url} logged no change of {kernel}")
+    if as_json:
+        show_json(entries)
+        return
+    rows = [
+        (
+            entry["at"],
+            entry["actor"],
+            entry["action"],
+            entry["namespace"],
+            entry["kernel"],
+            "  ".join(f"{name}={value}" for name, value in entry["detail"].items() if value),
+        )
+        for entry in entries
+    ]
+    show_table(["time", "actor", "action", "namespace", "kernel", "what"], rows)
+
+
+def promote(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="NAMESPACE",
+            help="The namespace that gets them.",
+            autocompletion=complete_namespaces,
+        ),
+    ],
+    kernel: KernelOption = "",
+    writer: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a token that wrote them; what others wrote is refused."),
+    ] = None,
+    store: ServerOption = "",
+) -> None:
+    """Copy a namespace's records into another, winners and provenance included."""
+    remote = open_server(store)
+    kernels = kernels_of(remote, kernel) if kernel else [None]
+    require_records(remote)
+
+    def describe(count: int) -> str:
+        return f"{counted(count, 'record')} of {remote.client.namespace} promoted to {to}"
+
+    say(
+        describe(
+            sum_of_steps(
+                kernels, lambda name: remote.client.promote(to, name, writer or ()), describe
+            )
+        )
+    )
+
+
+@quarantine_app.command("add")
+def add(
+    token: Annotated[str, typer.Option(help="A token's id, or the name of tokens.")] = "",
+    host: Annotated[str, typer.Option(help="A host, or user@host.")] = "",
+    since: Annotated[str, typer.Option(help="What came from this time on.")] = "",
+    until: Annotated[str, typer.Option(help="What came before this time.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only counted.")] = False,
+    store: ServerOption = "",
+) -> None:
+    """Take back from all readers and copies what a token or a host wrote to the namespace."""
+    if not token and not host:
+        raise SettingsError(
+            "quarantine add: name --token or --host; `quarantine list --writers` lists them"
+        )
+    require_moments(since=since, until=until)
+    remote = open_server(store)
+    wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
+    wanted = {name: value for name, value in wish.items() if value}
+    counts = remote.client.quarantine({**wanted, "preview": not yes})
+    if not counts["records"]:
+        raise NothingFoundError(f"{remote.url} has nothing of that token or host")
+    content = _describe(counts)
+    if yes:
+        say(f"{content} quarantined: restore them with  quarantine undo {counts['id']}")
+    else:
+        say(f"{content} would be quarantined: repeat with --yes")
+
+
+@quarantine_app.command("list")
+def list_quarantines(
+    writers: Annotated[
+        bool,
+        typer.Option("--writers", help="List the tokens and hosts that wrote measurements."),
+    ] = False,
+    store: ServerOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """List the quarantines of the namespace, or who wrote to it, the latest first."""
+    client = open_server(store).client
+    listed = client.list_writers() if writers else client.list_quarantines()
+    if as_json:
+        show_json(listed)
+    elif writers:
+        rows = _cells(listed, "sender", "by", "measurements", "standing", "last")
+        show_table(["token", "user and host", "measurements", "standing", "last"], rows)
+    else:
+        for item in listed:
+            item["of"] = "  ".join(f"{name}={value}" for name, value in item["wanted"].items())
+        rows = _cells(listed, "id", "created", "actor", "of", "parts", "undone")
+        show_table(["id", "time", "actor", "of", "parts", "undone"], rows)
+
+
+@quarantine_app.command("undo")
+def undo(identity: Annotated[str, typer.Argument(metavar="ID")], store: ServerOption = "") -> None:
+    """Give back to readers what a quarantine took."""
+    remote = open_server(store)
+    try:
+        counts = remote.client.undo_quarantine(identity)
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+        raise NothingFoundError(
+            f"{remote.url} has no quarantine {identity!r} that could be undone; "
+            "`dejavu-cache quarantine list` lists them with their ids"
+        ) from None
+    say(f"{_describe(counts)} restored")
+
+
+def _cells(listed: list[dict[str, Any]], *columns: str) -> list[list[Any]]:
+    return [[item[column] for column in columns] for item in listed]
+
+
+def _describe(counts: dict[str, Any]) -> str:
+    parts = {
+        noun: counted(counts[f"{noun}s"], noun)
+        for noun in ("measurement", "winner", "record", "context")
+    }
+    return "{measurement} and {winner} in {record} of {context}".format(**parts)
