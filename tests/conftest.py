@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
@@ -95,7 +96,10 @@ def same_numbers() -> None:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test starts with an empty default store and user's cache, and unread settings."""
+    """Every test starts with an empty default store and user's cache, and unread settings.
+
+    No command that ran before it writes the log to its own, closed standard error.
+    """
     from dejavu_cache.settings import current_settings
     from dejavu_cache.stores import tiered as process
     from dejavu_cache.system import notices
@@ -104,6 +108,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))
     monkeypatch.setenv("DEJAVU_CACHE_URL", (tmp_path / "default-store").as_uri())
     notices._said.clear()
+    monkeypatch.setattr(notices.logger, "handlers", [])
+    notices.logger.setLevel(logging.NOTSET)
     current_settings.cache_clear()
     process.default_store.cache_clear()
     yield

@@ -76,6 +76,7 @@ class Quarantine(BaseModel):
     actor: str
     wanted: dict[str, Any]
     parts: int
+    """Parts that it hides now: none once it is undone, and no winner that only lost its timing."""
     created: datetime
     undone: datetime | None = None
 

@@ -156,7 +156,7 @@ def list_quarantines(
         for item in listed:
             item["of"] = "  ".join(f"{name}={value}" for name, value in item["wanted"].items())
         rows = _cells(listed, "id", "created", "actor", "of", "parts", "undone")
-        show_table(["id", "time", "actor", "of", "parts", "undone"], rows)
+        show_table(["id", "time", "actor", "of", "hidden", "undone"], rows)
 
 
 @quarantine_app.command("undo")
