@@ -230,7 +230,7 @@ class Resolver:
                 f"pin {request.context.kernel.name} {pinned}",
                 f"{request.name} is pinned to ({pinned}), which the kernel does not declare, or "
                 "which is pruned from this launch or fails here: the pin is ignored; pin another "
-                "config, or remove the pin",
+                "config, or remove the pin by `dejavu-cache pin --remove`",
             )
         return usable
 

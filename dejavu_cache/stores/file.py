@@ -74,15 +74,19 @@ class FileStore(Store):
     The first write creates the folder.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, read_only: bool = False, durable: bool = True
+    ) -> None:
         """Open a folder, which need not exist.
 
         Args:
             root: the folder.
             read_only: whether writes are refused.
+            durable: whether a write outlasts a loss of power; it outlasts a killed process anyway.
         """
         self.root = expand_home(root).absolute()
         self.read_only = read_only
+        self._durable = durable
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
         self._lock = ForkLock()  # held by whoever changes a file and the page of it together
         self._pages: dict[Path, tuple[_Signature, Page]] = {}
@@ -365,7 +369,7 @@ class FileStore(Store):
                 raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
         if len(page):
-            _write_text(path, page.text, self.root)
+            _write_text(path, page.text, self.root, durable=self._durable)
         else:
             _remove_file(path, self.root)
         page.is_changed, page.loss = False, ""
@@ -392,14 +396,14 @@ def read_text(path: Path, root: Path) -> str:
         raise describe_failure(error, path, "read") from error
 
 
-def _write_text(path: Path, text: str, root: Path) -> None:
-    """Write a file atomically and durably.
+def _write_text(path: Path, text: str, root: Path, *, durable: bool = True) -> None:
+    """Write a file atomically, and by default durably.
 
     Raises:
         StoreError: the file cannot be written; an earlier one is unchanged.
     """
     try:
-        replace_file(path, text.encode(), root)
+        replace_file(path, text.encode(), root, durable=durable)
     except OSError as error:
         raise describe_failure(error, path, "written") from error
 

@@ -29,7 +29,9 @@ class Journal(Store):
     file, or a slow server, is written once per scenario. Records that the store does not accept
     stay: the next sweep into it hands them over, and so does `dejavu-cache import`.
 
-    Where the folder cannot be written, `put` hands its records to the store at once.
+    Where the folder cannot be written, `put` hands its records to the store at once. The folder
+    outlasts every killed process. A loss of power may take the last measurements, which are then
+    made again: waiting for the disk at each of them would take a tenth of a short sweep.
 
     Args:
         home: the store that the records are for.
@@ -41,7 +43,7 @@ class Journal(Store):
         self.home = home
         self.url = home.url
         digest = hashlib.sha256(home.url.encode()).hexdigest()[:16]
-        self.local = FileStore(folder or user_folder("sweeps") / digest)
+        self.local = FileStore(folder or user_folder("sweeps") / digest, durable=False)
         self.hand_over()
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:

@@ -82,6 +82,7 @@ class TestFailures:
         hungry.__module__, hungry.__qualname__ = Bench.__module__, Bench.__qualname__
         launch(make(do_bench=hungry), 100)
         assert "skipped for now: CUDA out of memory" in caplog.text
+        assert bench.calls == 4, "the config is measured again once, and the other two are timed"
         again = Bench()
         launch(make(again), 100)
         assert again.calls == 1, "the skipped config is tried again"

@@ -75,7 +75,7 @@ def test_an_undeclared_pin_never_runs_and_never_stops_a_launch(
     assert resolution.how == "exact"
     (warning,) = [line for line in caplog.messages if "pin" in line]
     assert "does not declare" in warning
-    assert "unpin" in warning
+    assert "`dejavu-cache pin --remove`" in warning
 
 
 def test_a_kernel_that_declares_an_option_with_a_file_is_left_to_triton(

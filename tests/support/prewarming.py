@@ -61,6 +61,6 @@ def prewarm(
 ) -> subprocess.CompletedProcess[str]:
     """Run the prewarm command; `words` are modules and options."""
     named = [word for device in devices for word in ("--device", device)]
-    command = ("prewarm", *(words or ("products",)), "--from", records.url, "--out", out, *named)
+    command = ("prewarm", *(words or ("products",)), "--store", records.url, "--out", out, *named)
     own = {"PYTHONPATH": str(HERE), "XDG_CACHE_HOME": str(records.root.with_name("user"))}
     return dejavu(*command, **{**own, **env})

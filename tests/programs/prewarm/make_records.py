@@ -108,7 +108,9 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     method = {"method": "events-cold"}
     return [
         RecordSet(
-            context=context(add, device, keys=("n",), buckets={"n": add.buckets["n"]}, **method),
+            context=context(
+                add, device, keys=("n",), buckets=add.declaration.problem.buckets, **method
+            ),
             records=tuple(adds),
         ),
         RecordSet(
@@ -116,7 +118,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
                 product,
                 device,
                 keys=("M", "N", "K"),
-                buckets={"M": product.buckets["M"]},
+                buckets=product.declaration.problem.buckets,
                 **method,
             ),
             records=tuple(products_),
