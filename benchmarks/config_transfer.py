@@ -45,13 +45,15 @@ Table = dict[str, list[Scenario]]
 def read_table(path: Path) -> tuple[str, Table]:
     """Return a GPU's name and its scenarios by kernel."""
     report = json.loads(path.read_text())
-    return report["device"], {
-        kernel: [
-            Scenario(one["args"], {int(config): row[0] for config, row in one["rows"].items()})
-            for one in table["scenarios"]
-        ]
-        for kernel, table in report["kernels"].items()
-    }
+    table = {}
+    for kernel, measured in report["kernels"].items():
+        table[kernel] = [read_scenario(**one) for one in measured["scenarios"]]
+    return report["device"], table
+
+
+def read_scenario(args: dict[str, int], rows: dict[str, list[float]]) -> Scenario:
+    """Return a scenario of a table, whose rows begin with the time."""
+    return Scenario(args, {int(config): row[0] for config, row in rows.items()})
 
 
 def distance(left: Scenario, right: Scenario) -> float:
@@ -72,6 +74,13 @@ def by_other_scenarios(wanted: Scenario, others: list[Scenario], reach: float) -
     return sorted(sums, key=lambda config: sums[config] / weights[config])
 
 
+def regret_at_random(scenario: Scenario, measured: int) -> float:
+    """Return the mean regret of some configs that are drawn."""
+    rng, configs = random.Random(measured), [*scenario.times]
+    draws = (rng.sample(configs, measured) for _ in range(DRAWS))
+    return statistics.fmean(scenario.regret(draw, measured) for draw in draws)
+
+
 def summarize(regrets: list[float]) -> str:
     """Return the mean and the 95th percentile in percent."""
     high = statistics.quantiles(regrets, n=20, method="inclusive")[-1]
@@ -80,13 +89,9 @@ def summarize(regrets: list[float]) -> str:
 
 def compare(scenarios: list[Scenario], elsewhere: list[Scenario]) -> dict[str, list[str]]:
     """Return the regret of each ranking for the numbers of measured configs."""
-    rng = random.Random(0)
 
     def others(index: int) -> list[Scenario]:
         return scenarios[:index] + scenarios[index + 1 :]
-
-    def at_random(index: int) -> list[int]:
-        return rng.sample([*scenarios[index].times], len(scenarios[index].times))
 
     rankings: dict[str, Callable[[int], list[int]]] = {
         "the same scenario on the other GPU": lambda index: sorted(
@@ -109,13 +114,7 @@ def compare(scenarios: list[Scenario], elsewhere: list[Scenario]) -> dict[str, l
             for count in MEASURED
         ]
     found["at random"] = [
-        summarize(
-            [
-                statistics.fmean(one.regret(at_random(index), count) for _ in range(DRAWS))
-                for index, one in enumerate(scenarios)
-            ]
-        )
-        for count in MEASURED
+        summarize([regret_at_random(one, count) for one in scenarios]) for count in MEASURED
     ]
     return found
 
