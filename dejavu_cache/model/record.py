@@ -157,11 +157,6 @@ class Measurement(FrozenModel):
         return self.failure is not None and self.failure.kind == "skipped"
 
     @property
-    def has_crashed(self) -> bool:
-        """Return whether the config ended its process or the context of the GPU."""
-        return self.failure is not None and self.failure.kind == "crash"
-
-    @property
     def is_wrong(self) -> bool:
         """Return whether the config's results differ from the default config's."""
         return self.failure is not None and self.failure.kind == "wrong"

@@ -77,6 +77,11 @@ class Resolution:
             return False
         return self.agreed or self.only or self.how in ("exact", "tuned", "pinned", "off")
 
+    @property
+    def wrong(self) -> list[str]:
+        """Return the notes about declared configs whose results were found to be wrong."""
+        return [note for note in self.notes if note.startswith("wrong results: ")]
+
     def __str__(self) -> str:
         """Describe the resolution in several lines, for `explain`."""
         config = "Triton chooses it at the first launch" if self.config is None else self.config
