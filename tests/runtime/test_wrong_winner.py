@@ -75,7 +75,7 @@ def test_what_is_wrong_is_recorded_and_not_measured_again(tmp_path: Path) -> Non
     failures = [timing.failure for timing in record.measurements if timing.failure]
     assert [failure.kind for failure in failures] == ["wrong"]
     x, out = torch.rand(1000), torch.zeros(1)
-    assert "wrong results: (BLOCK=16, LIMIT=32" in str(again.explain(x, out, 1000))
+    assert "wrong results: (BLOCK=16, LIMIT=32" in again.explain(x, out, 1000).wrong[0]
 
 
 def test_without_the_check_the_wrong_config_wins(tmp_path: Path) -> None:
