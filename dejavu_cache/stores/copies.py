@@ -8,6 +8,7 @@ up, and at once after a first look. No launch waits for it.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -109,6 +110,7 @@ class _Revalidation(Finisher):
         self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
         self._thread: Thread | None = None
         self._has_news = self._is_stopping = False
+        self._refresh = math.inf
 
     @property
     def is_running(self) -> bool:
@@ -123,7 +125,7 @@ class _Revalidation(Finisher):
         """Ask about a new record soon."""
         with self._condition:
             self._all_copies.add(copies)
-            self._has_news = True
+            self._refresh, self._has_news = current_settings().refresh, True
             if self._thread is None and not self._is_stopping:
                 self._thread = start_thread(self._run, "dejavu-cache copies")
             self._condition.notify_all()
@@ -148,9 +150,7 @@ class _Revalidation(Finisher):
     def _wait(self) -> bool:
         """Wait until a revalidation is due; return False once the program ends."""
         with self._condition:
-            self._condition.wait_for(
-                lambda: self._has_news or self._is_stopping, current_settings().refresh
-            )
+            self._condition.wait_for(lambda: self._has_news or self._is_stopping, self._refresh)
             is_due = self._has_news or not self._is_stopping
             self._has_news = False
             return is_due
