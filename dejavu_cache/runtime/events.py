@@ -149,10 +149,10 @@ def _say_first_tunes(process: int) -> None:
     for tuned in _tuned.values() if os.getpid() == process else ():
         folder = tuned.folder
         with suppress(Exception):  # the program has ended well, whatever becomes of this line
-            if len(list(islice(folder.root.rglob("*.json"), _MOST_FILES))) == _MOST_FILES:
+            if len(list(islice(folder.root.glob("*/*/*/*.json"), _MOST_FILES))) == _MOST_FILES:
                 continue
-            records = (record for each in folder.record_sets() for record in each.records)
-            if sum(bool(record.measurements) for record in records) == tuned.scenarios:
+            held = sum(len([*folder.scenario_texts(each)]) for each in folder.contexts())
+            if held == tuned.scenarios:
                 sys.stderr.write(
                     f"dejavu-cache: {counted(tuned.scenarios, 'scenario')} tuned in "
                     f"{tuned.seconds:.1f} s and kept for later processes; to see them: "
