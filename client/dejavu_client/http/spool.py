@@ -6,8 +6,10 @@ the program's end at any point.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -189,7 +191,7 @@ class Spool:
 
     def trim(self) -> None:
         """Delete what is beyond `MOST_BYTES`, and log what that loses."""
-        for path in self.folder.glob("**/*.tmp-*"):
+        for path in (*_list(self.folder, "*.tmp-*"), *_list(self._aside, "*.tmp-*")):
             with suppress(OSError):
                 if path.stat().st_mtime < time.time() - _LEFTOVER:
                     path.unlink()
@@ -215,9 +217,9 @@ class Spool:
 def all_spools(root: Path | None = None) -> list[Spool]:
     """Return this user's spools, also those of servers that nothing uses any more."""
     spools = []
-    for name in sorted((root or _default_root()).glob("*/server.txt")):
+    for folder in sorted(_list(root or _default_root(), "*")):
         with suppress(OSError, UnicodeDecodeError):
-            spools.append(Spool(read_file(name).decode().strip(), root))
+            spools.append(Spool(read_file(folder / "server.txt").decode().strip(), root))
     return spools
 
 
@@ -229,9 +231,17 @@ def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
+def _list(folder: Path, pattern: str) -> list[Path]:
+    """Return a folder's files of names like `pattern`; none if it is gone or unreadable."""
+    try:  # `Path.glob` raises if another process deletes the folder meanwhile
+        return [folder / name for name in fnmatch.filter(os.listdir(folder), pattern)]
+    except OSError:
+        return []
+
+
 def _files(folder: Path) -> list[SpooledFile]:
     files = []
-    for path in folder.glob("*.json"):
+    for path in _list(folder, "*.json"):
         with suppress(OSError):  # another process has sent it
             status = path.lstat()
             files.append(SpooledFile(path, max(status.st_size, _BLOCK), status.st_mtime))

@@ -141,7 +141,8 @@ class Transport(Finisher):
         seconds = WHOLE_SECONDS if seconds is None else seconds
         seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
         request |= {"method": method, "url": url}
-        request["timeout"] = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
+        # The deadline is kept here. A socket's own comes later, where no thread can be started.
+        request["timeout"] = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
         exchange = partial(self._exchange, server, 2 if repeatable else 1, request)
         try:
             return self._wait_for(exchange, silence, seconds)
