@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..middleware.bodies import accepts
 from ..services import misses
 from ..storage.misses import CountedMiss
 from .common import (
+    accepts,
     ContextDigest,
     CurrentCall,
     KernelName,

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from dejavu_cache.model.scenario import Moment
 
-from ..middleware.bodies import accepts
 from ..services import quarantines
 from ..storage.quarantines import WriterFilter
 from .common import DIGEST, CurrentCall, Namespace, versioned_router

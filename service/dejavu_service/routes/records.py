@@ -11,10 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 
-from ..middleware.bodies import accepts
 from ..services import records
 from ..services.records import Copies
 from .common import (
+    accepts,
     ContextDigest,
     CurrentCall,
     KernelName,
