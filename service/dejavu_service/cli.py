@@ -277,7 +277,7 @@ def _open_database(
         settings = read_settings({"database": url, **(flags or {})})
         if existing:
             require_file(settings.database)
-        with closing(Database(settings.database, settings.pool)) as opened:
+        with closing(Database(settings.database)) as opened:
             if ready:
                 schema.require_current(opened)
             yield settings, opened

@@ -31,7 +31,6 @@ from .monitoring import Metrics
 from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
 from .services import tokens
 from .services.access import ANYBODY, NOBODY, READER, Principal
-from .services.read_through import ReadThrough
 from .services.reads import RecordReader
 from .services.single_flight import SingleFlight
 from .settings import ServerSettings
@@ -115,7 +114,7 @@ class Server:
         """Create the server's objects without connecting to the database.
 
         Raises:
-            SettingsError: The rules of which namespaces read through, or of issuers, are wrong.
+            SettingsError: The rules of issuers are wrong.
         """
         self.settings = settings
         self.database = Database(settings.database)
@@ -126,7 +125,6 @@ class Server:
         self.making_pages = Turns(_PAGES, _PAGES)
         self.exchanging = asyncio.Semaphore(_EXCHANGES)
         self.identities = _open_exchange(settings)
-        self.read_through = ReadThrough.parse(settings.read_through)
         self.reader = RecordReader(self.database)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..services import leases
-from .common import CurrentCall, Namespace, versioned_router
+from .common import CurrentCall, Namespace, accepts, versioned_router
 
 __all__ = ["router"]
 

@@ -11,7 +11,7 @@ from dejavu_cache.model.scenario import Moment
 
 from ..services import quarantines
 from ..storage.quarantines import WriterFilter
-from .common import DIGEST, CurrentCall, Namespace, versioned_router
+from .common import DIGEST, CurrentCall, Namespace, accepts, versioned_router
 
 __all__ = ["router"]
 

@@ -13,6 +13,7 @@ from dejavu_cache.model.scenario import Config, Context
 
 from ..services import records
 from ..services.records import Copies
+from ..settings import MOST_RECORDS
 from .common import (
     accepts,
     ContextDigest,
@@ -87,21 +88,23 @@ def list_contexts(
 @accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
-    limit = call.server.settings.max_records
-    return records.post_records(call.database, call.principal, namespace, sent, limit)
+    return records.post_records(call.database, call.principal, namespace, sent, MOST_RECORDS)
 
 
 @router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
-    limit = call.server.settings.max_records
-    rules = call.server.read_through
-    views = [rules.view(call.principal, namespace, context) for context in copies.contexts]
     reader = call.server.reader
     async with reader.render_turns:
         changes = await run_in_threadpool(
-            records.revalidate, call.database, views, copies, limit, reader.note_use
+            records.revalidate,
+            call.database,
+            call.principal,
+            namespace,
+            copies,
+            MOST_RECORDS,
+            reader.note_use,
         )
     return json_response(changes)
 

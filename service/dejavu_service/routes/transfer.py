@@ -15,6 +15,7 @@ from ..errors import AccessDeniedError
 from ..problems import ProblemError
 from ..services import promotions, transfer
 from ..services.access import NAMESPACE
+from ..settings import MOST_RECORDS
 from .common import (
     Call,
     CurrentCall,
@@ -99,10 +100,9 @@ async def import_records(
     call.principal.require("admin", namespace)
     if media_type(request) in _OF_FORMS:
         raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
-    settings = call.server.settings
     async with call.server.importing.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
-            await _receive(request, lines, settings.max_import)
+            await _receive(request, lines, call.server.settings.max_import)
             async with call.server.writing.turn(namespace):
                 return await run_in_threadpool(
                     transfer.import_lines,
@@ -110,7 +110,7 @@ async def import_records(
                     call.principal,
                     namespace,
                     lines,
-                    settings.max_records,
+                    MOST_RECORDS,
                     call.server.stopping.is_set,
                 )
 
