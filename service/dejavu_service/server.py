@@ -62,7 +62,7 @@ LOGIN_COOKIE = "dejavu_token"
 
 TOKEN_SECONDS = 5.0
 """Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
-LONGEST_WAIT = 5.0
+LONGEST_WAIT = 10.0
 """Seconds that a request waits for a turn, of which it takes two at most.
 
 Its client shall get a 503 that says when to come again before it, or a proxy, gives the answer up.

@@ -67,8 +67,7 @@ class ServerSettings(BaseModel):
     requests: int = Field(default=1000, ge=1)
     """Requests that may be in progress at a time; others get a 503."""
     rate: float = Field(default=1000.0, ge=0)
-    """Requests a second from one token, or one address without a token; 0 means no limit. At once may
-    come as many as in 20 s."""
+    """Requests a second from one token, or one address without a token; 0 means no limit."""
     drain: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which a server that was told to stop still serves, and is not ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

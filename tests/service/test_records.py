@@ -187,11 +187,12 @@ def test_no_read_takes_more_memory_than_a_client_does(
     assert client.get(HOME).status_code == 200
 
 
-def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
+def test_a_full_cache_lets_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_service.app import create_app
     from dejavu_service.settings import ServerSettings
 
-    app = create_app(ServerSettings(database=url, cache_bytes=1500))
+    monkeypatch.setattr("dejavu_service.services.reads.CACHE_BYTES", 1500)
+    app = create_app(ServerSettings(database=url))
     with client_of(app) as client:
         for name in "abcd":
             of = context(name)

@@ -14,12 +14,12 @@ from ..services import misses
 from ..settings import MOST_RECORDS
 from ..storage.misses import CountedMiss
 from .common import (
-    accepts,
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,

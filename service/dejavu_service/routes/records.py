@@ -15,12 +15,12 @@ from ..services import records
 from ..services.records import Copies
 from ..settings import MOST_RECORDS
 from .common import (
-    accepts,
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,
