@@ -248,7 +248,7 @@ class Gate:
         # A wrong token counts for its address, which refuses no good one behind the same address.
         self._rate.take(principal.name if principal else client_address(scope), time.monotonic())
         if principal is None:
-            raise _unauthenticated(
+            raise _token_error(
                 scope, "the token is wrong, expired or revoked: ask an admin for a new one"
             )
         return principal
@@ -258,7 +258,7 @@ class Gate:
         if principal is None:
             if self._server.settings.open_read:
                 return READER
-            raise _unauthenticated(
+            raise _token_error(
                 scope,
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
                 " (as a header: Authorization: Bearer TOKEN)",
@@ -266,11 +266,11 @@ class Gate:
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
-            raise _unauthenticated(
+            raise _token_error(
                 scope, f"{NO_TOKENS}only requests to localhost are answered: create a token"
             )
         if not _PROXY_HEADERS.isdisjoint(sent):
-            raise _unauthenticated(
+            raise _token_error(
                 scope,
                 f"{NO_TOKENS}no request that came through a proxy is answered: create a token",
             )
@@ -358,7 +358,7 @@ def _busy(said: str) -> ProblemError:
     return ProblemError(503, f"{said}: try again", headers=headers)
 
 
-def _unauthenticated(scope: Scope, said: str) -> ProblemError:
+def _token_error(scope: Scope, said: str) -> ProblemError:
     basic = 'Basic realm="dejavu-cache: any user, the token as password"'
     return ProblemError(
         401, said, headers={"WWW-Authenticate": basic if is_page(scope) else "Bearer"}
@@ -551,4 +551,4 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
             return ""
-    raise _unauthenticated(scope, "the token goes into  Authorization: Bearer TOKEN")
+    raise _token_error(scope, "the token goes into  Authorization: Bearer TOKEN")

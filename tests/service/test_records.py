@@ -198,7 +198,7 @@ def test_a_full_cache_lets_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPat
             of = context(name)
             client.post("/v1/main/records", json=body(record_set(of=of)))
             assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
-        cached = app.state.server.reader._cache._answers
+        cached = app.state.server.reader._answers
         assert 0 < sum(len(answer.body) for answer in cached.values()) <= 1500
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 

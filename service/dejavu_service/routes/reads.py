@@ -125,7 +125,7 @@ async def _read(
     current = await reader.revision((namespace, context))
     answer, copy = None, sent.get(b"if-none-match")
     if current is not None:
-        if copy is not None and _names(copy, _tag(current.revision)):
+        if copy is not None and _names(copy, f'"{current.revision}"'):
             return _respond(Answer(current.revision, None), b"")
         answer = await reader.read((namespace, context), part, current.revision)
     if answer is None or answer.body is None:
@@ -137,14 +137,10 @@ async def _read(
     return _respond(answer, sent.get(b"accept-encoding", b""))
 
 
-def _tag(revision: str) -> bytes:
-    return b'"%s"' % revision.encode()
-
-
-def _names(if_none_match: bytes, tag: bytes) -> bool:
+def _names(if_none_match: bytes, tag: str) -> bool:
     """Return whether a header names an entity tag, or any."""
-    tags = {item.strip().removeprefix(b"W/") for item in if_none_match.split(b",")}
-    return b"*" in tags or tag in tags
+    named = if_none_match.decode("latin-1").split(",")
+    return any(item.strip().removeprefix("W/") in ("*", tag) for item in named)
 
 
 class _StoredResponse(Response):
@@ -157,7 +153,7 @@ class _StoredResponse(Response):
 
 def _respond(answer: Answer, accept_encoding: bytes) -> Response:
     """Send an answer, compressed if the client accepts that; one without a body is a 304."""
-    headers = [*_CACHING, (b"etag", _tag(answer.revision))]
+    headers = [*_CACHING, (b"etag", f'"{answer.revision}"'.encode())]
     body = answer.body
     if body is None:
         return _StoredResponse(304, headers)
