@@ -6,15 +6,17 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from dejavu_cache.model.scenario import Context, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, misses, records
+from ..storage import contexts, records
+from ..storage.contexts import LockedContext
 from ..storage.database import Database
 from ..storage.records import Act, StoredRecord
-from ..storage.sql import database_time
+from ..storage.tables import contexts as stored
+from ..storage.tables import parts
 from . import merging
 from .access import Principal
 from .log import write_log
@@ -64,7 +66,7 @@ def promote(
             f"{source!r} cannot be promoted to itself: name another namespace in `to`"
         )
     with database.read() as connection:
-        available = list(contexts.iter_digests(connection, source, kernel))
+        available = contexts.list_digests(connection, source, kernel)
     missing = sorted(set(digests or ()) - set(available))
     if missing or not available:
         subject = ", ".join(missing) or kernel or "any kernel"
@@ -72,11 +74,10 @@ def promote(
     chosen = available if digests is None else sorted(set(digests))
     wanted = canonical_json({"source": source, "kernel": kernel, "contexts": digests})
     act = Act(secrets.token_hex(8), target, "promote", principal.name, wanted)
-    if writers is not None:
-        for digest in chosen:  # so that nothing is copied if something is wrong from the start
-            with database.read() as connection:
-                context_id = contexts.find(connection, source, digest)
-                _require_writers(connection, source, context_id, writers)
+    if writers is not None:  # so that nothing is copied if something is wrong from the start
+        with database.read() as connection:
+            for digest in chosen:
+                _require_writers(connection, source, digest, writers)
     copied = 0
     for digest in chosen:
         with database.write() as connection:
@@ -85,10 +86,20 @@ def promote(
 
 
 def _require_writers(
-    connection: Connection, source: str, context_id: int | None, writers: Sequence[str]
+    connection: Connection, source: str, digest: str, writers: Sequence[str]
 ) -> None:
-    senders = set() if context_id is None else records.list_senders(connection, context_id)
-    for sender in sorted(senders):
+    """Check that nobody else sent the measurements and the winners of a context that stand.
+
+    Raises:
+        InvalidRequestError: Somebody did.
+    """
+    query = (
+        select(parts.c.sender.distinct())
+        .join(stored, stored.c.id == parts.c.context_id)
+        .where(stored.c.namespace == source, stored.c.digest == digest)
+        .where(parts.c.stands, parts.c.kind != "pin")
+    )
+    for sender in sorted(connection.execute(query).scalars()):
         if _TOKEN_ID.sub("", sender) not in writers:
             raise InvalidRequestError(
                 f"namespace {source!r} has records of {sender or 'an unknown writer'}, which "
@@ -104,57 +115,46 @@ def _promote_context(
     act: Act,
     writers: Sequence[str] | None,
 ) -> int:
-    target = act.namespace
-    locked = _lock(connection, source, target, digest)
+    locked = _lock(connection, source, act.namespace, digest)
     if locked is None:
         return 0
-    source_id, target_id = locked
+    theirs, ours = locked
     if writers is not None:
-        _require_writers(connection, source, source_id, writers)
-    present = database_time(connection)
+        _require_writers(connection, source, digest, writers)
     sender = f"{principal.name} from {source}"
-    copied, added, is_changed = 0, 0, False
-    available = records.list_scenarios(connection, source_id)
+    copied = 0
+    available = records.list_scenarios(connection, theirs.id)
     for start in range(0, len(available), _PART):
         scenarios = available[start : start + _PART]
-        promoted = records.load(connection, source_id, scenarios)
-        merged = records.load(connection, target_id, scenarios, whole=True)
-        for scenario, theirs in promoted.items():
-            record = merged.setdefault(scenario, StoredRecord(scenario, theirs.scenario_text))
-            merging.override(record, theirs, sender, act.id, present)
-        saved = records.save(
-            connection,
-            target_id,
-            merged.values(),
-            present,
-            act=act,
-            most_characters=merging.MOST_RECORD_CHARACTERS,
+        promoted = records.load(connection, theirs.id, scenarios)
+        merged = records.load(connection, ours.id, scenarios, whole=True)
+        for scenario, record in promoted.items():
+            target = merged.setdefault(scenario, StoredRecord(scenario, record.scenario_text))
+            merging.override(target, record, sender, act.id, ours.present)
+        limit = merging.MOST_RECORD_CHARACTERS
+        records.save(
+            connection, ours, merged.values(), principal.name, act=act, most_characters=limit
         )
-        tuned = [record.scenario for record in merged.values() if record.is_chosen]
-        misses.drop_tuned(connection, target_id, tuned)
         copied += len(promoted)
-        added, is_changed = added + saved.added, is_changed or saved.is_changed
-    if is_changed:
-        contexts.bump_revision(connection, target_id, added=added, by=principal.name)
-    kernel = contexts.kernel_of(connection, target_id)
     detail = {"source": source, "context": digest, "records": copied}
-    write_log(connection, principal, "promote", target, kernel, **detail)
+    write_log(connection, principal, "promote", act.namespace, ours.kernel, **detail)
     return copied
 
 
-def _lock(connection: Connection, source: str, target: str, digest: str) -> tuple[int, int] | None:
+def _lock(
+    connection: Connection, source: str, target: str, digest: str
+) -> tuple[LockedContext, LockedContext] | None:
     """Lock the context in both namespaces; None if the source has none any more."""
     text = contexts.load_text(connection, source, digest)
     if text is None:
         return None
     context = Context.model_validate_json(text)
-    ids: dict[str, int | None] = {}
     # All promotions lock in the same order, so that no two wait for each other.
-    for namespace in sorted((source, target)):
-        ids[namespace] = (
-            contexts.lock(connection, target, context)
-            if namespace == target
-            else contexts.lock_existing(connection, source, digest)
-        )
-    source_id, target_id = ids[source], ids[target]
-    return None if source_id is None or target_id is None else (source_id, target_id)
+    locked = {
+        namespace: contexts.lock(connection, target, context)
+        if namespace == target
+        else contexts.lock_existing(connection, source, digest)
+        for namespace in sorted((source, target))
+    }
+    theirs, ours = locked[source], locked[target]
+    return None if theirs is None or ours is None else (theirs, ours)

@@ -54,7 +54,7 @@ def export_lines(
         reader: It notes that the contexts were read.
     """
     with database.read() as connection:
-        digests = list(contexts.iter_digests(connection, namespace, kernel))
+        digests = contexts.list_digests(connection, namespace, kernel)
     for digest in digests:
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
