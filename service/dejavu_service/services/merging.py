@@ -79,7 +79,8 @@ def receive(
         pin = _admit(record, sent.pin, sender, restore)
     if record.is_visible or arrived or winner or pin or not _was_recalled(record):
         record.is_visible = True
-        record.add_launches([launch.text for launch in sent.launches or ()])
+        if sent.launches:
+            record.add_launches(launch.text for launch in sent.launches)
         _settle_winner(record, [winner] if winner else [])
         if pin is not None and (
             record.pin is None or _rank(pin.model, present) > _rank(record.pin.model, present)

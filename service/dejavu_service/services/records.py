@@ -29,7 +29,6 @@ __all__ = [
     "Merged",
     "check_record_set",
     "delete_records",
-    "list_contexts",
     "merge_record_set",
     "post_records",
     "revalidate",
@@ -170,11 +169,10 @@ def _merge_part(
         # An import is logged as a whole.
         if stored.pin is not earlier and not restore:
             _log_pin(connection, principal, context, stored, earlier)
-    visible = [record for record in merged.values() if record.is_visible]
     # An admin's import is not stopped in its middle.
     limit = None if restore else merging.MOST_RECORD_CHARACTERS
     saved = records.save(
-        connection, context, visible, principal.name, act=act, most_characters=limit
+        connection, context, merged.values(), principal.name, act=act, most_characters=limit
     )
     return refused, saved
 
@@ -280,20 +278,6 @@ def delete_records(
             detail = {"context": context, "scenarios": scenarios, "records": deleted}
             write_log(connection, principal, "delete", namespace, locked.kernel, **detail)
         return deleted
-
-
-def list_contexts(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    kernel: str | None,
-    after: str | None,
-    limit: int,
-) -> list[tuple[str, str]]:
-    """List digests and texts of contexts, one more than `limit` if there is a next page."""
-    principal.require("read", namespace)
-    with database.read() as connection:
-        return contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
 
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -27,8 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Winner, are_compared
-from dejavu_cache.model.record import OutputVerdict as Verdict
+from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Winner
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
 from ..errors import TooLargeError
@@ -71,14 +70,6 @@ class Act(NamedTuple):
     wanted: str = "{}"
 
 
-class _State(NamedTuple):
-    """What may change of a part's row."""
-
-    stands: bool
-    hidden_by: str | None
-    text: str
-
-
 @dataclass(eq=False)
 class Part:
     """A measurement, a winner or a pin of one scenario.
@@ -93,7 +84,7 @@ class Part:
         stands: Whether it is in the record that readers get.
         hidden_by: The id of the act that took it from readers, or None.
         id: The id of its row; None if it is not stored yet.
-        stored: What its row says; None if it is not stored yet.
+        stored: The `state` of its row; None if it is not stored yet.
     """
 
     kind: _Kind
@@ -105,7 +96,7 @@ class Part:
     stands: bool = False
     hidden_by: str | None = None
     id: int | None = None
-    stored: _State | None = None
+    stored: tuple[bool, str | None, str] | None = None
 
     @classmethod
     def of(cls, model: Measurement | Winner | Pin, sender: str) -> Part:
@@ -120,9 +111,9 @@ class Part:
         return part
 
     @property
-    def state(self) -> _State:
-        """What its row shall say."""
-        return _State(self.stands, self.hidden_by, self.text)
+    def state(self) -> tuple[bool, str | None, str]:
+        """What may change of its row."""
+        return self.stands, self.hidden_by, self.text
 
     @cached_property
     def value(self) -> dict[str, Any]:
@@ -255,8 +246,6 @@ class StoredRecord:
                 medians.append(part.value["median"])
                 if part.value["config"] == chosen:
                     median = medians[-1]
-        results = winner.get("results") or {}
-        verdicts = {name: Verdict.model_construct(**results[name]) for name in results}
         return Summary(
             scenario=self.scenario,
             chosen=canonical_json(chosen) if chosen else None,
@@ -267,7 +256,7 @@ class StoredRecord:
             failed=len(seconds) - len(medians),
             seconds=math.fsum(seconds),
             pinned=pinned is not None,
-            compared=are_compared(verdicts) or None,
+            compared=(self.winner is not None and self.winner.model.is_compared) or None,
         )
 
 
@@ -287,30 +276,31 @@ def load(
     Args:
         connection: A transaction that has locked the context.
         context_id: The context.
-        scenarios: The digests of the scenarios.
+        scenarios: The digests of the scenarios, a thousand at most.
         whole: Whether to load the visible measurements that do not stand, too: a writer can send
             any number of them, and who merges needs none.
     """
     is_needed = or_(parts.c.stands, parts.c.hidden_by.is_not(None), parts.c.kind != "measurement")
     loaded: dict[str, StoredRecord] = {}
-    for chunk in chunks(scenarios):
-        rows = select(*_RECORD).where(
-            records.c.context_id == context_id, records.c.scenario.in_(chunk)
-        )
-        for row in connection.execute(rows):
-            loaded[row[0]] = record = StoredRecord(*row)
-            record.is_visible = record.length is not None
-        query = select(parts.c.scenario, *_PART).where(
-            parts.c.context_id == context_id, parts.c.scenario.in_(chunk)
-        )
-        if not whole:
-            query = query.where(is_needed)
-        for scenario, *values in connection.execute(query.order_by(parts.c.id)):
-            part, record = Part(*values), loaded[scenario]
-            part.stored = part.state
-            record.parts[part.digest] = part
-            if part.stands:
-                record.place(part)
+    rows = select(*_RECORD).where(
+        records.c.context_id == context_id, records.c.scenario.in_(scenarios)
+    )
+    for row in connection.execute(rows):
+        loaded[row[0]] = record = StoredRecord(*row)
+        record.is_visible = record.length is not None
+    if not loaded:
+        return loaded
+    query = select(parts.c.scenario, *_PART).where(
+        parts.c.context_id == context_id, parts.c.scenario.in_(list(loaded))
+    )
+    if not whole:
+        query = query.where(is_needed)
+    for scenario, *values in connection.execute(query.order_by(parts.c.id)):
+        part, record = Part(*values), loaded[scenario]
+        part.stored = part.state
+        record.parts[part.digest] = part
+        if part.stands:
+            record.place(part)
     return loaded
 
 
@@ -343,21 +333,30 @@ def save(
     Raises:
         TooLargeError: A record outgrew that; the transaction must be rolled back.
     """
-    touched = [
-        (record.scenario, part)
-        for record in changed
-        for part in record.parts.values()
-        if part.state != part.stored
-    ]
-    if act is not None and any(part.hidden_by == act.id for _, part in touched):
+    shown: list[StoredRecord] = []
+    new: dict[tuple[str, str], Part] = {}
+    stored: list[Part] = []
+    hides, added = False, 0
+    for record in changed:
+        gained = record.is_visible - (record.length is not None)
+        if record.is_changed or gained:
+            shown.append(record)
+            added += gained
+        for part in record.parts.values():
+            hides |= act is not None and part.hidden_by == act.id
+            if part.stored is None:
+                new[record.scenario, part.digest] = part
+            elif part.stored != part.state:
+                stored.append(part)
+    if act is not None and hides:
         add_act(connection, act)
-    shown = [item for item in changed if item.is_changed or item.is_visible != bool(item.length)]
     if shown:
         _save_records(connection, context.id, shown, most_characters)
-        added = sum(record.is_visible - bool(record.length) for record in shown)
         contexts.bump_revision(connection, context.id, added=added, by=by)
-    stored = _insert_parts(connection, context.id, touched)
-    stored += _update_parts(connection, touched)
+    if stored:
+        _update_parts(connection, stored)
+    if new:
+        stored += _insert_parts(connection, context.id, new)
     return _count_writers(connection, context, stored)
 
 
@@ -401,19 +400,15 @@ def _save_records(
     connection.execute(statement, rows)
     summaries.drop(connection, context_id, [row["scenario"] for row in rows if row["text"] is None])
     summaries.save(connection, context_id, shown)
-    for chunk in chunks([summary.scenario for summary in shown if summary.chosen is not None]):
-        connection.execute(
-            delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
-        )
+    tuned = [summary.scenario for summary in shown if summary.chosen is not None]
+    is_tuned = (misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
+    connection.execute(delete(misses).where(*is_tuned))
 
 
 def _insert_parts(
-    connection: Connection, context_id: int, touched: Iterable[tuple[str, Part]]
+    connection: Connection, context_id: int, new: Mapping[tuple[str, str], Part]
 ) -> list[Part]:
-    """Insert the parts that are not stored yet, and return those that were not there."""
-    new = {(scenario, part.digest): part for scenario, part in touched if part.stored is None}
-    if not new:
-        return []
+    """Insert parts, given by scenario and digest, and return those that were not there."""
     names = ("kind", "config", "digest", "text", "stands", "hidden_by", "sender", "measured_by")
     rows = []
     for (scenario, _), part in new.items():
@@ -424,14 +419,13 @@ def _insert_parts(
     return [new[scenario, digest] for scenario, digest in inserted]
 
 
-def _update_parts(connection: Connection, touched: Iterable[tuple[str, Part]]) -> list[Part]:
-    """Update the rows of the parts that are stored, and return these parts."""
-    changed = [part for _, part in touched if part.stored is not None]
+def _update_parts(connection: Connection, changed: Iterable[Part]) -> None:
+    """Update the rows of parts."""
     by_state: dict[tuple[bool, str | None], list[int | None]] = defaultdict(list)
     refilled = []
     for part in changed:
         by_state[part.stands, part.hidden_by].append(part.id)
-        if part.stored and part.stored.text != part.text:
+        if part.stored and part.stored[2] != part.text:
             refilled.append({"row": part.id, "content": part.text})
     for (stands, hidden_by), ids in by_state.items():
         for chunk in chunks(ids):
@@ -440,7 +434,6 @@ def _update_parts(connection: Connection, touched: Iterable[tuple[str, Part]]) -
     if refilled:
         statement = update(parts).where(parts.c.id == bindparam("row"))
         connection.execute(statement.values(text=bindparam("content")), refilled)
-    return changed
 
 
 def _count_writers(connection: Connection, context: LockedContext, stored: Iterable[Part]) -> Saved:
@@ -462,10 +455,10 @@ def _count_writers(connection: Connection, context: LockedContext, stored: Itera
         if part.stored is None:
             row["at"] = context.present.timestamp()
         if part.kind == "measurement":
-            was_visible = part.stored is not None and part.stored.hidden_by is None
-            arrived = (part.hidden_by is None) - was_visible
+            stood, hidden_by, _ = part.stored or (False, "nothing", "")
+            arrived = (part.hidden_by is None) - (hidden_by is None)
             row["measurements"] += arrived
-            row["standing"] += part.stands - (part.stored is not None and part.stored.stands)
+            row["standing"] += part.stands - stood
             if arrived > 0:
                 saved[not part.stands] += 1
     if rows:
