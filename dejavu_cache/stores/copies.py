@@ -18,7 +18,7 @@ from threading import Thread
 from ..errors import StoreError
 from ..model.scenario import Context, Scenario
 from ..settings import current_settings
-from ..system.background_threads import Finisher, at_program_end, start_thread, uninterrupted
+from ..system.background_threads import Finisher, at_program_end, start_turns, uninterrupted
 from ..system.fork_lock import ForkCondition, ForkLock
 from ..system.notices import logger
 from .base import CopyChanges, Store
@@ -127,7 +127,7 @@ class _Revalidation(Finisher):
             self._all_copies.add(copies)
             self._refresh, self._has_news = current_settings().refresh, True
             if self._thread is None and not self._is_stopping:
-                self._thread = start_thread(self._run, "dejavu-cache copies")
+                self._thread = start_turns(self._turn, "dejavu-cache copies")
             self._condition.notify_all()
 
     def finish(self, seconds: float) -> None:
@@ -139,13 +139,13 @@ class _Revalidation(Finisher):
         if thread is not None:
             thread.join(min(seconds, LAST_SECONDS))
 
-    def _run(self) -> None:
-        while self._wait():
-            time.sleep(GATHER_SECONDS)
-            try:
-                self._revalidate()
-            except Exception as error:  # no launch depends on it
-                logger.debug("copies are not revalidated: %r", error)
+    def _turn(self) -> bool:
+        """Wait until a revalidation is due, and ask; return False once the program ends."""
+        if not self._wait():
+            return False
+        time.sleep(GATHER_SECONDS)
+        self._revalidate()
+        return True
 
     def _wait(self) -> bool:
         """Wait until a revalidation is due; return False once the program ends."""

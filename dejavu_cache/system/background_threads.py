@@ -33,6 +33,7 @@ from multiprocessing import util as multiprocessing_util
 from typing import Generic, TypeVar
 
 from .fork_lock import ForkCondition, ForkLock
+from .notices import warn_once
 
 __all__ = [
     "FLUSH_SECONDS",
@@ -42,6 +43,7 @@ __all__ = [
     "is_from_signal_handler",
     "program_is_ending",
     "start_thread",
+    "start_turns",
     "uninterrupted",
 ]
 
@@ -54,6 +56,9 @@ JOIN_SECONDS = 0.5
 
 END_SECONDS = 40.0
 """Longest time that it waits for what must not be cut off, such as a file lock of 30 s."""
+
+AFTER_ERROR = 0.2
+"""Seconds before a thread goes on after an error, which may come again at once."""
 
 FORK_SECONDS = 5.0
 """Longest time that a fork waits for threads to leave what it must not cut off."""
@@ -150,6 +155,26 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
     return thread
 
 
+def start_turns(turn: Callable[[], bool], name: str) -> threading.Thread | None:
+    """Start a thread that no exception ends, or return None if none can be started any more.
+
+    Args:
+        turn: waits and does what is due, again and again, until it returns False.
+        name: the name of the thread.
+    """
+
+    def run() -> None:
+        while True:
+            try:
+                if not turn():
+                    return
+            except Exception as error:  # others wait for what the thread does next
+                warn_once(name, f"{name}: {type(error).__name__}: {error}")
+                time.sleep(AFTER_ERROR)
+
+    return start_thread(run, name)
+
+
 _Item = TypeVar("_Item")
 
 
@@ -189,7 +214,7 @@ class WriterThread(Finisher, ABC, Generic[_Item]):
             self._queued.append(item)
             if not self._has_thread:
                 at_program_end(self)
-                self._has_thread = start_thread(self._work, self._name) is not None
+                self._has_thread = start_turns(self._turn, self._name) is not None
             if self._has_thread:
                 return
             queued, self._queued = self._queued, []
@@ -205,16 +230,16 @@ class WriterThread(Finisher, ABC, Generic[_Item]):
             self._changed.wait_for(lambda: self.is_done, seconds)
             self._hurries = False
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-                self._changed.wait_for(lambda: self._hurries, self._quiet)
-                queued, self._queued = self._queued, []
-            self.write(queued)
+    def _turn(self) -> bool:
+        with self._changed:
+            if not self._queued:
+                self._has_thread = False
+                self._changed.notify_all()
+                return False
+            self._changed.wait_for(lambda: self._hurries, self._quiet)
+            queued, self._queued = self._queued, []
+        self.write(queued)
+        return True
 
 
 def uninterrupted() -> AbstractContextManager[bool]:
