@@ -1,7 +1,7 @@
 # The cache server, and nothing that needs a GPU.
-# To pin the base image by its digest:  --build-arg BASE=python:3.12.11-slim-bookworm@DIGEST  with what
-# this prints:  docker buildx imagetools inspect --format '{{.Manifest.Digest}}' python:3.12.11-slim-bookworm
-ARG BASE=python:3.12.11-slim-bookworm
+# The base image is pinned by its digest, which this prints for another version:
+#   docker buildx imagetools inspect --format '{{.Manifest.Digest}}' python:3.12.11-slim-bookworm
+ARG BASE=python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7
 
 FROM ${BASE} AS build
 WORKDIR /src

@@ -42,6 +42,28 @@ def test_what_an_image_copies_is_in_its_context(dockerfile: str) -> None:
         assert any(f"{source}/".startswith(f"{path}/") for path in admitted), source
 
 
+def test_what_others_made_is_pinned_by_its_content() -> None:
+    texts = [*KIT.values(), *(path.read_text() for path in ROOT.glob(".github/workflows/*.yml"))]
+    text = "\n".join(texts)
+    actions = re.findall(r"\buses: (\S+)", text)
+    images = re.findall(r"^ *(?:image: |ARG BASE=)(\S+)", text, re.MULTILINE)
+    theirs = [image for image in images if "dejavu-cache" not in image]
+    assert (len(actions) > 20, len(theirs)) == (True, 5)
+    assert [use for use in actions if not re.search(r"@[0-9a-f]{40}$", use)] == []
+    assert [image for image in theirs if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
+
+
+def test_every_manifest_is_whole() -> None:
+    yaml = pytest.importorskip("yaml")
+    manifests = {path: text for path, text in KIT.items() if path.suffix in (".yaml", ".yml")}
+    documents = {path: list(yaml.safe_load_all(text)) for path, text in manifests.items()}
+    assert len(documents) > 8
+    assert all(documents.values())
+    (compose,) = documents[ROOT / "compose.yaml"]
+    postgres = compose["services"]["postgres"]
+    assert set(postgres["environment"]) == {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
+
+
 def test_metrics_and_probes_exist(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
     database = Database(url)

@@ -28,7 +28,6 @@ __all__ = [
     "merge_launches",
     "merge_records",
     "part_digest",
-    "part_digests",
     "without_parts",
 ]
 
@@ -140,12 +139,6 @@ def merge_into(
 def part_digest(part: Measurement | Pin | Winner) -> str:
     """Return the digest of a measurement, a pin or a winner, which is equal on all machines."""
     return hashlib.sha256(canonical_json(part).encode()).hexdigest()
-
-
-def part_digests(record: Record) -> set[str]:
-    """Return the digests of all of a record's parts."""
-    parts = [*record.measurements, record.pin, record.winner]
-    return {part_digest(part) for part in parts if part is not None}
 
 
 def without_parts(record: Record, parts: Collection[str]) -> Record | None:

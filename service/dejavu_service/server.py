@@ -9,7 +9,6 @@ from .metrics import Metrics
 from .middleware.authentication import PrincipalCache
 from .middleware.bodies import BodyTurns
 from .middleware.limits import Turns
-from .services.read_through import ReadThrough
 from .services.reads import RecordReader
 from .services.single_flight import SingleFlight
 from .settings import ServerSettings
@@ -34,7 +33,7 @@ class Server:
         """Create the server's objects without connecting to the database.
 
         Raises:
-            SettingsError: The rules of which namespaces read through, or of issuers, are wrong.
+            SettingsError: The rules of issuers are wrong.
         """
         self.settings = settings
         self.database = Database(settings.database, settings.pool)
@@ -43,7 +42,6 @@ class Server:
         self.identities = _open_exchange(settings)
         self.exchanging = asyncio.Semaphore(_EXCHANGES)
         self.page_turns = Turns(_PAGES, _PAGES)
-        self.read_through = ReadThrough.parse(settings.read_through)
         self.reader = RecordReader(self.database, settings.cache_bytes)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()

@@ -52,8 +52,6 @@ class ServerSettings(BaseModel):
     """Whether requests without a token may read records, pages and metrics."""
     oidc: Path | None = None
     """TOML file of the issuers whose identity tokens are exchanged, with rules; None for none."""
-    read_through: str = ""
-    """Namespaces that answer from another one what they do not have: `pr-*=main`, by commas."""
     max_body: int = Field(default=4 * 2**20, ge=1024)
     """Largest body of a request, in bytes."""
     max_import: int = Field(default=2 * 2**30, ge=1024)

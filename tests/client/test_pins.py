@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
-from support.service import running_server
 
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
@@ -114,24 +113,6 @@ def test_a_store_that_keeps_the_earlier_pin_is_an_error(
     assert out.stdout == ""
     assert "is pinned to BLOCK=64, num_warps=4, by ann@there" in out.stderr
     assert "did not take the change" in out.stderr
-
-
-def test_a_pin_of_the_namespace_beneath_is_not_said_to_be_removed(
-    store: FileStore, tmp_path: Path
-) -> None:
-    database, reading = f"sqlite:///{tmp_path / 'db'}", {"DEJAVU_SERVER_READ_THROUGH": "pr-*=main"}
-    with running_server(database, tmp_path / "log", reading) as server:
-        main, above = (f"{server.base}?namespace={name}" for name in ("main", "pr-7"))
-        for url in (main, above):
-            assert run_cli("import", store.root, "--store", url).returncode == 0
-        pin = ("pin", "add", "--config")
-        assert run_cli(*pin, "BLOCK=32", "--store", main).returncode == 0
-        out = run_cli("pin", "add", "--remove", "--store", above)
-        assert (out.returncode, out.stdout) == (3, "")
-        assert "is pinned to BLOCK=32" in out.stderr
-        assert "the namespace that this one reads through to" in out.stderr
-        assert run_cli(*pin, "BLOCK=64", "--store", above).returncode == 0
-        assert run_cli("pin", "add", "--remove", "--store", above).returncode == 0
 
 
 def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import triton
+from support.checkout import ROOT
 from support.prewarming import DEVICES, HERE, committed_records, prewarm, restamp
-from support.processes import environment
+from support.processes import dejavu, environment
 
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
@@ -251,3 +252,15 @@ def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
         worker, stdin=subprocess.DEVNULL, env=environment(), capture_output=True, check=True
     )
     assert (ended.stdout, ended.stderr) == (b"", b"")
+
+
+@pytest.mark.skipif(
+    triton.__version__ != "3.6.0", reason="the example's records are of Triton 3.6.0"
+)
+def test_the_example_image_compiles_what_its_records_name(tmp_path: Path) -> None:
+    example = ROOT / "examples/container"
+    records, out = FileStore(tmp_path / "records"), tmp_path / "tuned"
+    assert dejavu("import", example / "records.jsonl", "--store", records.url).returncode == 0
+    words = ("kernels", "--store", records.url, "--out", out, "--device", "NVIDIA H200")
+    made = dejavu("prewarm", *words, PYTHONPATH=str(example / "app"))
+    assert "2 scenarios of 1 kernel, 4 binaries" in made.stdout, made.stderr

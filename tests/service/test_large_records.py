@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import read_through
 from dejavu_service.services import records as service
 from dejavu_service.services.reads import RecordReader
 from dejavu_service.services.records import tag_of
@@ -35,7 +34,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
     monkeypatch.setattr(service, "_MOST_BYTES", 5 * len(text) // 2)
-    monkeypatch.setattr(read_through, "PART_BYTES", len(text))
+    monkeypatch.setattr(record_texts, "PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     sent = body(record_set(*(record(m) for m in range(6))))
     client.post("/v1/main/records", json=sent).raise_for_status()
@@ -97,7 +96,7 @@ def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
             record(m).model_copy(update={"launches": (large,), "winner": won}) for m in range(5)
         ]
         client.post(f"/v1/{namespace}/records", json=body(record_set(*sent))).raise_for_status()
-    monkeypatch.setattr(read_through, "PART_BYTES", 40_000)
+    monkeypatch.setattr(record_texts, "PART_BYTES", 40_000)
     where = f"/pages/main/contexts/{context().digest}"
     assert client.get(where).is_success
     compared = client.get(f"{where}/compare", params={"to": "pr-1"})

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.routes import reads
-from dejavu_service.services import read_through, transfer
+from dejavu_service.services import transfer
+from dejavu_service.storage import record_texts
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.record_texts import load_record_set
 from dejavu_service.storage.tables import parts
 from sqlalchemy import func, select
 from support.service import (
@@ -161,19 +161,11 @@ def test_a_long_answer_is_sent_in_pieces(
         assert divided.headers.get(name) == whole.headers.get(name)
 
 
-def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:
-    post(client, record_set())
-    with database.read() as connection:
-        stored = load_record_set(connection, "main", context().digest)
-    assert stored is not None
-    assert stored.records[0] in client.get(HOME).text
-
-
 def test_no_read_takes_more_memory_than_a_client_does(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer may fill a context without end: it is read record by record then, and exported."""
-    monkeypatch.setattr(read_through, "MOST_BYTES", 3000)
+    monkeypatch.setattr(record_texts, "MOST_BYTES", 3000)
     monkeypatch.setattr(transfer, "_MOST_BYTES", 3000)
     post(client, record_set(*(record(m, configs=5) for m in range(4))))
     refused = client.get(HOME)
@@ -186,7 +178,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     scenarios = HOME.replace("/records", "/scenarios")
     assert client.get(scenarios).status_code == 200
     with monkeypatch.context() as patched:
-        patched.setattr(read_through, "MOST_BYTES", 300)
+        patched.setattr(record_texts, "MOST_BYTES", 300)
         assert client.get(scenarios, headers={"If-None-Match": '"an earlier one"'}).is_success
         post(client, record_set(record(4)))
         assert client.get(scenarios).status_code == 413

@@ -19,7 +19,6 @@ from ..errors import InvalidRequestError, NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
 from ..services import promotions
 from ..services.access import NAMESPACE
-from ..services.read_through import RecordView, iter_texts
 from ..storage import record_texts, summaries
 from ..storage.summaries import ContextRow, DifferenceCounts, count_differences
 from .forms import AdminForm
@@ -201,7 +200,7 @@ def compare_contexts(
         columns = ScenarioColumns(row.scenario for row in compared)
         compared.sort(key=lambda row: (not row.differs, columns.order(row.scenario)))
         rows = take_page(compared, wanted.page)
-        costs = _costs(connection, RecordView(namespace, context), rows)
+        costs = _costs(connection, namespace, context, rows)
     choices = [choice for row in compared for choice in (row.ours, row.theirs) if choice]
     chosen = {choice.config for choice in choices if choice.config}
     both = [row for row in compared if row.ours and row.theirs]
@@ -264,12 +263,12 @@ def _choices(
 
 
 def _costs(
-    connection: Connection, view: RecordView, rows: list[ComparedScenario]
+    connection: Connection, namespace: str, context: str, rows: list[ComparedScenario]
 ) -> dict[str, float]:
     """Return how much slower the other side's configs are here, by the digest of their scenario."""
     wanted = {row.scenario.digest: row for row in rows if row.differs and row.ours and row.theirs}
     costs: dict[str, float] = {}
-    for texts in iter_texts(connection, view, list(wanted)):
+    for texts in record_texts.iter_texts(connection, namespace, context, list(wanted)):
         for digest, text in texts.items():
             ours, theirs = wanted[digest].ours, wanted[digest].theirs
             if ours is None or theirs is None or not ours.median or theirs.config is None:

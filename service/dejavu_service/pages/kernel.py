@@ -16,8 +16,7 @@ from dejavu_cache.system.notices import counted
 
 from ..errors import NotFoundError
 from ..routes.common import ContextDigest, CurrentCall, Namespace
-from ..services.read_through import RecordView, iter_texts
-from ..storage import summaries
+from ..storage import record_texts, summaries
 from ..storage.summaries import Summary
 from .overview import contexts_of, current_source
 from .rendering import PAGE_METHODS, Wanted, count_pages, pages_router, render_page, take_page
@@ -145,7 +144,7 @@ def show_context(
         most = max(int(len(tuned) * _SAMPLE_BYTES / max(measured * 300, 1)), 1)
         sample = sorted(texts)[:: max(-(-len(texts) // most), 1)]
         # The first part is all of them, unless the records have more than timings.
-        stored = next(iter_texts(connection, RecordView(namespace, context), sample), {})
+        stored = next(record_texts.iter_texts(connection, namespace, context, sample), {})
     call.server.reader.note_use((namespace, context))
     costs = _config_costs(stored.values())
     columns = ScenarioColumns(row.scenario for row in tuned)

@@ -121,13 +121,13 @@ async def _read(
         NotFoundError: There is nothing, of which `missing` is said.
     """
     reader = call.server.reader
-    view = call.server.read_through.view(call.principal, namespace, context)
-    current = await reader.revision(view)
+    call.principal.require("read", namespace)
+    current = await reader.revision((namespace, context))
     answer, copy = None, request.headers.get("if-none-match")
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
             return _respond(Answer(current.revision, None), "")
-        answer = await reader.read(view, part, current.revision)
+        answer = await reader.read((namespace, context), part, current.revision)
     if answer is None or answer.body is None:
         if missing is not None:
             raise NotFoundError(missing)

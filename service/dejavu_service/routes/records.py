@@ -96,12 +96,16 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
     limit = call.server.settings.max_records
-    rules = call.server.read_through
-    views = [rules.view(call.principal, namespace, context) for context in copies.contexts]
     reader = call.server.reader
     async with reader.render_turns:
         changes = await run_in_threadpool(
-            records.revalidate, call.database, views, copies, limit, reader.note_use
+            records.revalidate,
+            call.database,
+            call.principal,
+            namespace,
+            copies,
+            limit,
+            reader.note_use,
         )
     return json_response(changes)
 

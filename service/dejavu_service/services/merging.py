@@ -18,7 +18,6 @@ from ..storage.records import Part, StoredRecord
 
 __all__ = [
     "MOST_RECORD_CHARACTERS",
-    "add_beneath",
     "give_back",
     "override",
     "receive",
@@ -294,18 +293,3 @@ def _promoted_winner(current: Winner | None, source: Winner, present: datetime) 
     if source.at > current.at:
         return source
     return source.model_copy(update={"at": moment_after(current.at, present)})
-
-
-def add_beneath(own: str, beneath: str) -> str:
-    """Add to a record what it does not have of the record beneath it; both are JSON.
-
-    A process that tunes where it reads through measures only what is missing, and writes no more.
-    """
-    record, below = StoredRecord.parse(own), StoredRecord.parse(beneath)
-    for part in below.measurements.values():
-        _arrive(record, part)
-    record.add_launches(below.launch_texts)
-    _settle_winner(record, [below.winner] if below.winner else [])
-    if record.pin is None and below.pin is not None:
-        record.stand(below.pin)
-    return record.text

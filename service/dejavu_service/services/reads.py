@@ -15,19 +15,17 @@ from dataclasses import dataclass
 
 from anyio.to_thread import run_sync
 
-from ..storage import contexts
+from ..storage import contexts, record_texts
 from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
 from ..storage.lookups import RevisionLookups
-from . import read_through
-from .read_through import RecordView
 from .single_flight import SingleFlight
 
 __all__ = ["Answer", "AnswerKey", "Part", "RecordReader"]
 
 Part = str
 """What is read of a context: all records, its scenarios, or the record of a scenario's digest."""
-AnswerKey = tuple[RecordView, str]
+AnswerKey = tuple[ContextKey, str]
 
 _GZIP_LEVEL = 4
 """Level 9 takes six times as long for an answer smaller by a tenth."""
@@ -58,7 +56,7 @@ class Answer:
 
 
 class AnswerCache:
-    """Answers by view and part; those unused for longest make room for new ones."""
+    """Answers by context and part; those unused for longest make room for new ones."""
 
     def __init__(self, size: int) -> None:
         """Keep answers of up to `size` bytes together."""
@@ -105,51 +103,39 @@ class RecordReader:
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
 
-    async def revision(self, view: RecordView) -> Revision | None:
-        """Return the current revision of a view, or None if it has no records.
+    async def revision(self, context: ContextKey) -> Revision | None:
+        """Return the current revision of a context, or None if it has no records."""
+        found = await self._lookups.get(context)
+        if found is None or found.records <= 0:
+            return None
+        self.used.add(context)
+        return found
 
-        It is joined from those of the view's namespaces; the id is that of the first of them.
-        """
-        present: list[Revision] = []
-        revisions: list[str | None] = []
-        for namespace in view.namespaces:
-            key = (namespace, view.context)
-            found = await self._lookups.get(key)
-            if found is None or found.records <= 0:
-                revisions.append(None)
-                continue
-            self.used.add(key)
-            present.append(found)
-            revisions.append(found.revision)
-        if view.beneath is None or not present:
-            return present[0] if present else None
-        return present[0]._replace(revision=read_through.join_revisions(revisions))
-
-    async def read(self, view: RecordView, part: Part, revision: str) -> Answer | None:
+    async def read(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
         """Return a part of a context at `revision` or a later one; None if the context is gone."""
-        key = (view, part)
+        key = (context, part)
         answer = self._cache.get(key, revision)
         if answer is None:
             # Requests that arrive together share the work.
-            answer = await self._rendering.get((key, revision), lambda: self._render(view, part))
+            answer = await self._rendering.get((key, revision), lambda: self._render(context, part))
         return answer
 
-    async def _render(self, view: RecordView, part: Part) -> Answer | None:
+    async def _render(self, context: ContextKey, part: Part) -> Answer | None:
         async with self.render_turns:
-            answer = await run_sync(self._load, view, part)
+            answer = await run_sync(self._load, context, part)
         if answer is not None:
-            self._cache.put((view, part), answer)
+            self._cache.put((context, part), answer)
         return answer
 
-    def _load(self, view: RecordView, part: Part) -> Answer | None:
+    def _load(self, context: ContextKey, part: Part) -> Answer | None:
         with self._database.read() as connection:
             loaded: tuple[str, str | None] | None
             if part == "records":
-                loaded = read_through.load_records(connection, view)
+                loaded = record_texts.load_records(connection, *context)
             elif part == "scenarios":
-                loaded = read_through.load_scenarios(connection, view)
+                loaded = record_texts.load_scenarios(connection, *context)
             else:
-                loaded = read_through.load_record(connection, view, part)
+                loaded = record_texts.load_text(connection, *context, part)
         if loaded is None:
             return None
         revision, text = loaded

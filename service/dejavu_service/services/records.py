@@ -11,7 +11,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from dejavu_cache.model.merge import part_digests
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
@@ -23,7 +22,6 @@ from ..storage.sql import database_time
 from . import merging
 from .access import Principal
 from .log import write_log
-from .read_through import RecordView, iter_texts, join_revisions
 
 __all__ = [
     "ContextCopy",
@@ -348,7 +346,8 @@ def tag_of(text: str) -> str:
 
 def revalidate(
     database: Database,
-    views: Sequence[RecordView],
+    principal: Principal,
+    namespace: str,
     copies: Copies,
     limit: int,
     note_use: Callable[[contexts.ContextKey], None],
@@ -357,7 +356,8 @@ def revalidate(
 
     Args:
         database: The server's database.
-        views: What whoever asks may read of the contexts of `copies`, in the same namespaces.
+        principal: Who asks; needs the role `read`.
+        namespace: The namespace of the records.
         copies: What the client has.
         limit: The largest number of copies.
         note_use: Called with each context that the client uses.
@@ -368,55 +368,37 @@ def revalidate(
         beyond `_MOST_BYTES` are left out, and the revision is empty, so that a client asks again.
 
     Raises:
+        AccessDeniedError: The principal may not read the namespace.
         TooLargeError: There are more than `limit` copies.
     """
+    principal.require("read", namespace)
     count = sum(len(copy.scenarios) for copy in copies.contexts.values())
     if count > limit:
         raise TooLargeError(f"{count} copies in one request: send at most {limit} at a time")
     changes: list[str] = []
     room = _MOST_BYTES
     with database.read() as connection:
-        revisions = _revisions(connection, views)
-        for view in views:
-            copy, revision = copies.contexts[view.context], revisions[view]
-            for namespace in view.namespaces if revision else ():
-                note_use((namespace, view.context))
+        revisions = contexts.load_revisions(connection, namespace, list(copies.contexts))
+        for digest, copy in copies.contexts.items():
+            revision = revisions.get(digest, "")
+            if revision:
+                note_use((namespace, digest))
             if not revision or revision != copy.revision:
-                change = _changes(connection, view, revision, copy, room)
-                changes.append(f'"{view.context}": {change}')
+                change = _changes(connection, (namespace, digest), revision, copy, room)
+                changes.append(f'"{digest}": {change}')
                 room = max(room - len(change), 0)
     return f'{{"contexts": {{{", ".join(changes)}}}}}'
 
 
-def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[RecordView, str]:
-    """Return the revision of each view; empty if its context does not exist."""
-    by_namespace: dict[str, dict[str, str]] = {}
-    for namespace in {namespace for view in views for namespace in view.namespaces}:
-        digests = [view.context for view in views]
-        by_namespace[namespace] = contexts.load_revisions(connection, namespace, digests)
-    joined = {}
-    for view in views:
-        revisions = [by_namespace[name].get(view.context) for name in view.namespaces]
-        joined[view] = join_revisions(revisions) if any(revisions) else ""
-    return joined
-
-
 def _changes(
-    connection: Connection, view: RecordView, revision: str, copy: ContextCopy, room: int
+    connection: Connection, key: contexts.ContextKey, revision: str, copy: ContextCopy, room: int
 ) -> str:
     wanted = sorted(copy.scenarios)
-    parts: dict[str, set[str]] = {}
-    for namespace in view.namespaces:
-        hidden = record_texts.load_hidden(connection, namespace, view.context, wanted)
-        for digest, digests in hidden.items():
-            parts.setdefault(digest, set()).update(digests)
-    gone: set[str] = set(wanted)
+    hidden = record_texts.load_hidden(connection, *key, wanted)
+    gone = set(wanted)
     changed: list[str] = []
-    for texts in iter_texts(connection, view, wanted):
+    for texts in record_texts.iter_texts(connection, *key, wanted):
         gone -= texts.keys()
-        for digest in parts.keys() & texts.keys():
-            # What one namespace hides may stand in the other.
-            parts[digest] -= part_digests(Record.model_validate_json(texts[digest]))
         differing = [
             text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]
         ]
@@ -426,8 +408,8 @@ def _changes(
             continue
         changed += differing
         room -= size
-    recalled = {digest: sorted(recall) for digest, recall in sorted(parts.items()) if recall}
+    recalls = {digest: sorted(parts) for digest, parts in sorted(hidden.items())}
     return (
         f'{{"revision": {json.dumps(revision)}, "records": [{", ".join(changed)}], '
-        f'"gone": {json.dumps(sorted(gone))}, "recalls": {json.dumps(recalled)}}}'
+        f'"gone": {json.dumps(sorted(gone))}, "recalls": {json.dumps(recalls)}}}'
     )

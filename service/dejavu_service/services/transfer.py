@@ -19,7 +19,6 @@ from .access import Principal
 from .json_text import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
 from .merging import MOST_RECORD_CHARACTERS
-from .read_through import render
 from .reads import RecordReader
 from .records import check_record_set, merge_record_set
 
@@ -66,7 +65,7 @@ def export_lines(
                 texts = record_texts.load_texts(connection, namespace, digest, page)
             if context is not None and texts:
                 present = [texts[scenario] for scenario in page if scenario in texts]
-                yield render(context, present) + "\n"
+                yield record_texts.render(context, present) + "\n"
 
 
 def import_lines(

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
 
-from .sql import byte_length, chunks
+from dejavu_cache.model.record import FORMAT
+
+from ..errors import TooLargeError
+from .sql import byte_length, chunks, divide
 from .tables import contexts, parts, records
 
 __all__ = [
     "Arrival",
-    "StoredRecordSet",
-    "count_bytes",
+    "iter_texts",
     "iter_until",
     "list_arrivals",
     "list_sizes",
     "load_hidden",
-    "load_record_set",
-    "load_scenario_texts",
-    "load_sizes",
+    "load_records",
+    "load_scenarios",
     "load_text",
     "load_texts",
+    "render",
 ]
 
+MOST_BYTES = 256 * 2**20
+"""Bytes of a context's records that are read at once, as clients read at most."""
+PART_BYTES = 4 * 2**20
+"""Bytes of some records that are read at once."""
 _PAGE = 500
 
 
@@ -94,15 +101,6 @@ def iter_until(connection: Connection, context_id: int, moment: float) -> Iterat
 _VISIBLE_MEASUREMENTS = (parts.c.kind == "measurement", parts.c.hidden_by.is_(None))
 
 
-class StoredRecordSet(NamedTuple):
-    """All records of a context at one revision, with their scenarios, as JSON texts."""
-
-    context: str
-    revision: str
-    records: list[str]
-    scenarios: list[str]
-
-
 def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Select[Any]:
     """Return a query for columns of the records of a context and of itself."""
     return (
@@ -116,18 +114,20 @@ def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Sel
     )
 
 
-def count_bytes(
-    connection: Connection,
-    namespace: str,
-    digest: str,
-    column: Literal["text", "scenario_text"] = "text",
-) -> int:
-    """Count the bytes of the JSON texts of a context's records, or of their scenarios."""
+def _check_size(
+    connection: Connection, namespace: str, digest: str, column: Literal["text", "scenario_text"]
+) -> None:
     query = _select_of(namespace, digest, func.sum(byte_length(records.c[column])))
-    return int(connection.execute(query).scalar() or 0)
+    size = int(connection.execute(query).scalar() or 0)
+    if size > MOST_BYTES:
+        raise TooLargeError(
+            f"the records of this context in {namespace!r} have {size} bytes, more than the "
+            f"{MOST_BYTES} that are read at once: read them one by one, and see by  "
+            "dejavu-cache quarantine list --writers  who wrote so much"
+        )
 
 
-def load_sizes(
+def _load_sizes(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, int]:
     """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
@@ -150,26 +150,41 @@ def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tupl
     return [(scenario, size) for _, scenario, size in rows]
 
 
-def load_record_set(connection: Connection, namespace: str, digest: str) -> StoredRecordSet | None:
-    """Load all records of a context, ordered by their scenario's text; None if it has none."""
+def load_records(connection: Connection, namespace: str, digest: str) -> tuple[str, str] | None:
+    """Load the revision and all records of a context, as JSON; None if it has none.
+
+    They are ordered by their scenario's text, in Python, because SQLite and Postgres collate it
+    differently.
+
+    Raises:
+        TooLargeError: They have more than `MOST_BYTES`.
+    """
+    _check_size(connection, namespace, digest, "text")
     columns = (contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
-    query = _select_of(namespace, digest, *columns)
+    rows = list(connection.execute(_select_of(namespace, digest, *columns)))
+    if not rows:
+        return None
+    rows.sort(key=itemgetter(2))
+    return rows[0][1], render(rows[0][0], [text for *_, text in rows])
+
+
+def render(context: str, texts: Iterable[str]) -> str:
+    """Render a record set as one line of JSON by joining the stored texts of its records."""
+    return f'{{"context": {context}, "format": {FORMAT}, "records": [{", ".join(texts)}]}}'
+
+
+def load_scenarios(connection: Connection, namespace: str, digest: str) -> tuple[str, str] | None:
+    """Load the revision and the sorted scenarios of a context, as JSON; None if it has no records.
+
+    Raises:
+        TooLargeError: As for the records.
+    """
+    _check_size(connection, namespace, digest, "scenario_text")
+    query = _select_of(namespace, digest, contexts.c.revision, records.c.scenario_text)
     rows = connection.execute(query).all()
     if not rows:
         return None
-    # Sorted in Python, because SQLite and Postgres collate text differently.
-    ordered = sorted((row[2], row[3]) for row in rows)
-    scenarios, texts = [scenario for scenario, _ in ordered], [text for _, text in ordered]
-    return StoredRecordSet(rows[0][0], rows[0][1], texts, scenarios)
-
-
-def load_scenario_texts(
-    connection: Connection, namespace: str, digest: str
-) -> tuple[str, list[str]] | None:
-    """Load the revision and the sorted scenarios of a context; None if it has no records."""
-    query = _select_of(namespace, digest, contexts.c.revision, records.c.scenario_text)
-    rows = connection.execute(query).all()
-    return (rows[0][0], sorted(text for _, text in rows)) if rows else None
+    return rows[0][0], f'{{"scenarios": [{", ".join(sorted(text for _, text in rows))}]}}'
 
 
 def load_text(
@@ -196,3 +211,12 @@ def load_texts(
         for chunk in chunks(scenarios)
         for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
     }
+
+
+def iter_texts(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> Iterator[dict[str, str]]:
+    """Iterate over what `load_texts` returns, as much at a time as may be in memory."""
+    sizes = _load_sizes(connection, namespace, digest, scenarios)
+    for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
+        yield load_texts(connection, namespace, digest, part)

@@ -200,22 +200,6 @@ class StoredRecord:
         self.is_visible = length is not None
         self.is_changed = False
 
-    @classmethod
-    def parse(cls, text: str) -> StoredRecord:
-        """Return the record that a JSON text has, with parts that are not stored."""
-        value = json.loads(text)
-        launches = value.get("launches")
-        record = cls("", canonical_json(value["scenario"]), launches and canonical_json(launches))
-        parsed: list[tuple[_Kind, Any]] = [("measurement", item) for item in value["measurements"]]
-        parsed += [("winner", value["winner"])] if "winner" in value else []
-        parsed += [("pin", value["pin"])] if "pin" in value else []
-        for kind, entry in parsed:
-            config = canonical_json(entry["config"]) if "config" in entry else ""
-            content = canonical_json(entry)
-            # Digests are needed here only to tell parts apart, as texts do.
-            record.stand(Part(kind, config, content, content, ""))
-        return record
-
     def keep(self, part: Part) -> Part:
         """Keep a part without making it stand; return the row that has its digest."""
         row = self.parts.setdefault(part.digest, part)

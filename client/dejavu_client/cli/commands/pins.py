@@ -165,6 +165,5 @@ def _check_pin(store: Store, chosen: _ChosenPin) -> None:
     )
     raise StoreError(
         f"{context.kernel.name}{record.scenario} {has} in {store.url}, which did not take the "
-        "change: change the pin in the namespace that this one reads through to, or repeat the "
-        "command if somebody else pinned it at this moment"
+        "change: repeat the command if somebody else pinned it at this moment"
     )
