@@ -43,7 +43,6 @@ __all__ = [
     "is_from_signal_handler",
     "program_is_ending",
     "start_thread",
-    "start_turns",
     "uninterrupted",
 ]
 
@@ -58,7 +57,7 @@ END_SECONDS = 40.0
 """Longest time that it waits for what must not be cut off, such as a file lock of 30 s."""
 
 AFTER_ERROR = 0.2
-"""Seconds before a thread goes on after an error, which may come again at once."""
+"""Seconds after which a thread goes on after an error."""
 
 FORK_SECONDS = 5.0
 """Longest time that a fork waits for threads to leave what it must not cut off."""
@@ -134,45 +133,38 @@ def program_is_ending() -> bool:
     return _ending
 
 
-def start_thread(target: Callable[[], object], name: str) -> threading.Thread | None:
+def start_thread(
+    target: Callable[[], object], name: str, *, in_turns: bool = False
+) -> threading.Thread | None:
     """Start a thread and return it, or None if none can be started any more.
 
-    From Python 3.12 on none can be started once the main thread has ended, although other threads
-    of the program may run for long after that.
+    From Python 3.12 on none can be once the main thread has ended, while others may still run.
 
     Args:
         target: what the thread does.
         name: the name of the thread.
+        in_turns: whether to call `target` until it returns False. No error ends such a thread,
+            since others wait for what it does next.
     """
+
+    def take_turns() -> None:
+        while True:
+            try:
+                if not target():
+                    return
+            except Exception as error:
+                warn_once(name, f"{name}: {type(error).__name__}: {error}")
+                time.sleep(AFTER_ERROR)
+
     if _ending:
         return None
     try:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = threading.Thread(target=take_turns if in_turns else target, name=name, daemon=True)
         thread.start()
     except RuntimeError:
         return None
     _threads.add(thread)
     return thread
-
-
-def start_turns(turn: Callable[[], bool], name: str) -> threading.Thread | None:
-    """Start a thread that no exception ends, or return None if none can be started any more.
-
-    Args:
-        turn: waits and does what is due, again and again, until it returns False.
-        name: the name of the thread.
-    """
-
-    def run() -> None:
-        while True:
-            try:
-                if not turn():
-                    return
-            except Exception as error:  # others wait for what the thread does next
-                warn_once(name, f"{name}: {type(error).__name__}: {error}")
-                time.sleep(AFTER_ERROR)
-
-    return start_thread(run, name)
 
 
 _Item = TypeVar("_Item")
@@ -214,7 +206,7 @@ class WriterThread(Finisher, ABC, Generic[_Item]):
             self._queued.append(item)
             if not self._has_thread:
                 at_program_end(self)
-                self._has_thread = start_turns(self._turn, self._name) is not None
+                self._has_thread = start_thread(self._turn, self._name, in_turns=True) is not None
             if self._has_thread:
                 return
             queued, self._queued = self._queued, []

@@ -87,7 +87,7 @@ def test_an_error_ends_no_thread_that_works_in_turns(
             raise FileNotFoundError("another process deleted it")
         return False
 
-    thread = background_threads.start_turns(turn, "a thread of tests")
+    thread = background_threads.start_thread(turn, "a thread of tests", in_turns=True)
     assert thread is not None
     thread.join(240)
     assert len(turns) == 4

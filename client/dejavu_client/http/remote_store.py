@@ -23,7 +23,7 @@ from dejavu_cache.stores.base import CopyChanges
 from dejavu_cache.system.background_threads import (
     FLUSH_SECONDS,
     program_is_ending,
-    start_turns,
+    start_thread,
     uninterrupted,
 )
 from dejavu_cache.system.notices import whoami
@@ -346,7 +346,7 @@ class _ServerLease:
     @contextmanager
     def keep_alive(self) -> Iterator[None]:
         """Renew the acquired lease in a thread of its own, and have it released at the end."""
-        start_turns(self._renew, "dejavu-cache lease")
+        start_thread(self._renew, "dejavu-cache lease", in_turns=True)
         try:
             yield
         finally:

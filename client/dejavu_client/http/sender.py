@@ -20,7 +20,7 @@ from dejavu_cache.system.background_threads import (
     Finisher,
     at_program_end,
     program_is_ending,
-    start_turns,
+    start_thread,
     uninterrupted,
 )
 from dejavu_cache.system.fork_lock import ForkCondition
@@ -116,7 +116,9 @@ class Sender(Finisher):
             self._is_stopping = False
             self._is_woken = True
             if not self._has_thread:
-                self._has_thread = start_turns(self._turn, "dejavu-cache sender") is not None
+                self._has_thread = (
+                    start_thread(self._turn, "dejavu-cache sender", in_turns=True) is not None
+                )
             self._condition.notify_all()
 
     @property
