@@ -36,7 +36,6 @@ from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
-from .storage.tokens import any_issued
 
 if TYPE_CHECKING:
     from .identities import IdentityExchange
@@ -414,7 +413,7 @@ class PrincipalCache:
 
     def _find_anybody(self) -> Principal | None:
         with self._database.read() as connection:
-            return None if any_issued(connection) else ANYBODY
+            return None if tokens.any_issued(connection) else ANYBODY
 
 
 class RateLimiter:
