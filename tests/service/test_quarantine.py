@@ -142,8 +142,14 @@ def test_a_host_is_found_behind_every_token(
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
 
 
+@pytest.mark.parametrize(("order", "left"), [((1, 0), 0.1), ((0, 1), 0.2)])
 def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
-    client: httpx.Client, admin: Token, fleet: Token, database: Database
+    client: httpx.Client,
+    admin: Token,
+    fleet: Token,
+    database: Database,
+    order: tuple[int, int],
+    left: float,
 ) -> None:
     """Whoever sends a replaced measurement again is refused only while it is replaced."""
     ops = [Token(database, name, "admin") for name in ("first", "second")]
@@ -158,9 +164,9 @@ def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
 
     assert stands() == 0.2
     assert post(client, fleet, record(1, median=0.1))["refused"] == 3
-    taken = [quarantine(client, admin, token=ops[1].id)["id"]]
-    assert stands() == 0.1
-    taken.append(quarantine(client, admin, token=ops[0].id)["id"])
+    taken = [quarantine(client, admin, token=ops[order[0]].id)["id"]]
+    assert stands() == left
+    taken.append(quarantine(client, admin, token=ops[order[1]].id)["id"])
     assert stands() == 0.5
     assert "refused" not in post(client, fleet, record(1, median=0.5))
     for identity in taken:
