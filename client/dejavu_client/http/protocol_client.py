@@ -230,7 +230,7 @@ class ProtocolClient:
         answer = self._send("GET", f"/contexts/{context.digest}/scenarios", etag)
         if answer.status == 304:
             return None
-        rows = [] if answer.status == 404 else self._object(answer.body).get("scenarios")
+        rows = [] if answer.status == 404 else self.read_object(answer.body).get("scenarios")
         scenarios: list[Scenario] = self._validate(list[Scenario], rows)
         with uninterrupted():
             return answer.headers.get("etag", ""), [scenario.text for scenario in scenarios]
@@ -448,9 +448,9 @@ class ProtocolClient:
         answer = self._send(method, path, **request)
         if answer.status == 404:
             raise RefusedError(f"{self.url}: {_problem_detail(answer.body) or 'not found'}", 404)
-        return self._object(answer.body)
+        return self.read_object(answer.body)
 
-    def _object(self, body: bytes) -> dict[str, Any]:
+    def read_object(self, body: bytes) -> dict[str, Any]:
         """Parse a JSON object, without pydantic."""
         try:
             answer = json.loads(body)
