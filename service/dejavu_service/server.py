@@ -22,8 +22,10 @@ __all__ = ["Server"]
 
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
-_PAGES = 4
-"""Pages that are made at a time: each may take long and much memory."""
+_RENDERED = 4
+"""Pages, and answers with records, made at a time: each may take long and much memory."""
+_EXPORTS = 16
+"""Exports at a time, of which one principal has two: each takes memory until it was read."""
 
 
 class Server:
@@ -41,7 +43,9 @@ class Server:
         self.bodies = BodyTurns(settings.max_body, settings.pool)
         self.identities = _open_exchange(settings)
         self.exchanging = asyncio.Semaphore(_EXCHANGES)
-        self.page_turns = Turns(_PAGES, _PAGES)
+        self.page_turns = Turns(_RENDERED, _RENDERED - 1)
+        self.render_turns = Turns(_RENDERED, _RENDERED - 1)
+        self.export_turns = Turns(_EXPORTS)
         self.reader = RecordReader(self.database, settings.cache_bytes)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()

@@ -96,8 +96,7 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
     limit = call.server.settings.max_records
-    reader = call.server.reader
-    async with reader.render_turns:
+    async with call.server.render_turns.turn(call.principal.name):
         changes = await run_in_threadpool(
             records.revalidate,
             call.database,
@@ -105,7 +104,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
             namespace,
             copies,
             limit,
-            reader.note_use,
+            call.server.reader.note_use,
         )
     return json_response(changes)
 

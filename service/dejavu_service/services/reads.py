@@ -8,7 +8,6 @@ current revision, and an answer of another revision is not used.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -33,9 +32,6 @@ _PLAIN_LENGTH = 1000
 """Length up to which a text is not worth compressing."""
 _OVERHEAD = 400
 """Bytes that a cached answer takes besides its body, roughly."""
-_RENDERED_AT_ONCE = 4
-"""Answers that are rendered at a time, each of which may take much memory. More threads that
-compress would also leave the event loop no time."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -90,7 +86,6 @@ class RecordReader:
     Attributes:
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
-        render_turns: The turns to load records, which may take much memory.
     """
 
     def __init__(self, database: Database, cache_bytes: int) -> None:
@@ -99,7 +94,6 @@ class RecordReader:
         self._lookups = RevisionLookups(database)
         self._cache = AnswerCache(cache_bytes)
         self._rendering: SingleFlight[tuple[AnswerKey, str], Answer | None] = SingleFlight()
-        self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
 
@@ -111,18 +105,19 @@ class RecordReader:
         self.used.add(context)
         return found
 
+    def recall(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
+        """Return a part of a context at `revision`, if it is kept in memory."""
+        return self._cache.get((context, part), revision)
+
     async def read(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
         """Return a part of a context at `revision` or a later one; None if the context is gone."""
-        key = (context, part)
-        answer = self._cache.get(key, revision)
-        if answer is None:
-            # Requests that arrive together share the work.
-            answer = await self._rendering.get((key, revision), lambda: self._render(context, part))
-        return answer
+        # Requests that arrive together share the work.
+        return self.recall(context, part, revision) or await self._rendering.get(
+            ((context, part), revision), lambda: self._render(context, part)
+        )
 
     async def _render(self, context: ContextKey, part: Part) -> Answer | None:
-        async with self.render_turns:
-            answer = await run_sync(self._load, context, part)
+        answer = await run_sync(self._load, context, part)
         if answer is not None:
             self._cache.put((context, part), answer)
         return answer
