@@ -9,25 +9,20 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 
-from .completion import complete_devices, complete_kernels
-
 __all__ = [
     "KERNEL_HELP",
     "DeviceOption",
     "JsonOption",
     "KernelArgument",
     "KernelOption",
-    "LimitOption",
     "OptionalKernelArgument",
     "ScenarioOption",
     "ServerOption",
-    "SortOption",
     "StoreOption",
     "TritonOption",
     "WhereOption",
     "parse_assignments",
     "refuse_empty",
-    "require_moments",
 ]
 
 
@@ -46,13 +41,11 @@ KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*atten
 
 KernelArgument = Annotated[
     str,
-    typer.Argument(help=KERNEL_HELP, autocompletion=complete_kernels, callback=refuse_empty),
+    typer.Argument(metavar="KERNEL", help=KERNEL_HELP, callback=refuse_empty),
 ]
 OptionalKernelArgument = Annotated[
     str,
-    typer.Argument(
-        help=f"{KERNEL_HELP} Else all.", autocompletion=complete_kernels, callback=refuse_empty
-    ),
+    typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty),
 ]
 KernelOption = Annotated[
     str,
@@ -60,7 +53,6 @@ KernelOption = Annotated[
         "--kernel",
         metavar="NAME",
         help="Only this kernel, or a glob.",
-        autocompletion=complete_kernels,
         callback=refuse_empty,
     ),
 ]
@@ -100,7 +92,6 @@ DeviceOption = Annotated[
         "--device",
         metavar="TEXT",
         help="Only GPUs whose name contains this.",
-        autocompletion=complete_devices,
         callback=refuse_empty,
     ),
 ]
@@ -112,12 +103,6 @@ TritonOption = Annotated[
         help="Only this version of Triton.",
         callback=refuse_empty,
     ),
-]
-SortOption = Annotated[
-    str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")
-]
-LimitOption = Annotated[
-    int, typer.Option("--limit", min=0, help="How many lines at most; 0 is all.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -139,23 +124,3 @@ def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str
             raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
         assignments[name] = value
     return assignments
-
-
-def require_moments(**times: str) -> None:
-    """Check that options of these names have a moment each, as the server reads it, or nothing.
-
-    Raises:
-        SettingsError: a text is no moment.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from dejavu_cache.model.scenario import Moment
-
-    for name, text in times.items():
-        if not text:
-            continue
-        try:
-            TypeAdapter(Moment).validate_python(text)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise SettingsError(f"--{name} {text!r}: {reason}") from None

@@ -47,9 +47,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Check settings, stores and packages, and say how to repair what is wrong; exits 1 if any is.
+    """Check settings, stores and packages, and say how to repair them.
 
-    A finding is ok, a note, or wrong.
+    A finding is ok, a note, or wrong. Exits with 1 if any is wrong.
     """
     findings = [*_check_versions(), *_check_settings(store), *_check_spools()]
     if as_json:

@@ -62,9 +62,10 @@ def fit(
     bound: Annotated[
         float,
         typer.Option(
+            metavar="PERCENT",
             min=0,
             max=1000,
-            help="How far from the best the set of configs may be in any scenario, in percent.",
+            help="How far from the best the set of configs may be in any scenario.",
         ),
     ] = 5.0,
     device: DeviceOption = "",
@@ -74,9 +75,9 @@ def fit(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit decision trees to a kernel's records, one for each GPU and Triton version.
+    """Fit decision trees to a kernel's records.
 
-    Exits 1 if there are too few records.
+    There is one for each GPU and version of Triton. Exits with 1 if there are too few records.
     """
     from dejavu_cache.heuristics.fit import fit as fit_tree
 
@@ -108,7 +109,9 @@ def fit(
 def show(
     kernel: Annotated[
         str,
-        typer.Argument(help="The kernel, or the end of its name, or a tree's file; else all."),
+        typer.Argument(
+            metavar="KERNEL", help="The kernel, or the end of its name, or a tree's file; else all."
+        ),
     ] = "",
     to: Annotated[
         str, typer.Option("--as", metavar="FORMAT", help="Print one tree alone: python or json.")

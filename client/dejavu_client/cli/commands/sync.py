@@ -49,9 +49,10 @@ def sync(
         ),
     ] = "",
 ) -> None:
-    """Send what waits on disk, and a local store's records, to the server, and fetch the server's.
+    """Send a store's records to a server, and fetch the server's.
 
-    Prints how many were new at either end. Exits with 1 if something still waits.
+    What waits on disk is sent first. Prints how many were new at either end. Exits with 1 if
+    something still waits.
     """
     if push_only and pull_only:
         raise SettingsError("--push-only and --pull-only: give one of them")

@@ -39,20 +39,21 @@ def register(app: typer.Typer) -> None:
 
 def export_records(
     file: Annotated[
-        str, typer.Argument(help="Where to; - is standard output.", callback=refuse_empty)
+        str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
     ] = "-",
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
-        str, typer.Option(metavar="VERSION", help="Of the tables. Default: the installed one.")
+        str, typer.Option(metavar="VERSION", help="Of the tables; else the installed version.")
     ] = "",
     kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
-    """Write all records as JSON lines: a context and its records per line, in a fixed order.
+    """Write all records as JSON lines, or tables for engines.
 
-    An earlier FILE is replaced once the new one is complete. With --vllm or --sglang, the winners
-    of fused experts become tuned tables in the engine's own format.
+    A line is a context and its records; the order is always the same. An earlier FILE is replaced
+    once the new one is complete. With --vllm or --sglang, the winners of fused experts become tuned
+    tables in the engine's own format.
     """
     engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
@@ -91,15 +92,16 @@ def import_records(
         ),
     ] = "",
 ) -> None:
-    """Merge files and stores into a store; prints how many records were new, and how many known.
+    """Merge files and stores into a store.
 
-    All sources must be readable before anything is written.
+    Prints how many records were new, and how many known. All sources must be readable before
+    anything is written.
     """
     with ExitStack() as stack:
         target = stack.enter_context(open_chosen_store(into))
         readers: list[Callable[[], Iterator[RecordSet]]] = []
         for source in sources:
-            if "://" in source:
+            if "://" in source or Path(source).is_dir():
                 readers.append(stack.enter_context(open_complete_store(source)).record_sets)
             else:
                 readers.append(partial(map, RecordText.parse, read_record_texts(source)))
