@@ -10,7 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from .storage import contexts, leases
+from .services import leases
+from .storage import contexts
 from .storage.database import Database
 
 __all__ = ["Metrics"]

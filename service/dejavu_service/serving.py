@@ -26,7 +26,6 @@ from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
-from .storage.tokens import any_issued
 
 __all__ = ["has_tokens", "make_server", "prepare", "run", "token_command"]
 
@@ -69,7 +68,7 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
 def has_tokens(database: Database) -> bool:
     """Return whether a token was ever issued, so that requests need one."""
     with database.read() as connection:
-        return any_issued(connection)
+        return tokens.any_issued(connection)
 
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:

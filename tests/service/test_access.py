@@ -13,8 +13,8 @@ import httpx
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.middleware.authentication import PrincipalCache
+from dejavu_service.services import tokens
 from dejavu_service.settings import ServerSettings
-from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import metadata
@@ -167,14 +167,14 @@ def test_an_export_ends_when_its_token_is_revoked(
 def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the times at which the database was asked for a token."""
     times: list[float] = []
-    get = stored.get
+    verify = tokens.verify
 
-    def get_and_count(connection: Any, identity: str) -> Any:
+    def verify_and_count(*arguments: Any) -> Any:
         times.append(time.monotonic())
         time.sleep(0.05)
-        return get(connection, identity)
+        return verify(*arguments)
 
-    monkeypatch.setattr(stored, "get", get_and_count)
+    monkeypatch.setattr(tokens, "verify", verify_and_count)
     return times
 
 

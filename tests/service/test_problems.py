@@ -288,12 +288,12 @@ def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
 def test_what_nobody_foresaw_names_the_request(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dejavu_service.services import records
+    from dejavu_service.storage import contexts
 
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(records, "list_contexts", broken)
+    monkeypatch.setattr(contexts, "list_contexts", broken)
     with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _check_problem(answer, 500)["detail"]

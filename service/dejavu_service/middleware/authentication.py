@@ -26,7 +26,6 @@ from ..services.access import ANYBODY, NOBODY, READER, Principal
 from ..services.single_flight import SingleFlight
 from ..settings import ServerSettings
 from ..storage.database import Database
-from ..storage.tokens import any_issued
 from .limits import RateLimiter
 
 __all__ = [
@@ -103,7 +102,7 @@ class PrincipalCache:
 
     def _find_anybody(self) -> Principal | None:
         with self._database.read() as connection:
-            return None if any_issued(connection) else ANYBODY
+            return None if tokens.any_issued(connection) else ANYBODY
 
 
 class AuthenticationMiddleware:

@@ -17,7 +17,7 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
-from ..services import promotions
+from ..services import transfer
 from ..services.access import NAMESPACE
 from ..storage import record_texts, summaries
 from ..storage.summaries import ContextRow, DifferenceCounts, count_differences
@@ -138,7 +138,7 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    promotions.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    transfer.promote(call.database, call.principal, namespace, target, kernel or None, None)
     return redirect(f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}")
 
 

@@ -14,8 +14,8 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError
 from ..routes.common import CurrentCall, Namespace
-from ..services import misses as service
-from ..storage import leases, misses, summaries
+from ..services import leases, misses
+from ..storage import summaries
 from .forms import WriterForm
 from .overview import OverviewFilter, by_kernel, contexts_of
 from .rendering import (
@@ -134,10 +134,8 @@ def change_miss(
     context, scenario = form.text("context", 24), form.text("scenario", 24)
     if not _DIGEST.fullmatch(context) or not _DIGEST.fullmatch(scenario):
         raise NotFoundError("there is no such scenario on the worklist")
-    missed = (form.call.database, form.call.principal, namespace, context, scenario)
-    if change == "dismiss":
-        service.dismiss_miss(*missed)
-    else:
-        service.claim_miss(*missed, release=change == "release")
+    misses.change_miss(
+        form.call.database, form.call.principal, namespace, context, scenario, change
+    )
     query = {name: form.text(name) for name in ("kernel", "device") if form.text(name)}
     return redirect(f"/pages/{namespace}/misses?{urlencode(query)}")

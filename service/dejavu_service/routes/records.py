@@ -14,6 +14,7 @@ from dejavu_cache.model.scenario import Config, Context
 from ..middleware.bodies import accepts
 from ..services import records
 from ..services.records import Copies
+from ..storage import contexts
 from .common import (
     ContextDigest,
     CurrentCall,
@@ -77,9 +78,11 @@ def list_contexts(
     limit: _Limit = 100,
 ) -> Response:
     """List the contexts that have records, page by page."""
-    contexts = records.list_contexts(call.database, call.principal, namespace, kernel, after, limit)
-    following = f'"{contexts[limit - 1][0]}"' if len(contexts) > limit else "null"
-    texts = ", ".join(text for _, text in contexts[:limit])
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
+    following = f'"{listed[limit - 1][0]}"' if len(listed) > limit else "null"
+    texts = ", ".join(text for _, text in listed[:limit])
     return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 

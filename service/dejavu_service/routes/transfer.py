@@ -14,7 +14,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from ..errors import AccessDeniedError
 from ..middleware.bodies import accepts, body_chunks, takes_own_turn
 from ..problems import ProblemError
-from ..services import promotions, transfer
+from ..services import transfer
 from ..services.access import NAMESPACE
 from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
 
@@ -126,7 +126,7 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
 @accepts("admin", 2**20)
 def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
-    copied = promotions.promote(
+    copied = transfer.promote(
         call.database,
         call.principal,
         namespace,
