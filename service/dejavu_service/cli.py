@@ -108,7 +108,7 @@ def pages(
     ] = None,
     port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    """Show what a store holds: the server's pages for its records, in a browser.
+    """Show a store's records in a browser, by the server's pages.
 
     The records are copied to a temporary database first; nothing is written to the store.
     """

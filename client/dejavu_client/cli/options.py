@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +19,10 @@ __all__ = [
     "OptionalKernelArgument",
     "ScenarioOption",
     "ServerOption",
+    "SinceOption",
     "StoreOption",
     "TritonOption",
+    "UntilOption",
     "WhereOption",
     "parse_assignments",
     "refuse_empty",
@@ -35,6 +38,17 @@ def refuse_empty(context: typer.Context, parameter: typer.CallbackParam, value: 
     if given is not None and given.name == "COMMANDLINE" and "" in (value, *(value or ())):
         raise typer.BadParameter("it is empty")
     return value
+
+
+def _check_moment(text: str) -> str:
+    """Refuse what is no moment as a server reads it."""
+    try:
+        has_offset = datetime.fromisoformat(text.replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        has_offset = False
+    if text and not has_offset:
+        raise typer.BadParameter(f"{text!r}: write a time like 2026-01-31T12:00:00Z")
+    return text
 
 
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
@@ -103,6 +117,13 @@ TritonOption = Annotated[
         help="Only this version of Triton.",
         callback=refuse_empty,
     ),
+]
+SinceOption = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="From 2026-01-31T12:00:00Z on.", callback=_check_moment),
+]
+UntilOption = Annotated[
+    str, typer.Option(metavar="TIME", help="Before this time.", callback=_check_moment)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

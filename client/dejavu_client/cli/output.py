@@ -21,7 +21,7 @@ from dejavu_cache.system.notices import logger, printable
 from dejavu_cache.system.safe_files import open_replacement
 
 from .errors import PartlyDoneError
-from .kernel_names import shorten_kernels
+from .queries import shorten_kernels
 
 __all__ = [
     "fail",

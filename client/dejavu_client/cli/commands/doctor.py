@@ -28,7 +28,7 @@ from ..chosen_store import open_chosen_store
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
-from ..spool_summary import describe_set_aside, describe_waiting
+from .sync import describe_set_aside, describe_waiting
 
 __all__ = ["register"]
 

@@ -17,7 +17,6 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
-from ..kernel_names import matching_kernels
 from ..options import (
     DeviceOption,
     JsonOption,
@@ -26,7 +25,7 @@ from ..options import (
     TritonOption,
 )
 from ..output import fail, say, show_json, show_progress, show_table
-from ..queries import context_matches, describe_filters, newest_record_sets
+from ..queries import context_matches, describe_filters, matching_kernels, newest_record_sets
 
 __all__ = ["register"]
 

@@ -68,7 +68,7 @@ def list_kernels(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the kernels, where each is tuned, and how many seconds that took."""
+    """List the kernels, where each is tuned, and how long that took."""
     with open_existing_store(store) as source:
         contexts = contexts_of(source, kernel) if kernel else list(source.contexts())
         rows = [

@@ -18,9 +18,9 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError
-from ..kernel_names import matching_kernels
 from ..options import StoreOption
 from ..output import say
+from ..queries import matching_kernels
 
 __all__ = ["KernelRename", "RenameCounts", "apply_rename", "register"]
 

@@ -13,10 +13,9 @@ from dejavu_cache.system.notices import counted
 from ...http.errors import RefusedError
 from ..chosen_store import open_server, require_records
 from ..errors import NothingFoundError
-from ..kernel_names import kernel_matches
-from ..options import JsonOption, KernelOption, ServerOption
+from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
 from ..output import say, show_json, show_table, sum_of_steps
-from ..queries import kernels_of
+from ..queries import kernel_matches, kernels_of
 
 __all__ = ["register"]
 
@@ -39,10 +38,8 @@ def log(
     action: Annotated[
         str, typer.Option(metavar="NAME", help="Only this action, such as pin or delete.")
     ] = "",
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="From this time on: 2026-01-31T12:00:00Z.")
-    ] = "",
-    until: Annotated[str, typer.Option(metavar="TIME", help="Before this time.")] = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
     limit: Annotated[
         int, typer.Option(metavar="NUMBER", min=1, help="Entries at most, newest first.")
     ] = 100,
@@ -121,8 +118,8 @@ def add(
         str, typer.Option(metavar="TOKEN", help="A token's id, or the name of tokens.")
     ] = "",
     host: Annotated[str, typer.Option(metavar="HOST", help="A host, or user@host.")] = "",
-    since: Annotated[str, typer.Option(metavar="TIME", help="What came from this time on.")] = "",
-    until: Annotated[str, typer.Option(metavar="TIME", help="What came before this time.")] = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; else only count.")] = False,
     store: ServerOption = "",
 ) -> None:
@@ -135,7 +132,7 @@ def add(
             "quarantine add: name --token or --host; `quarantine list --writers` lists them"
         )
     remote = open_server(store)
-    wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
+    wish = {"token": token, "host": host, "since": since, "until": until}
     wanted = {name: value for name, value in wish.items() if value}
     counts = remote.client.quarantine({**wanted, "preview": not yes})
     if not counts["records"]:
