@@ -10,13 +10,10 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_service.app import create_app
-from dejavu_service.settings import ServerSettings
 from support.bad_server import BadServer, hang
 from support.remote_stores import through
 from support.service import (
     body,
-    client_of,
     context,
     record,
     record_set,
@@ -62,16 +59,6 @@ def test_a_read_by_key_is_never_older_than_the_request(client: httpx.Client) -> 
     assert client.get(url_of(2)).status_code == 200
     client.delete(f"{CONTEXT}/records").raise_for_status()
     assert client.get(url_of(1), headers=tag).status_code == 404
-
-
-def test_the_smallest_pool_leaves_connections_to_the_others(url: str) -> None:
-    """Reads keep a connection of their own."""
-    with client_of(create_app(ServerSettings(database=url, pool=1))) as client:
-        for m in range(2):
-            post(client, record(m))
-            assert client.get(url_of(m)).status_code == 200
-            assert client.get(f"/v1/main/contexts/{context().digest}/records").status_code == 200
-            assert client.get("/readyz").status_code == 200
 
 
 def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> None:

@@ -11,9 +11,8 @@ from urllib.parse import parse_qsl
 from fastapi import Depends, Request
 
 from ..errors import InvalidRequestError
-from ..middleware.bodies import read_body
 from ..problems import ProblemError
-from ..routes.common import Call, CurrentCall
+from ..routes.common import Call, CurrentCall, media_type, read_body
 from ..services.access import EVERYWHERE, Role
 
 __all__ = ["AdminForm", "Form", "WriterForm", "form_proof", "read_fields"]
@@ -59,8 +58,7 @@ async def read_fields(request: Request) -> dict[str, str]:
         ProblemError: 415, it is no form; 413, it is too long.
         InvalidRequestError: It has too many fields.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != _MEDIA_TYPE:
+    if media_type(request) != _MEDIA_TYPE:
         raise ProblemError(415, f"this takes what a form of the pages sends: {_MEDIA_TYPE}")
     body = await read_body(request, _MOST_BYTES)
     try:

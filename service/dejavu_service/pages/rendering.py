@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dejavu_cache import __version__
 from dejavu_cache.system.notices import counted, printable_output
 
-from ..middleware.authentication import NO_TOKENS, is_page
 from ..routes.common import Call
+from ..server import NO_TOKENS, is_page
 from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
 from ..storage import summaries
 from ..storage.database import Database
@@ -101,7 +101,7 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.page_turns.turn("pages"):
+            async with request.app.state.server.making_pages.turn("pages"):
                 return await handler(request)
 
         return handle_in_turn

@@ -9,9 +9,9 @@ from fastapi import Query, Request, Response
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError
-from ..middleware.authentication import LOGIN_COOKIE
 from ..routes.common import Call, CurrentCall
 from ..routes.tokens import TokenWish
+from ..server import LOGIN_COOKIE
 from ..services import tokens
 from ..services.access import EVERYWHERE
 from .forms import AdminForm, read_fields
