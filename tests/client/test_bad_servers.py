@@ -97,6 +97,12 @@ def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> 
     assert len(store.spool) == 0
 
 
+@pytest.mark.parametrize("body", [b"[" * 200_000, b"[]", b'{"winner":'])
+def test_what_is_no_object_is_refused_as_nonsense(body: bytes) -> None:
+    with pytest.raises(RemoteError, match=r"JSON|answered"):
+        ProtocolClient("http://server").read_object(body)
+
+
 @pytest.mark.parametrize("lease", ["../../pins?x=\r\nEvil: 1", {"a": 1}, 7, "", "0" * 31])
 def test_what_is_no_lease_becomes_no_part_of_a_request(lease: object) -> None:
     body = json.dumps({"lease": lease, "expires_in": 3}).encode()
