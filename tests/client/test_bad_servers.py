@@ -199,16 +199,6 @@ def test_what_a_dead_server_should_have_got_is_spooled(
     } == set(range(20))
 
 
-def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> None:
-    server = BadServer(hang)
-    store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path))
-    store.put(context(), [record(1)])
-    store.close()
-    assert server.finished == 0
-    assert len(store.spool) == 1
-    server.close()
-
-
 def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> None:
     """However well a lying server formats it."""
     kernel = load(tmp_path / "kernels.py").add
