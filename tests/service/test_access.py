@@ -208,8 +208,8 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     asyncio.run(ask())
 
 
-WRONG = ("", "x", "{token}", "Basic {basic}", "Bearer", "Bearer Bearer", "Bearer dejavu__")
-WRONG += ("Bearer dejavu_{id}_wrong", "Bearer dejavu_\x7f_x")
+WRONG = ["", "x", "{token}", "Basic {basic}", "Bearer", "Bearer Bearer", "Bearer dejavu__"]
+WRONG += ["Bearer dejavu_{id}_wrong", "Bearer dejavu_\x7f_x"]
 
 
 @pytest.mark.parametrize("path", ["/v1/main/contexts", "/pages/main"])
