@@ -28,7 +28,7 @@ from dejavu_cache.system.notices import counted, printable_output
 
 from ..routes.common import Call
 from ..server import NO_TOKENS, is_page
-from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
+from ..services.access import ANYBODY, EVERYWHERE, NOBODY, READER, Principal
 from ..storage import summaries
 from ..storage.database import Database
 from .forms import form_proof
@@ -101,7 +101,8 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.making_pages.turn("pages"):
+            who = request.scope.get("principal", NOBODY).name
+            async with request.app.state.server.making_pages.turn(who):
                 return await handler(request)
 
         return handle_in_turn
