@@ -13,11 +13,10 @@ from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache import __version__
 
+from . import pages
 from .middleware.authentication import AuthenticationMiddleware
 from .middleware.limits import RequestLimits
 from .middleware.request_log import RequestLogMiddleware
-from .pages import compare, kernel, missing, overview, rendering, scenario
-from .pages import tokens as token_pages
 from .problems import install_handlers
 from .routes import (
     health,
@@ -67,20 +66,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        overview,
-        kernel,
-        scenario,
-        compare,
-        missing,
-        token_pages,
-        rendering,
+        pages,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLimits, most=settings.requests)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
-    app.add_middleware(rendering.ErrorPagesMiddleware)
+    app.add_middleware(pages.ErrorPagesMiddleware)
     return app
 
 

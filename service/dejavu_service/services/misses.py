@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError, TooLargeError
-from ..storage import contexts, misses
+from ..storage import contexts, misses, summaries
 from ..storage.database import Database
 from .access import Principal
 from .log import Action, write_log
@@ -81,7 +81,8 @@ def count_misses(
         for context, scenario, times in reported:
             counts[ids[context.digest], scenario] += times
         misses.add_counts(connection, counts)
-    return sum(times for _, _, times in reported)
+        summaries.add_to_day(connection, namespace, missed=counts.total())
+    return counts.total()
 
 
 def _select_fitting(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..storage import contexts, leases, misses, records, tokens
+from ..storage import contexts, leases, misses, records, summaries, tokens
 from ..storage.database import Database
 
 __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
@@ -14,6 +14,8 @@ __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
 _DAY = 86400.0
 TOKENS_DAYS = 30.0
 """Days for which expired tokens are still listed."""
+_COUNTS_DAYS = 400.0
+"""Days for which is kept what programs missed and reused on them."""
 
 
 class Pruned(NamedTuple):
@@ -49,6 +51,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     with database.write() as connection:
         leases.drop_expired(connection)
         tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
+        summaries.drop_old_days(connection, _COUNTS_DAYS * _DAY)
     return Pruned(deleted, empty, old)
 
 
