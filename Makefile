@@ -4,7 +4,6 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 STEPS ?= 20000
 SOAK_SECONDS ?= 3600
-FUZZ_MINUTES ?= 30
 # The tests' own bytecode is kept, whatever the shell says: rewriting their asserts takes a worker 5 s.
 WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
 RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -115,8 +114,7 @@ fleet-start: $(VENV)/.installed  ## a fleet's first look-ups at three replicas, 
 exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
 	$(BIN)/python benchmarks/exits.py
 
-fuzz: $(VENV)/.installed  ## change files and answers at random for FUZZ_MINUTES=30, then made-up requests to a server, then new examples
-	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
+fuzz: $(VENV)/.installed  ## made-up requests to a server, then new examples for all tests that draw some, as of changed files and answers
 	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
 	PYTHONHASHSEED=random $(BIN)/python -m pytest -q -o timeout=0 -n $(JOBS) --hypothesis-profile search $$(grep -rl --include='test_*.py' '^@given' tests)
 

@@ -53,6 +53,17 @@ def test_what_others_made_is_pinned_by_its_content() -> None:
     assert [image for image in theirs if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
 
 
+def test_every_manifest_is_whole() -> None:
+    yaml = pytest.importorskip("yaml")
+    manifests = {path: text for path, text in KIT.items() if path.suffix in (".yaml", ".yml")}
+    documents = {path: list(yaml.safe_load_all(text)) for path, text in manifests.items()}
+    assert len(documents) > 8
+    assert all(documents.values())
+    (compose,) = documents[ROOT / "compose.yaml"]
+    postgres = compose["services"]["postgres"]
+    assert set(postgres["environment"]) == {"POSTGRES_USER", "POSTGRES_DB", "POSTGRES_PASSWORD"}
+
+
 def test_metrics_and_probes_exist(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
     database = Database(url)

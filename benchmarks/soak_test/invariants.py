@@ -106,7 +106,7 @@ class Checker:
         store = RemoteStore(ProtocolClient(self._url), wait=30, spool=spool)
         deadline = time.monotonic() + seconds
         while len(spool) and time.monotonic() < deadline:
-            if store.sender.drain(wait=10).problems:
+            if store.sender.drain(wait=10):
                 time.sleep(1)
         store.close()
         return len(spool), len(spool.set_aside())
@@ -125,7 +125,6 @@ class Checker:
 def _stored_numbers(client: ProtocolClient) -> set[int]:
     numbers: set[int] = set()
     for home in all_homes():
-        listing = client.scenario_texts(home)
-        for text in listing[1] if listing else ():
+        for text in client.scenario_texts(home):
             numbers.add(number_of(Scenario.model_validate_json(text)))
     return numbers

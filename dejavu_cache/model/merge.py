@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import TypeVar
 
 from .record import (
@@ -17,7 +18,6 @@ from .record import (
     Measurement,
     Pin,
     Record,
-    RecordedLaunch,
     Winner,
 )
 from .scenario import Scenario, canonical_json, moment_after
@@ -25,7 +25,6 @@ from .scenario import Scenario, canonical_json, moment_after
 __all__ = [
     "date_after",
     "merge_into",
-    "merge_launches",
     "merge_records",
     "part_digest",
     "without_parts",
@@ -46,31 +45,21 @@ def merge_records(left: Record, right: Record) -> Record:
         raise ValueError(f"these are different scenarios: {left.scenario} and {right.scenario}")
     if left == right:
         return left
-    measurements = left.by_config
+    by_config = left.by_config
     for config, theirs in right.by_config.items():
-        ours = measurements.get(config)
-        measurements[config] = theirs if ours is None else _merge_measurements(ours, theirs)
+        ours = by_config.get(config)
+        by_config[config] = theirs if ours is None else _merge_measurements(ours, theirs)
+    measurements = list(by_config.values())
+    if len(measurements) > MOST_MEASUREMENTS:  # the oldest go, but for wrong results
+        measurements.sort(key=lambda item: (item.is_wrong, _recency(item)), reverse=True)
+    launches = sorted({*(left.launches or ()), *(right.launches or ())}, key=attrgetter("text"))
     return Record(
         scenario=left.scenario,
         winner=_latest(left.winner, right.winner),
         pin=_latest(left.pin, right.pin),
-        launches=merge_launches(left, right),
-        measurements=_newest_measurements(measurements.values()),
+        launches=tuple(launches[:MOST_LAUNCHES]),
+        measurements=tuple(measurements[:MOST_MEASUREMENTS]),
     )
-
-
-def _newest_measurements(measurements: Collection[Measurement]) -> tuple[Measurement, ...]:
-    """Return the measurements, without the oldest if they are too many; wrong results stay."""
-    if len(measurements) <= MOST_MEASUREMENTS:
-        return tuple(measurements)
-    by_worth = sorted(measurements, key=lambda item: (item.is_wrong, _recency(item)), reverse=True)
-    return tuple(by_worth[:MOST_MEASUREMENTS])
-
-
-def merge_launches(*records: Record | None) -> tuple[RecordedLaunch, ...] | None:
-    """Return the first `MOST_LAUNCHES` of all launches in the order of their text."""
-    union = {launch for record in records if record for launch in record.launches or ()}
-    return tuple(sorted(union, key=lambda launch: launch.text)[:MOST_LAUNCHES]) or None
 
 
 def _merge_measurements(ours: Measurement, theirs: Measurement) -> Measurement:
@@ -107,22 +96,19 @@ def date_after(record: Record, earlier: Record) -> Record:
     An entry is dated anew only if another machine's clock has dated the earlier one after it. The
     winner stays at least as late as the measurements, since it was selected by them.
     """
-    standing = earlier.by_config
-    measurements = tuple(
-        _date_after(measurement, standing.get(measurement.config))
-        for measurement in record.measurements
-    )
-    winner = record.winner and _date_after(record.winner, earlier.winner)
+    standing, measurements = earlier.by_config, []
+    for measurement in record.measurements:
+        replaced = standing.get(measurement.config)
+        if replaced is not None and replaced.at >= measurement.at:
+            measurement = measurement.model_copy(update={"at": moment_after(replaced.at)})
+        measurements.append(measurement)
+    winner = record.winner
     if winner is not None:
-        latest = max([winner.at, *(measurement.at for measurement in measurements)])
-        winner = winner.model_copy(update={"at": latest})
-    return record.model_copy(update={"measurements": measurements, "winner": winner})
-
-
-def _date_after(entry: _Dated, earlier: _Dated | None) -> _Dated:
-    if earlier is None or earlier.at < entry.at:
-        return entry
-    return entry.model_copy(update={"at": moment_after(earlier.at)})
+        moments = [winner.at, *map(attrgetter("at"), measurements)]
+        if earlier.winner is not None and earlier.winner.at >= winner.at:
+            moments.append(moment_after(earlier.winner.at))
+        winner = winner.model_copy(update={"at": max(moments)})
+    return record.model_copy(update={"measurements": tuple(measurements), "winner": winner})
 
 
 def merge_into(

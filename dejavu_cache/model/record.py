@@ -66,7 +66,6 @@ __all__ = [
     "first_problem",
     "has_reason",
     "join_results",
-    "may_win",
     "reasons_not_compared",
     "record_set_line",
     "sum_up",
@@ -220,34 +219,27 @@ def are_compared(results: Results | None) -> bool:
     return is_equal
 
 
-def may_win(results: Results) -> bool:
-    """Return whether a config may win a tune by what comparing it has shown.
-
-    At least one output has to be equal, unless nothing is to be compared, or nothing else can run.
-    """
-    excused = has_reason(results, SWITCHED_OFF) or has_reason(results, NO_DEFAULT)
-    return excused or sum_up(results).outcome == "equal"
-
-
-def has_reason(results: Results | None, reason: str) -> bool:
-    """Return whether some output was not compared for the reason that is named."""
+def has_reason(results: Results | None, *reasons: str) -> bool:
+    """Return whether some output was not compared for one of the reasons that are named."""
     return any(
-        verdict.outcome == "not_compared" and verdict.reason.startswith(reason)
+        verdict.outcome == "not_compared" and verdict.reason.startswith(reasons)
         for verdict in (results or {}).values()
     )
 
 
 def sum_up(results: Results) -> OutputVerdict:
     """Return the verdict on a config: wrong if an output is, equal if another one was compared."""
-    outcomes = {verdict.outcome for verdict in results.values()}
-    outcome = next((outcome for outcome in ("wrong", "equal") if outcome in outcomes), None)
-    if outcome == "equal":
+    wrong, is_equal = [], False
+    for name, verdict in results.items():
+        is_equal = is_equal or verdict.outcome == "equal"
+        if verdict.outcome == "wrong":
+            wrong.append(f"{name} {verdict.reason}")
+    if wrong:
+        return OutputVerdict(outcome="wrong", reason="; ".join(wrong)[:2000])
+    if is_equal:
         return OutputVerdict(outcome="equal")
-    if outcome is None:
-        reason = "; ".join(reasons_not_compared(results))
-        return OutputVerdict(outcome="not_compared", reason=reason[:2000])
-    wrong = [f"{name} {item.reason}" for name, item in results.items() if item.outcome == "wrong"]
-    return OutputVerdict(outcome="wrong", reason="; ".join(wrong)[:2000])
+    reason = "; ".join(reasons_not_compared(results))
+    return OutputVerdict(outcome="not_compared", reason=reason[:2000])
 
 
 def reasons_not_compared(results: Results | None) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Mapping
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from ..system.notices import counted, whoami
@@ -104,7 +105,7 @@ def winner(
     standard = math.inf if default is None else times.get(default, math.inf)
     if record.winner is not None and record.winner.config in times:
         previous, at = record.winner.config, record.winner.at
-        is_latest = all(timing.at <= at for timing in timed.values())
+        is_latest = max(map(attrgetter("at"), timed.values())) <= at
         tie = max(1 + NOISE, min((p80 or 0.0) / times[best], 1 + WIDEST_TIE))
         if is_latest:  # close contenders were repeated before it won
             tie = max(tie, 1 + CONTENDER)

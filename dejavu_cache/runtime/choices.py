@@ -102,7 +102,10 @@ def launch_key(autotuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it."""
     names = autotuner.arg_names
     named = {**dict(zip(names, args, strict=False)), **kwargs}
-    key = [named[name] for name in autotuner.keys if name in named and name in names]
+    key = []
+    for name in autotuner.keys:
+        if name in named and name in names:
+            key.append(named[name])
     for name, value in named.items():
         if name in names and hasattr(value, "dtype"):
             key.append(str(value.dtype))

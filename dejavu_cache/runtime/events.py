@@ -132,16 +132,14 @@ _MOST_FILES = 100
 
 def count_tune(event: ConfigChosen) -> None:
     """Count a tuned scenario, for the line at the end of the first process that tunes."""
-    tiers = tiers_of(event.autotuner.resolver(None).store)
-    folders = (tier for tier in tiers if isinstance(tier, FileStore) and not tier.read_only)
-    folder = next(folders, None)
-    if folder is None:
-        return
-    if not _tuned:
-        atexit.register(_say_first_tunes, os.getpid())
-    tuned = _tuned.setdefault(folder.url, _Tuned(folder))
-    tuned.scenarios += 1
-    tuned.seconds += event.seconds
+    for tier in tiers_of(event.autotuner.resolver(None).store):
+        if isinstance(tier, FileStore) and not tier.read_only:
+            if not _tuned:
+                atexit.register(_say_first_tunes, os.getpid())
+            tuned = _tuned.setdefault(tier.url, _Tuned(tier))
+            tuned.scenarios += 1
+            tuned.seconds += event.seconds
+            return
 
 
 def _say_first_tunes(process: int) -> None:

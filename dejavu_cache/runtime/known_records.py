@@ -55,11 +55,10 @@ class KnownRecords:
     @property
     def url(self) -> str:
         """The URLs of the tiers that keep what is written, or of all tiers if none does."""
-        lasting = [
-            tier.url
-            for tier in self.tiers.tiers
-            if not (tier.read_only or isinstance(tier, MemoryStore))
-        ]
+        lasting = []
+        for tier in self.tiers.tiers:
+            if not (tier.read_only or isinstance(tier, MemoryStore)):
+                lasting.append(tier.url)
         return ",".join(lasting) or self.tiers.url
 
     def findings(self, context: Context, scenario: Scenario) -> Findings:

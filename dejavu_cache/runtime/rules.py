@@ -56,7 +56,6 @@ __all__ = [
     "uncompared_choice",
     "unmeasured_configs",
     "untried_failures",
-    "winner_config",
     "winner_to_record",
 ]
 
@@ -84,11 +83,11 @@ class Findings:
 
     def add_trials(self, measurements: Iterable[Measurement]) -> None:
         """Remember measurements; one for which memory lacked says nothing."""
-        # A new dictionary: other threads may go through the present one.
-        self.trials = {
-            **self.trials,
-            **{entry.config: entry for entry in measurements if not entry.skipped},
-        }
+        trials = dict(self.trials)  # other threads may go through the present ones
+        for entry in measurements:
+            if not entry.skipped:
+                trials[entry.config] = entry
+        self.trials = trials
 
 
 def corrected_record(record: Record, findings: Findings) -> Record:
@@ -313,13 +312,8 @@ def untried_failures(
 
 def earlier_timings(record: Record) -> list[Measurement]:
     """Return this machine's timings of a scenario that was not raced yet: they join the race."""
-    if record.winner is not None:
-        return []
-    return [
-        measurement
-        for measurement in record.measurements
-        if measurement.by == whoami() and is_credible(measurement)
-    ]
+    measurements = () if record.winner else record.measurements
+    return [entry for entry in measurements if entry.by == whoami() and is_credible(entry)]
 
 
 def may_launch_default(request: Request, record: Record) -> bool:
@@ -333,23 +327,14 @@ def may_launch_default(request: Request, record: Record) -> bool:
     return default.by != whoami() and default.failure.kind != "crash"
 
 
-def winner_config(request: Request, record: Record, best: Config) -> Config:
-    """Return the winner after a tune whose best config is `best`.
-
-    Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
-    """
-    if not request.prunes or record.winner is None:
-        return best
-    return best_config(request, record, {best, record.winner.config}) or best
-
-
 def winner_to_record(
     request: Request, record: Record, best: Config, results: Results, *, measured: bool
 ) -> Winner | None:
     """Return the winner to record, or None where the recorded one stands.
 
     A config that could not be compared does not replace one that was, and is not recorded twice
-    for it.
+    for it. Pruning may have left the earlier winner out of the tuned launch; it stands if it is
+    faster.
 
     Args:
         request: the scenario.
@@ -358,7 +343,9 @@ def winner_to_record(
         results: what comparing it has shown.
         measured: whether the tune has measured anything.
     """
-    config, recorded = winner_config(request, record, best), record.winner
+    config, recorded = best, record.winner
+    if request.prunes and recorded is not None:
+        config = best_config(request, record, {best, recorded.config}) or best
     found: Results | None = results
     if recorded is not None and record.is_finished:
         is_recorded = recorded.config == config

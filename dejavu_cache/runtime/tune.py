@@ -255,14 +255,14 @@ class Tune:
         with uninterrupted():
             queued = self._queued[:]
             del self._queued[: len(queued)]  # in one step: more may be queued meanwhile
-            # The later of two measurements of a config counts.
-            latest = {measurement.config: measurement for measurement in queued}
-            if latest:
-                self._write(latest.values())
+            if queued:
+                self._write(queued)
 
     def _write(self, measurements: Iterable[Measurement]) -> None:
-        request = self._request
-        addition = Record(scenario=request.scenario, measurements=tuple(measurements))
+        request, latest = self._request, {}
+        for measurement in measurements:  # the later one of a config counts
+            latest[measurement.config] = measurement
+        addition = Record(scenario=request.scenario, measurements=tuple(latest.values()))
         # After what they replace, which else stands if another clock dated it, and is due again.
         dated = date_after(addition, self._record)
         self._findings.add_trials(dated.measurements)
@@ -334,7 +334,7 @@ class Tune:
             )
             return None
         results = error.results
-        if not has_reason(results, NO_WORK) and not has_reason(results, NO_MEMORY):
+        if not has_reason(results, NO_WORK, NO_MEMORY):
             self._findings.hidden = results  # no other launch would show more
         found = Found(self._record, self._records.url)
         return rules.uncompared_choice(request, found, results)

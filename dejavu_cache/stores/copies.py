@@ -58,7 +58,7 @@ class LocalCopies:
             is_new = scenario not in scenarios and len(scenarios) < MOST_SCENARIOS
             if is_new:
                 scenarios.add(scenario)
-        if is_new or not _revalidation.is_running:  # it does not run in a forked child
+        if is_new or _revalidation.thread is None:  # it does not run in a forked child
             _revalidation.watch(self)
 
     def watched(self) -> dict[Context, set[Scenario]]:
@@ -108,52 +108,42 @@ class _Revalidation(Finisher):
     def __init__(self) -> None:
         self._condition = ForkCondition()
         self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
-        self._thread: Thread | None = None
+        self.thread: Thread | None = None
         self._has_news = self._is_stopping = False
         self._refresh = math.inf
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread has been started in this process."""
-        return self._thread is not None
-
     def forget_thread(self) -> None:
         """Let the next look-up of a forked child start a thread of its own."""
-        self._thread = None
+        self.thread = None
 
     def watch(self, copies: LocalCopies) -> None:
         """Ask about a new record soon."""
         with self._condition:
             self._all_copies.add(copies)
             self._refresh, self._has_news = current_settings().refresh, True
-            if self._thread is None and not self._is_stopping:
-                self._thread = start_thread(self._run, "dejavu-cache copies")
+            if self.thread is None and not self._is_stopping:
+                self.thread = start_thread(self._turn, "dejavu-cache copies", in_turns=True)
             self._condition.notify_all()
 
     def finish(self, seconds: float) -> None:
         """End the thread, after a revalidation that is due."""
         with self._condition:
             self._is_stopping = True
-            thread = self._thread
+            thread = self.thread
             self._condition.notify_all()
         if thread is not None:
             thread.join(min(seconds, LAST_SECONDS))
 
-    def _run(self) -> None:
-        while self._wait():
-            time.sleep(GATHER_SECONDS)
-            try:
-                self._revalidate()
-            except Exception as error:  # no launch depends on it
-                logger.debug("copies are not revalidated: %r", error)
-
-    def _wait(self) -> bool:
-        """Wait until a revalidation is due; return False once the program ends."""
+    def _turn(self) -> bool:
+        """Wait until a revalidation is due, and ask; return False once the program ends."""
         with self._condition:
             self._condition.wait_for(lambda: self._has_news or self._is_stopping, self._refresh)
             is_due = self._has_news or not self._is_stopping
             self._has_news = False
-            return is_due
+        if is_due:
+            time.sleep(GATHER_SECONDS)
+            self._revalidate()
+        return is_due
 
     def _revalidate(self) -> None:
         with self._condition:

@@ -317,27 +317,14 @@ class FileStore(Store):
 
     @contextmanager
     def _changing(self, context: Context) -> Iterator[Page]:
-        """Hold a file's lock, yield the file's content, and write it if the block changes it."""
-        path = self.path(context)
-        with self._writing(path, self.root / _LOCKS / f"{context.digest}.lock"), self._lock:
-            try:
-                page = self._page_to_write(path, context)
-                yield page
-                if page.is_changed:
-                    self._write(path, page)
-            except BaseException:
-                self._pages.pop(path, None)
-                raise
-
-    @contextmanager
-    def _writing(self, path: Path, lock: Path) -> Iterator[None]:
-        """Hold the lock of a file that is to be written.
+        """Hold a file's lock, yield the file's content, and write it if the block changes it.
 
         A process waits once for a writer that is stuck, and not at each of its writes.
 
         Raises:
             StoreError: another writer keeps the lock, or it cannot be made.
         """
+        path, lock = self.path(context), self.root / _LOCKS / f"{context.digest}.lock"
         with ExitStack() as held:
             try:
                 held.enter_context(hold_lock(lock, _WAIT_AGAIN if path in self._held_up else _WAIT))
@@ -349,18 +336,21 @@ class FileStore(Store):
             except OSError as error:
                 raise describe_failure(error, self.root, "written") from error
             self._held_up.discard(path)
-            yield
-
-    def _page_to_write(self, path: Path, context: Context) -> Page:
-        """Return a file's content, or an empty page if there is no file or a damaged one."""
-        page = Page(context, where=str(path))
-        try:
-            return self._load(path) or page
-        except DamagedRecordsError as error:
-            page.loss = str(error)
-            return page
+            with self._lock:
+                try:
+                    try:
+                        page = self._load(path) or Page(context, str(path))
+                    except DamagedRecordsError as error:
+                        page = Page(context, str(path), loss=str(error))
+                    yield page
+                    if page.is_changed:
+                        self._write(path, page)
+                except BaseException:
+                    self._pages.pop(path, None)
+                    raise
 
     def _write(self, path: Path, page: Page) -> None:
+        text = page.text
         if page.loss:
             copy = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
             try:
@@ -368,8 +358,8 @@ class FileStore(Store):
             except OSError as error:
                 raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
-        if len(page):
-            _write_text(path, page.text, self.root, durable=self._durable)
+        if text:
+            _write_text(path, text, self.root, durable=self._durable)
         else:
             _remove_file(path, self.root)
         page.is_changed, page.loss = False, ""

@@ -39,7 +39,7 @@ from typing import IO
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
-from ..model.merge import merge_into, merge_records, without_parts
+from ..model.merge import merge_records, without_parts
 from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
@@ -51,7 +51,6 @@ _RECORDS = ',\n"records": ['
 _CLOSING = "\n]}\n"
 _SCENARIO = '"scenario": '
 _LINE_END = ",\n"
-_RECORD_ENDS = ("]},", "]}")
 
 _BLOCK = 1 << 18
 """Bytes that a search reads at a time."""
@@ -67,20 +66,13 @@ class Page:
         is_changed: whether the records are others than those of the text that was parsed.
     """
 
-    def __init__(self, context: Context, records: Iterable[Record] = (), where: str = "") -> None:
-        """Format the records of a context.
-
-        Args:
-            context: the context of all the records.
-            records: the records; several of one scenario are merged.
-            where: the file's name, for messages.
-        """
+    def __init__(self, context: Context, where: str, loss: str = "") -> None:
+        """Begin without records; `where` is the file's name, for messages."""
         self.context = context
-        self.loss = ""
+        self.loss = loss
         self.is_changed = False
         self._where = where
-        merged = merge_into({}, records)
-        self._cuts = {scenario.text: _write_record(record) for scenario, record in merged.items()}
+        self._cuts: dict[str, str] = {}
 
     @classmethod
     def parse(cls, text: str, where: str) -> Page:
@@ -107,31 +99,31 @@ class Page:
                 f"{where} is damaged: {page.loss}; `dejavu-cache doctor` shows more",
             )
             return page
-        return cls(record_set.context, record_set.records, where)
+        page = cls(record_set.context, where)
+        page.merge(record_set.records)
+        page.is_changed = False
+        return page
 
     @classmethod
     def _cut(cls, text: str, where: str) -> Page | None:
-        """Cut a text into records without parsing them; None if it has another layout."""
+        """Cut a text into records without parsing them; None if it has no record in this layout."""
         if text.endswith(_CLOSING[:-1]):  # an editor dropped the last line end
             text += "\n"
         head, separator, body = text.partition(_RECORDS)
         if not (separator and head.startswith(_OPENING)):
             return None
-        page = cls(_context(head[len(_OPENING) :], where), where=where)
+        page = cls(_context(head[len(_OPENING) :], where), where)
         if not text.endswith(_CLOSING):
             page.loss = "its end is missing"
         for cut in body.removesuffix(_CLOSING).split("\n{")[1:]:
             scenario = cut[len(_SCENARIO) : cut.find(_LINE_END)]
-            is_record = cut.startswith(_SCENARIO) and cut.endswith(_RECORD_ENDS)
+            record = cut.removesuffix(",")
+            is_record = record.startswith(_SCENARIO) and record.endswith("]}")
             if is_record and scenario not in page._cuts:
-                page._cuts[scenario] = cut
+                page._cuts[scenario] = record
             else:
                 page.loss = f"{cut[:80]!r} is no record, or there twice"
-        return page
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-        return len(self._cuts)
+        return page if page._cuts else None
 
     def scenario_texts(self) -> list[str]:
         """Return the scenarios' text, sorted; one that is damaged is among them."""
@@ -152,57 +144,49 @@ class Page:
 
     def problems(self) -> list[str]:
         """Return what is wrong with the file and with each damaged record; reads all of them."""
-        damages = {text: _problem_of(cut) for text, cut in self._cuts.items()}
-        records = [f"{text}: {problem}" for text, problem in sorted(damages.items()) if problem]
+        damages = [(text, _problem_of(cut)) for text, cut in sorted(self._cuts.items())]
+        records = [f"{text}: {problem}" for text, problem in damages if problem]
         return [*records, *([self.loss] if self.loss else [])]
 
     def merge(self, records: Iterable[Record]) -> None:
         """Merge records into the page."""
-        merged: dict[Scenario, Record] = {}
-        changed = {}
-        for record in records:  # several may be of one scenario
-            scenario = record.scenario
-            earlier = merged.get(scenario) or self.get(scenario)
-            merged[scenario] = record if earlier is None else merge_records(earlier, record)
-            if merged[scenario] != earlier:
-                changed[scenario.text] = _write_record(merged[scenario])
-        for text in changed:
-            cut = self._cuts.get(text)
-            if cut and (problem := _problem_of(cut)):
-                self.loss = f"{text}: {problem}"
-        self._replace({**self._cuts, **changed})
+        for record in records:
+            text, earlier = record.scenario.text, self.get(record.scenario)
+            merged = record if earlier is None else merge_records(earlier, record)
+            if merged != earlier:
+                if earlier is None and text in self._cuts:
+                    self.loss = f"{text}: {_problem_of(self._cuts[text])}"
+                self._cuts[text] = _write_record(merged)
+                self.is_changed = True
 
     def recall(self, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records, given by their digest."""
-        cuts = dict(self._cuts)
         for scenario, digests in parts.items():
             record = self.get(scenario)
             remaining = without_parts(record, digests) if record else None
-            if record is not None and remaining is None:
-                del cuts[scenario.text]
-            elif remaining is not record and remaining is not None:
-                cuts[scenario.text] = _write_record(remaining)
-        self._replace(cuts)
+            if remaining is not record:
+                self.is_changed = True
+                del self._cuts[scenario.text]
+                if remaining is not None:
+                    self._cuts[scenario.text] = _write_record(remaining)
 
     def drop(self, scenarios: Iterable[Scenario] | None) -> int:
         """Delete the records of some scenarios, or of all, and return their number."""
         dropped = set(self._cuts)
         if scenarios is not None:
             dropped &= {scenario.text for scenario in scenarios}
-        self._replace({text: cut for text, cut in self._cuts.items() if text not in dropped})
+        for text in dropped:
+            del self._cuts[text]
+        self.is_changed = self.is_changed or bool(dropped)
         return len(dropped)
-
-    def _replace(self, cuts: dict[str, str]) -> None:
-        """Let records stand instead; who iterates over the earlier ones goes on with these."""
-        self.is_changed = self.is_changed or cuts != self._cuts
-        self._cuts = cuts
 
     @property
     def text(self) -> str:
-        """Content of the record set's file."""
-        cuts = (cut for _, cut in sorted(self._cuts.items()))
-        records = ",".join("\n{" + cut.removesuffix(",") for cut in cuts)
-        return f"{_head(self.context)}{records}{_CLOSING}"
+        """Content of the record set's file; empty without records."""
+        if not self._cuts:
+            return ""
+        records = ",\n{".join(map(self._cuts.__getitem__, sorted(self._cuts)))
+        return f"{_head(self.context)}\n{{{records}{_CLOSING}"
 
 
 def read_set(text: str | bytes, where: str) -> RecordSet:
@@ -255,7 +239,7 @@ def find_record(file: IO[bytes], context: Context, scenario: Scenario, where: st
             content, stop = content.removesuffix(closing), None
             break
         content += block
-    return _read_record(content[start + 2 : stop].decode(), where)
+    return _read_record(content[start + 2 : stop].decode().removesuffix(","), where)
 
 
 @lru_cache(maxsize=256)
@@ -280,22 +264,20 @@ def _context(text: str, where: str) -> Context:
 def _write_record(record: Record) -> str:
     """Format a record, without the opening brace at which files are cut."""
     lines = [f"{_SCENARIO}{record.scenario.text},"]
-    lines += [
-        f' "{name}": {canonical_json(part)},'
-        for name, part in (("winner", record.winner), ("pin", record.pin))
-        if part
-    ]
+    for name, part in (("winner", record.winner), ("pin", record.pin)):
+        if part:
+            lines.append(f' "{name}": {canonical_json(part)},')
     if record.launches:
-        launches = ",\n  ".join(launch.text for launch in record.launches)
+        launches = ",\n  ".join(map(canonical_json, record.launches))
         lines.append(f' "launches": [\n  {launches}\n ],')
-    measurements = ",\n  ".join(canonical_json(measurement) for measurement in record.measurements)
+    measurements = ",\n  ".join(map(canonical_json, record.measurements))
     return "\n".join([*lines, f' "measurements": [\n  {measurements}\n ]}}'])
 
 
 def _read_record(cut: str, where: str) -> Record | None:
     """Return the record of a text; of a damaged one, or one of a newer version, warn once."""
     try:
-        return Record.model_validate_json("{" + cut.removesuffix(","))
+        return Record.model_validate_json("{" + cut)
     except ValidationError as error:
         scenario = cut.partition(_LINE_END)[0][:500]
         warn_once(
@@ -310,7 +292,7 @@ def _read_record(cut: str, where: str) -> Record | None:
 def _problem_of(cut: str) -> str:
     """Return what is wrong with a record's text, or an empty string."""
     try:
-        Record.model_validate_json("{" + cut.removesuffix(","))
+        Record.model_validate_json("{" + cut)
     except ValidationError as error:
         return first_problem(error)
     return ""

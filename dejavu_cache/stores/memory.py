@@ -45,9 +45,8 @@ class MemoryStore(Store):
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts as they are at the time of the call."""
         with self._lock:
-            contexts = [
-                context for context in self._records if kernel in (None, context.kernel.name)
-            ]
+            held = [context for context, records in self._records.items() if records]
+        contexts = [context for context in held if kernel in (None, context.kernel.name)]
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
@@ -57,25 +56,19 @@ class MemoryStore(Store):
             before = self._records.get(context, {})
             merged = merge_into(before, records)
             if merged != before:
-                self._replace(context, merged)
-
-    def _replace(self, context: Context, records: dict[Scenario, Record]) -> None:
-        """Let records stand instead of a context's; a context without any is none."""
-        self._changes += 1
-        if records:
-            self._records[context] = records
-        else:
-            self._records.pop(context, None)
+                self._records[context] = merged
+                self._changes += 1
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Delete records, and the context with its last one."""
+        """Delete records; a context without any is none."""
         self._refuse_if_read_only()
         with self._lock:
             before = self._records.get(context, {})
             gone = set(before) if scenarios is None else before.keys() & set(scenarios)
             if gone:
                 kept = {scenario: before[scenario] for scenario in before.keys() - gone}
-                self._replace(context, kept)
+                self._records[context] = kept
+                self._changes += 1
             return len(gone)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
@@ -89,7 +82,8 @@ class MemoryStore(Store):
                 if remaining is not None:
                     records[scenario] = remaining
             if records != before:
-                self._replace(context, records)
+                self._records[context] = records
+                self._changes += 1
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

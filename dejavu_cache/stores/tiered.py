@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -91,9 +92,10 @@ class TieredStore(Store):
         """
         self.tiers = tuple(tiers)
         self.strict = strict
-        self.url = ",".join(tier.url for tier in self.tiers)
-        self.read_only = all(tier.read_only for tier in self.tiers)
-        self.remote = any(tier.remote for tier in self.tiers)
+        self.url = ",".join(map(attrgetter("url"), self.tiers))
+        self.read_only = all(map(attrgetter("read_only"), self.tiers))
+        self.remote = any(map(attrgetter("remote"), self.tiers))
+        self._writable = list(filterfalse(attrgetter("read_only"), self.tiers))
         self._copies: LocalCopies | None = None
 
     def keep_copies_right(self, changed: Callable[[Context], None]) -> None:
@@ -230,14 +232,14 @@ class TieredStore(Store):
         The nearest tier's lease is acquired first, so that only one process of a machine asks a
         server for its lease.
         """
-        until = time.monotonic() + wait
+        until, is_ours = time.monotonic() + wait, True
         with ExitStack() as leases:
-            yield all(
-                leases.enter_context(
-                    tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0))
-                )
-                for tier in self._writable
-            )
+            for tier in self._writable:
+                lease = tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0))
+                is_ours = leases.enter_context(lease)
+                if not is_ours:
+                    break
+            yield is_ours
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario on the worklists of all tiers."""
@@ -249,10 +251,6 @@ class TieredStore(Store):
         """Close every tier."""
         for tier in self.tiers:
             tier.close()
-
-    @property
-    def _writable(self) -> list[Store]:
-        return [tier for tier in self.tiers if not tier.read_only]
 
     @contextmanager
     def _passed_over_if_it_fails(self, tier: Store) -> Iterator[None]:

@@ -33,6 +33,7 @@ from multiprocessing import util as multiprocessing_util
 from typing import Generic, TypeVar
 
 from .fork_lock import ForkCondition, ForkLock
+from .notices import warn_once
 
 __all__ = [
     "FLUSH_SECONDS",
@@ -54,6 +55,9 @@ JOIN_SECONDS = 0.5
 
 END_SECONDS = 40.0
 """Longest time that it waits for what must not be cut off, such as a file lock of 30 s."""
+
+AFTER_ERROR = 0.2
+"""Seconds after which a thread goes on after an error."""
 
 FORK_SECONDS = 5.0
 """Longest time that a fork waits for threads to leave what it must not cut off."""
@@ -129,20 +133,33 @@ def program_is_ending() -> bool:
     return _ending
 
 
-def start_thread(target: Callable[[], object], name: str) -> threading.Thread | None:
+def start_thread(
+    target: Callable[[], object], name: str, *, in_turns: bool = False
+) -> threading.Thread | None:
     """Start a thread and return it, or None if none can be started any more.
 
-    From Python 3.12 on none can be started once the main thread has ended, although other threads
-    of the program may run for long after that.
+    From Python 3.12 on none can be once the main thread has ended, while others may still run.
 
     Args:
         target: what the thread does.
         name: the name of the thread.
+        in_turns: whether to call `target` until it returns False. No error ends such a thread,
+            since others wait for what it does next.
     """
+
+    def take_turns() -> None:
+        while True:
+            try:
+                if not target():
+                    return
+            except Exception as error:
+                warn_once(name, f"{name}: {type(error).__name__}: {error}")
+                time.sleep(AFTER_ERROR)
+
     if _ending:
         return None
     try:
-        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread = threading.Thread(target=take_turns if in_turns else target, name=name, daemon=True)
         thread.start()
     except RuntimeError:
         return None
@@ -189,7 +206,7 @@ class WriterThread(Finisher, ABC, Generic[_Item]):
             self._queued.append(item)
             if not self._has_thread:
                 at_program_end(self)
-                self._has_thread = start_thread(self._work, self._name) is not None
+                self._has_thread = start_thread(self._turn, self._name, in_turns=True) is not None
             if self._has_thread:
                 return
             queued, self._queued = self._queued, []
@@ -205,16 +222,16 @@ class WriterThread(Finisher, ABC, Generic[_Item]):
             self._changed.wait_for(lambda: self.is_done, seconds)
             self._hurries = False
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._queued:
-                    self._has_thread = False
-                    self._changed.notify_all()
-                    return
-                self._changed.wait_for(lambda: self._hurries, self._quiet)
-                queued, self._queued = self._queued, []
-            self.write(queued)
+    def _turn(self) -> bool:
+        with self._changed:
+            if not self._queued:
+                self._has_thread = False
+                self._changed.notify_all()
+                return False
+            self._changed.wait_for(lambda: self._hurries, self._quiet)
+            queued, self._queued = self._queued, []
+        self.write(queued)
+        return True
 
 
 def uninterrupted() -> AbstractContextManager[bool]:

@@ -182,16 +182,11 @@ def open_replacement(
                 os.unlink(temporary, dir_fd=folder)
             raise
         if durable:
-            _sync_folder(folder)
-
-
-def _sync_folder(folder: int) -> None:
-    """Sync a folder where its file system can; some network file systems sync files alone."""
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
+            try:
+                os.fsync(folder)
+            except OSError as error:  # some network file systems sync files alone
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                    raise
 
 
 def open_to_append(path: Path) -> int:

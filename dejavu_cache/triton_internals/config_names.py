@@ -135,8 +135,11 @@ def describe(config: TritonConfig) -> Config:
         return _described[content]
     except (KeyError, TypeError):
         pass
-    options = {name: value for name, value in everything.items() if name not in config.kwargs}
-    described = Config(params={k: _scalar(v) for k, v in config.kwargs.items()}, options=options)
+    params, options = {}, dict(everything)
+    for name, value in config.kwargs.items():
+        params[name] = _scalar(value)
+        del options[name]
+    described = Config(params=params, options=options)
     if {int, bool, str, type(None)}.issuperset(map(type, everything.values())):
         _described[content] = described
     return described

@@ -86,12 +86,11 @@ def identify(kernel: Any, configs: Iterable[TritonConfig]) -> KernelIdentity:
     try:
         function = jit_function(kernel)
         source = _digest(function_key(function))[:24] + _digest(*_decoration(function))[:8]
-        unnamed = {
-            name
-            for config in configs
-            for name, value in config.kwargs.items()
-            if not value_text(value)
-        }
+        unnamed = set()
+        for config in configs:
+            for name, value in config.kwargs.items():
+                if not value_text(value):
+                    unnamed.add(name)
     except Exception as error:  # plain Triton would say at the launch what is wrong with it
         return KernelIdentity(None, f"its code has no key: {type(error).__name__}: {error}")
     named = ", ".join(sorted(unnamed))
@@ -174,7 +173,9 @@ def _decoration(function: Any) -> Iterator[str]:
     options = {**vars(function), **getattr(function, "kwargs", {})}
     names = list(inspect.signature(function.fn).parameters)
     for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
-        listed = (names[one] if type(one) is int else str(one) for one in options.get(option) or ())
+        listed = []
+        for one in options.get(option) or ():
+            listed.append(names[one] if type(one) is int else str(one))
         yield f"{option} {sorted(listed)}"
     for option in ("noinline", "debug"):
         yield f"{option} {bool(options.get(option))}"

@@ -113,7 +113,8 @@ class ScenarioKey:
                 if form is None or not hasattr(value, "data_ptr"):
                     form = self._kind(value)
             raw.append(form)
-        raw += [_raw_constant(named.get(name, defaults.get(name))) for name in self._constants]
+        for name in self._constants:
+            raw.append(_raw_constant(named.get(name, defaults.get(name))))
         if len(kwargs) > 0:
             raw += [
                 (name, _raw_constant(value))
@@ -152,7 +153,9 @@ class ScenarioKey:
         options: Mapping[str, Any] = {}
         if unknown := named.keys() - self._parameters.keys() - _NOT_OPTIONS:
             options = _options_of({name: named[name] for name in sorted(unknown)})
-        constants = {name: bound.get(name) for name in self._constants} | dict(options)
+        constants = dict(options)
+        for name in self._constants:
+            constants[name] = bound.get(name)
         if self._heuristics:
             known, tables = self._compute_values(device, args, kwargs)
             constants |= known

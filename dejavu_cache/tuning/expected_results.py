@@ -105,8 +105,10 @@ def copyable_tensors(
         try:
             if tensor.layout is not torch.strided or not tensor.numel():
                 continue
-            strides = zip(tensor.stride(), tensor.shape, strict=True)
-            if any(stride <= 0 and size != 1 for stride, size in strides):
+            shares_elements = False
+            for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+                shares_elements = shares_elements or (stride <= 0 and size != 1)
+            if shares_elements:
                 continue
             # One element shows it of lazy views, and of classes that refuse torch's functions.
             element = tensor.detach()[(slice(0, 1),) * tensor.dim()]
@@ -357,6 +359,8 @@ def scale_of(tensor: Tensor) -> float:
     that all others are wrong. It belongs to the tensor and not to the element, because an element
     near 0 may be a sum of large terms. Of other than floating-point tensors it is 0.
     """
+    import torch
+
     if not tensor.is_floating_point():
         return 0.0
     sample = _sample(tensor)
@@ -368,7 +372,15 @@ def scale_of(tensor: Tensor) -> float:
     unit = min(max(float(ordered[-1]), 1e-300), 1e300)
     squares = float((ordered / unit).square().sum())
     root_mean_square = unit * math.sqrt(squares / sample.numel())
-    return min(root_mean_square, MEDIANS * _median(ordered))
+    median = ordered[(ordered.numel() - 1) // 2]
+    # A mask may cover most elements: then the median is its value, exactly and many times.
+    smaller = ordered[: int(torch.searchsorted(ordered, median))]
+    fills = int((ordered == median).sum())
+    if 4 * fills >= ordered.numel() and 64 * smaller.numel() >= ordered.numel():
+        below = smaller[(smaller.numel() - 1) // 2]
+        if float(median) > FILL_RATIO * float(below):
+            median = below
+    return min(root_mean_square, MEDIANS * float(median))
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -393,19 +405,3 @@ def _sample(tensor: Tensor) -> Tensor:
 def _finite_magnitudes(tensor: Tensor) -> Tensor:
     wide = tensor.double()
     return wide[wide.isfinite()].abs()
-
-
-def _median(ordered: Tensor) -> float:
-    """Return the median of ordered elements that are not 0, without the fill values of a mask."""
-    import torch
-
-    median = ordered[(ordered.numel() - 1) // 2]
-    # A mask may cover most elements: then the median is its value, exactly and many times.
-    smaller = ordered[: int(torch.searchsorted(ordered, median))]
-    fills = int((ordered == median).sum())
-    is_fill = 4 * fills >= ordered.numel() and 64 * smaller.numel() >= ordered.numel()
-    if is_fill:
-        below = smaller[(smaller.numel() - 1) // 2]
-        if float(median) > FILL_RATIO * float(below):
-            return float(below)
-    return float(median)

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]
 
 FORGOTTEN_AFTER = 86_400.0
-"""Seconds for which a mark counts: the process may have been ended by somebody else."""
+"""Seconds for which a mark counts: the process may have been ended by somebody else.
+
+One from the future, dated by a clock that was put back since, would count until then: it counts as
+long as one from the past.
+"""
 
 _MOST_BYTES = 1 << 16
 
@@ -121,26 +125,22 @@ class MeasurementMark:
         self._handle = None
 
     def _write(self, line: str) -> None:
+        root, flags = self._path.parent, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
         try:
             if self._handle is None:
-                self._handle = self._create()
+                with open_folder(root, root, create=True) as folder:
+                    for name in os.listdir(folder):
+                        with suppress(OSError):
+                            age = time.time() - os.stat(name, dir_fd=folder).st_mtime
+                            if abs(age) > FORGOTTEN_AFTER:
+                                os.unlink(name, dir_fd=folder)
+                    self._handle = os.open(self._path.name, flags, 0o600, dir_fd=folder)
+                with suppress(OSError):  # On a file system without locks, every process looks dead.
+                    fcntl.flock(self._handle, fcntl.LOCK_EX)
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, line.encode(), 0)
         except OSError as error:
             logger.debug("%s cannot be written: %s", self._path, error)
-
-    def _create(self) -> int:
-        root = self._path.parent
-        with open_folder(root, root, create=True) as folder:
-            for name in os.listdir(folder):
-                with suppress(OSError):
-                    if _is_forgotten(time.time() - os.stat(name, dir_fd=folder).st_mtime):
-                        os.unlink(name, dir_fd=folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
-            handle = os.open(self._path.name, flags, 0o600, dir_fd=folder)
-        with suppress(OSError):  # On a file system without locks, every process looks dead.
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        return handle
 
 
 def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
@@ -157,8 +157,9 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
     for name in names:
         if name.startswith(prefix):
             with suppress(OSError, ValidationError):
-                suspects.append(_read(folder / name))
-    return [suspect for suspect in suspects if suspect is not None]
+                if suspect := _read(folder / name):
+                    suspects.append(suspect)
+    return suspects
 
 
 def _read(path: Path) -> Suspect | None:
@@ -167,21 +168,13 @@ def _read(path: Path) -> Suspect | None:
     try:
         age = time.time() - os.fstat(handle).st_mtime
         line = os.pread(handle, _MOST_BYTES, 0)
-        if not line or _is_forgotten(age) or _is_locked(handle):
+        if not line or abs(age) > FORGOTTEN_AFTER or _is_locked(handle):
             return None
     finally:
         os.close(handle)
     mark = _Mark.model_validate_json(line)
     reason = f"process {mark.pid} on {mark.host} ended while it measured it"
     return Suspect(mark.config, reason, path)
-
-
-def _is_forgotten(age: float) -> bool:
-    """Return whether a mark of an age in seconds no longer counts.
-
-    One from the future was dated by a clock that was put back since, and would count until then.
-    """
-    return abs(age) > FORGOTTEN_AFTER
 
 
 def _is_locked(handle: int) -> bool:

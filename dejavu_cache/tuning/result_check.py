@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from ..model.record import (
     Measurement,
     OutputVerdict,
     Results,
-    may_win,
+    has_reason,
     reasons_not_compared,
     sum_up,
 )
@@ -83,6 +83,8 @@ def _not_compared(reason: str) -> dict[str, OutputVerdict]:
 
 SWITCHED_OFF_BY_AUTHOR = _not_compared(f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0")
 """What is recorded of a winner where nothing is to be compared."""
+
+_NO_STANDARD = _not_compared(_DEFAULT_FAILS)
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class ResultCheck:
         title: str = "",
     ) -> None:
         """Set up the check; nothing is launched yet."""
-        self.known = _not_compared(_DEFAULT_FAILS) if is_wanted else SWITCHED_OFF_BY_AUTHOR
+        self.known = _NO_STANDARD if is_wanted else SWITCHED_OFF_BY_AUTHOR
         self._launch = launch
         self._default = default
         self._mark = mark
@@ -369,7 +371,9 @@ class ResultCheck:
         self._spans = spans_of_arguments(self._arguments)
         is_told = self._options.outputs is not None or self.accesses(self._default) is not None
         try:
-            for name in sorted(self._candidates(tensors), key=lambda name: tensors[name].numel()):
+            for name in sorted(tensors, key=lambda name: tensors[name].numel()):
+                if not self._may_be_output(name):
+                    continue
                 # Where neither code nor author tells, most of these are inputs, and may be large.
                 original = copy_of(tensors[name], may_use_host=is_told)
                 if original is None:
@@ -377,11 +381,10 @@ class ResultCheck:
                     continue
                 self._outputs[name] = output = Output(tensors[name], original)
                 start, end = self._spans[name]
-                output.may_be_filled = not any(
-                    start < other_end and other_start < end
-                    for other, (other_start, other_end) in self._spans.items()
-                    if other != name
-                )
+                output.may_be_filled = True
+                for other, (other_start, other_end) in self._spans.items():
+                    if other != name and start < other_end and other_start < end:
+                        output.may_be_filled = False
             self._expect_results()
         except Exception as error:
             if not is_out_of_memory(error):
@@ -410,18 +413,15 @@ class ResultCheck:
                     if not output.expect_present(name in filled):
                         self._uncompared[name] = LACKS_MEMORY
                         self._outputs.pop(name).restore()
-            for name in self._outputs.keys() - self._candidates(self._outputs):
-                del self._outputs[name]
+            for name in list(self._outputs):
+                if not self._may_be_output(name):
+                    del self._outputs[name]
 
-    def _candidates(self, names: Iterable[str]) -> list[str]:
-        """Return the tensors that may be outputs."""
+    def _may_be_output(self, name: str) -> bool:
+        """Return whether a tensor may be an output."""
         accesses, declared = self.accesses(self._default), self._options.outputs
-        return [
-            name
-            for name in names
-            if (accesses is None or name in accesses.written)
-            and (declared is None or _argument(name) in declared)
-        ]
+        is_written = accesses is None or name in accesses.written
+        return is_written and (declared is None or _argument(name) in declared)
 
     def _fillable(self, accesses: Accesses | None) -> list[str]:
         """Return the outputs that may hold anything before a launch of code with these accesses.
@@ -442,7 +442,10 @@ class ResultCheck:
         if accesses is not None:
             for name in reasons.keys() - accesses.written:
                 del reasons[name]
-        visible = {name: output for name, output in self._outputs.items() if output.is_visible}
+        visible = dict(self._outputs)
+        for name, output in self._outputs.items():
+            if not output.is_visible:
+                del visible[name]
         lacks_memory = LACKS_MEMORY in reasons.values()
         if not (visible or lacks_memory or (accesses is not None and reasons)):
             is_elsewhere = accesses is not None and accesses.elsewhere
@@ -459,8 +462,10 @@ class ResultCheck:
 def refuse_uncompared(results: Results) -> None:
     """Check that a config may win by what comparing it has shown.
 
+    At least one output has to be equal, unless nothing is to be compared, or nothing else can run.
+
     Raises:
         NothingComparedError: it may not.
     """
-    if not may_win(results):
+    if not has_reason(results, SWITCHED_OFF, NO_DEFAULT) and sum_up(results).outcome != "equal":
         raise NothingComparedError("; ".join(reasons_not_compared(results)), results)

@@ -240,11 +240,10 @@ class Tuner:
             The first config that is compiled, or the first of all, and how many threads compile.
         """
         while True:
-            compiled = [
-                config
-                for config, candidate in waiting.items()
-                if candidate is None or candidate.is_done
-            ]
+            compiled = []
+            for config, candidate in waiting.items():
+                if candidate is None or candidate.is_done:
+                    compiled.append(config)
             compiling = min(len(waiting) - len(compiled), threads_for(len(waiting)))
             if compiling <= most or self._must_stop:
                 return (compiled or list(waiting))[0], compiling

@@ -72,13 +72,13 @@ def serve(
     """Run the team's cache server."""
     flags = {"host": host, "port": port, "without_tokens": without_tokens}
     with _open_database(database, flags) as (settings, opened):
-        from . import serving
+        from . import app
 
-        token_file = serving.prepare(settings, opened)
+        token_file = app.prepare(settings, opened)
         if token_file is not None:
             typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
             typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
-        elif settings.without_tokens and serving.has_tokens(opened):
+        elif settings.without_tokens and app.has_tokens(opened):
             typer.echo(
                 "--without-tokens has no effect: there are tokens, so every request needs one.",
                 err=True,
@@ -89,8 +89,8 @@ def serve(
                 "until a token is created.",
                 err=True,
             )
-            typer.echo(f"To serve others:  {serving.token_command(opened)}", err=True)
-        serving.run(settings)
+            typer.echo(f"To serve others:  {app.token_command(opened)}", err=True)
+        app.run(settings)
 
 
 def pages(
@@ -277,7 +277,7 @@ def _open_database(
         settings = read_settings({"database": url, **(flags or {})})
         if existing:
             require_file(settings.database)
-        with closing(Database(settings.database, settings.pool)) as opened:
+        with closing(Database(settings.database)) as opened:
             if ready:
                 schema.require_current(opened)
             yield settings, opened

@@ -38,7 +38,6 @@ from .services.access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
 from .services.retention import TOKENS_DAYS
 from .services.tokens import Issued
 from .storage.database import Database
-from .storage.tokens import count_valid
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -381,7 +380,7 @@ def _token_id(
         return digest[:16]
     beginning = digest[:_ID_DIGITS]
     with database.read() as connection:
-        if count_valid(connection, beginning) >= MOST_TOKENS:
+        if tokens.count_valid(connection, beginning) >= MOST_TOKENS:
             raise TooManyError(
                 f"{MOST_TOKENS} tokens for this identity token are valid: use one of them"
             )

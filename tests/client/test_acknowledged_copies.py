@@ -104,7 +104,7 @@ def test_a_record_that_is_too_large_for_a_request_is_sent_in_parts(
 def test_many_records_of_one_context_are_sent_in_parts(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'limited.sqlite3'}"
     FileStore(tmp_path / "local").put(context(), [record(size) for size in range(2000)])
-    limits = {"DEJAVU_SERVER_MAX_RECORDS": "1000"}
+    limits = {"DEJAVU_SERVER_MAX_BODY": "400000"}
     with running_server(url, tmp_path / "log2", limits) as limited:
         out = dejavu("sync", "--push-only", "--store", f"{tmp_path / 'local'},{limited.base}")
         assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out

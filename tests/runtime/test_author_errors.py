@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import fork_program
+from support.addition import equal_times
+from support.processes import in_own_process
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.errors import KeyArgumentError
@@ -25,11 +27,6 @@ class AuthorError(Exception):
 
 def fail(*args: Any, **kwargs: Any) -> Any:
     raise AuthorError("as the author wrote it")
-
-
-def bench(call: Callable[[], None], quantiles: Sequence[float] | None = None) -> list[float]:
-    call()
-    return [1.0] * 3
 
 
 @triton.jit
@@ -46,6 +43,11 @@ def name_nothing(x, n, BLOCK: tl.constexpr):
 @triton.jit
 def refuse_blocks(x, n, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK == 7, "BLOCK must be 7")
+
+
+@triton.jit
+def multiply_scalars(x, n, BLOCK: tl.constexpr):
+    tl.store(x, tl.dot(n, n))
 
 
 def configs(count: int = 2, **options: Any) -> list[triton.Config]:
@@ -68,7 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def error_of(decorate: Callable[..., Any], case: Mapping[str, Any], **options: Any) -> Exception:
-    options = {"configs": configs(), "key": ["n"], "do_bench": bench, **case, **options}
+    options = {"configs": configs(), "key": ["n"], "do_bench": equal_times, **case, **options}
     grid, kernel = options.pop("grid", (4,)), options.pop("kernel", add_one)
     args = options.pop("args", (64,))
     decorated = decorate(**options)(kernel)
@@ -105,11 +107,31 @@ def test_an_error_of_this_package_keeps_its_frames() -> None:
     assert "/dejavu_cache/" in files(error)[-1]
 
 
+@in_own_process(TRITON_INTERPRET="0")
 def test_a_kernel_that_does_not_compile_raises_what_the_compiler_says() -> None:
-    done = fork_program("raise_compile_errors.py", TRITON_INTERPRET="0")
-    for said in done.stdout.split("---\n")[:-1]:
-        theirs, ours = said[: len(said) // 2], said[len(said) // 2 :]
-        assert theirs == ours
-    assert done.stdout.count("CompilationError at ") == 8
-    assert done.stdout.count("CompileTimeAssertionFailure at ") == 4
-    assert done.stderr.count("each one failed:") == 3
+    import importlib
+
+    import support.pretended_gpu  # replaces the driver
+    from triton.backends.compiler import GPUTarget
+
+    pretend = triton.compiler.compile
+    really = importlib.import_module("triton.compiler.compiler").compile
+    assert support.pretended_gpu.LAUNCHED == []
+
+    def check_and_pretend(src: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
+        really(src, target=GPUTarget("cuda", 90, 32), options=options)
+        return pretend(src, target, options)
+
+    triton.compiler.compile = check_and_pretend
+    for kernel, kind in (
+        (name_nothing, "CompilationError"),
+        (refuse_blocks, "CompileTimeAssertionFailure"),
+        (multiply_scalars, "CompilationError"),
+    ):
+        said = []
+        for decorate in (triton.autotune, partial(cached_autotune, store=MemoryStore())):
+            error = error_of(decorate, {"kernel": kernel})
+            said.append((type(error).__name__, str(error), repr(error.__cause__)))
+            assert not [file for file in files(error) if "/dejavu_cache/" in file]
+        assert said[0] == said[1]
+        assert said[0][0] == kind

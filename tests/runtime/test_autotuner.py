@@ -11,17 +11,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.addition import CONFIGS, Bench, add_one, make
+from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.kernels import launch
 from support.processes import fork_python
 from triton.runtime.autotuner import Autotuner
 
-from dejavu_cache import (
-    Exact,
-    Pow2,
-    open_store,
-)
-from dejavu_cache.errors import SettingsError
+from dejavu_cache import Exact, Pow2, open_store
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
 
 
 def test_it_is_an_autotuner() -> None:
@@ -29,53 +26,47 @@ def test_it_is_an_autotuner() -> None:
     assert isinstance(make(), Autotuner)
 
 
-def test_a_scenario_is_benchmarked_once_per_config() -> None:
+@pytest.mark.parametrize(
+    ("options", "launches", "benchmarked"),
+    [
+        ({}, [(100,), (100,), (100,)], 3),
+        ({}, [(100,), (101,), (100, "float16")], 9),
+        ({"buckets": {"n": Pow2()}}, [(32,), (33,)], 3),
+        ({"buckets": {"n": Pow2()}}, [(32,), (33,), (64,)], 6),
+    ],
+    ids=["one scenario", "another value or dtype", "one bucket", "two buckets"],
+)
+def test_a_scenario_is_benchmarked_once_per_config(
+    options: dict[str, Any], launches: list[tuple[Any, ...]], benchmarked: int
+) -> None:
     bench = Bench()
-    kernel = make(bench)
-    for _ in range(3):
-        launch(kernel, 100)
-    assert bench.calls == 3
+    kernel = make(bench, **options)
+    for arguments in launches:
+        launch(kernel, *arguments)
+    assert bench.calls == benchmarked
     assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
-def test_another_process_benchmarks_nothing() -> None:
+@pytest.mark.parametrize(
+    ("options", "benchmarked"),
+    [
+        ({}, 0),
+        ({"buckets": {"n": Exact()}}, 0),  # what no bucket means
+        ({"buckets": {"n": Pow2()}}, 3),
+        ({"buckets": {"n": Pow2(max=16)}}, 3),
+        ({"do_bench": equal_times}, 3),
+    ],
+    ids=["the same", "exact", "a bucket", "another bucket", "another method"],
+)
+def test_another_process_benchmarks_nothing_unless_it_means_something_else(
+    options: dict[str, Any], benchmarked: int
+) -> None:
     launch(make(), 100)
-    bench = Bench()
-    again = make(bench)
+    again = make(**options)
     launch(again, 100)
-    assert bench.calls == 0
-    assert again.best_config.kwargs == {"BLOCK": 32}
-    assert again.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
-
-
-def test_another_key_value_or_dtype_is_another_scenario() -> None:
-    bench = Bench()
-    kernel = make(bench)
-    launch(kernel, 100)
-    launch(kernel, 101)
-    launch(kernel, 100, "float16")
-    assert bench.calls == 9
-
-
-def test_values_in_one_bucket_share_a_record() -> None:
-    bench = Bench()
-    kernel = make(bench, buckets={"n": Pow2()})
-    launch(kernel, 32)
-    launch(kernel, 33)
-    assert bench.calls == 3
-    launch(kernel, 64)
-    assert bench.calls == 6
-
-
-def test_buckets_are_part_of_the_identity() -> None:
-    launch(make(buckets={"n": Pow2()}), 32)
-    bench = Bench()
-    launch(make(bench, buckets={"n": Pow2(max=16)}), 32)
-    assert bench.calls == 3
-    launch(make(bench), 32)
-    assert bench.calls == 6
-    launch(make(bench, buckets={"n": Exact()}), 32)
-    assert bench.calls == 6, "Exact is what no bucket means"
+    assert again.benchmarked == benchmarked
+    how = again.explain(torch.ones(1), torch.ones(1), 100).how
+    assert how == ("tuned" if benchmarked else "exact")
 
 
 def test_a_new_config_is_benchmarked_alone() -> None:
@@ -96,32 +87,16 @@ def test_a_config_that_is_no_longer_declared_is_not_used() -> None:
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
-def test_the_benchmark_method_is_part_of_the_identity() -> None:
-    launch(make(), 100)
-    calls = []
-
-    def other(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
-        calls.append(kernel_call())
-        return 1.0
-
-    launch(make(do_bench=other), 100)
-    assert len(calls) == 3
-
-
 def test_a_dead_tune_goes_on_where_it_stopped() -> None:
     """Measurements made before the process died are not repeated."""
-    bench = Bench()
-    bench.times = [3.0]
+    bench = Bench([3.0])
 
     def dies(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         if bench.calls == 2:
             raise KeyboardInterrupt
         return bench(kernel_call, quantiles)
 
-    dies.__module__, dies.__qualname__ = (
-        Bench.__module__,
-        Bench.__qualname__,
-    )  # the same method by name
+    dies.__module__, dies.__qualname__ = Bench.__module__, Bench.__qualname__  # one method by name
     with pytest.raises(KeyboardInterrupt):
         launch(make(do_bench=dies), 100)
     rest = Bench([1.0])
@@ -134,14 +109,8 @@ def test_a_dead_tune_goes_on_where_it_stopped() -> None:
 def test_one_config_needs_no_benchmark() -> None:
     bench = Bench()
     launch(make(bench, configs=CONFIGS[:1]), 100)
-    launch(
-        make(
-            bench,
-            configs=[triton.Config({})],
-            fn=triton.heuristics({"BLOCK": lambda args: 16})(add_one),
-        ),
-        100,
-    )
+    by_heuristic = triton.heuristics({"BLOCK": lambda args: 16})(add_one)
+    launch(make(bench, by_heuristic, configs=[triton.Config({})]), 100)
     assert bench.calls == 0
 
 
@@ -228,37 +197,6 @@ def test_hooks_run_as_upstream_runs_them() -> None:
     assert seen == ["32 n=100"]
 
 
-def test_pruning_is_honoured() -> None:
-    bench = Bench([1.0])
-
-    def early(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
-        assert named["n"] == 100
-        return [config for config in configs if config.kwargs["BLOCK"] > 16]
-
-    kernel = make(
-        bench,
-        prune_configs_by={
-            "early_config_prune": early,
-            "perf_model": lambda **args: args["BLOCK"],
-            "top_k": 1,
-        },
-    )
-    launch(kernel, 100)
-    assert bench.calls == 0, "one config is left"
-    assert kernel.best_config.kwargs == {"BLOCK": 32}
-
-
-def test_a_pruned_config_is_not_reused() -> None:
-    launch(make(), 100)
-    kernel = make(
-        prune_configs_by={
-            "early_config_prune": lambda configs, named, **kwargs: [configs[0], configs[2]]
-        }
-    )
-    launch(kernel, 100)
-    assert kernel.best_config.kwargs == {"BLOCK": 64}
-
-
 @pytest.mark.skipif(
     not hasattr(add_one, "warmup"), reason="this Triton's interpreter has no warmup"
 )
@@ -268,25 +206,9 @@ def test_warmup_is_upstreams() -> None:
     assert kernel.benchmarked == 0
 
 
-def test_an_unknown_mode_lists_the_known() -> None:
-    with pytest.raises(SettingsError, match="tune, reuse, strict, off"):
-        make(mode="fast")
-
-
-class OneAtATime(triton.KernelInterface):
-    """A kernel whose launches take turns: the interpreter, unlike a GPU, cannot run two at once."""
-
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.arg_names, self._turn = fn, fn.arg_names, threading.Lock()
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        with self._turn:
-            return self.fn.run(*args, **kwargs)
-
-
 def test_threads_tune_a_scenario_once() -> None:
     bench = Bench()
-    kernel = make(bench, fn=OneAtATime(add_one))
+    kernel = make(bench)
     threads = [threading.Thread(target=launch, args=(kernel, 100)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -296,9 +218,6 @@ def test_threads_tune_a_scenario_once() -> None:
 
 
 def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
-    from dejavu_cache.model.record import Pin, Record
-    from dejavu_cache.model.scenario import now
-
     launch(make(store=tmp_path), 100)
     store = open_store(str(tmp_path))
     (context,) = store.contexts()

@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import fork_program, fork_python
+from support.processes import in_own_process
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.runtime.choices import ConfigCache
@@ -19,6 +19,8 @@ from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
+
+pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
 
 
 @triton.jit
@@ -174,50 +176,37 @@ def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
     assert not cache.has_choices
 
 
+@pretended
 def test_launches_follow_random_changes_as_tritons_do() -> None:
     """Each change is made to both kinds of autotuner, with a launch on a pretended GPU after it."""
-    code = """
-        import json, sys
-        from support.mutated_autotuners import compare_at_random
-        print(json.dumps([text for seed in range(12) for text in compare_at_random(seed, 60)]))
-    """
-    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
+    from support.mutated_autotuners import compare_at_random
+
+    assert [text for seed in range(12) for text in compare_at_random(seed, 60)] == []
 
 
-@pytest.mark.parametrize("blocks", [[16], [16, 32]])
-@pytest.mark.parametrize(
-    "change", ["kwargs['B'] = 64", "kwargs = {'B': 64}", "num_warps = 8", "num_stages = 1"]
-)
-def test_a_config_that_changes_in_place_is_launched_as_it_is_then(
-    blocks: list[int], change: str
-) -> None:
-    code = f"""
-        import torch, triton
-        from dejavu_cache import cached_autotune
-        from support.mutated_autotuners import body
-        from support.pretended_gpu import LAUNCHED
+@pretended
+def test_a_config_that_changes_in_place_is_launched_as_it_is_then() -> None:
+    from support.pretended_gpu import LAUNCHED, body, launch, make
 
-        configs = [triton.Config({{"B": block}}) for block in {blocks}]
-        kernel = cached_autotune(configs=configs, key=["n"], store="memory://", check=False,
-                                 do_bench=lambda call, quantiles: [1.0] * 3)(triton.jit(body))
-        def launch():
-            for _ in range(3):  # from the second one on by the hot path
-                kernel[(1,)](torch.empty(8), 3, 5)
-            return LAUNCHED[-1].hash
-        before = launch()
-        kernel.best_config.{change}
-        changed = launch()
-        fresh = triton.jit(body)
-        fresh[(1,)](torch.empty(8), 3, 5, **kernel.best_config.all_kwargs())
-        print(changed != before, changed == LAUNCHED[-1].hash)
-    """
-    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "True True"
+    def change_items(config: Any) -> None:
+        config.kwargs["B"] = 64
 
+    def replace_items(config: Any) -> None:
+        config.kwargs = {"B": 64}
 
-def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
-    """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
-    seen = fork_program("listen_to_tuning.py", TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
-    assert seen.stdout.splitlines() == ["False False", "True True"]
+    def change_warps(config: Any) -> None:
+        config.num_warps = 8
+
+    for change in (change_items, replace_items, change_warps):
+        for blocks in ((16,), (16, 32)):
+            kernel = make(cached_autotune, blocks, store="memory://")
+            launch(kernel, 3, 3)  # the second one by the hot path
+            before = LAUNCHED[-1].hash
+            change(kernel.best_config)
+            launch(kernel, 3)
+            changed = LAUNCHED[-1].hash
+            triton.jit(body)[(1,)](torch.empty(64), 3, **kernel.best_config.all_kwargs())
+            assert before != changed == LAUNCHED[-1].hash, (change, blocks)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -266,21 +255,13 @@ def test_pruning_that_leaves_nothing_raises_tritons_kind_of_error(decorate: Any)
         launch(kernel)
 
 
+@pretended
 def test_a_single_config_is_not_pruned() -> None:
-    code = """
-        import torch, triton
-        from dejavu_cache import cached_autotune
-        from support.mutated_autotuners import body
-        from support.pretended_gpu import LAUNCHED
+    from support.pretended_gpu import launch, make
 
-        pruning = {"perf_model": lambda **_: 1.0, "top_k": "no number"}
-        for decorate in (triton.autotune, cached_autotune):
-            kernel = decorate([triton.Config({"B": 16})], ["n"], prune_configs_by=pruning)
-            kernel = kernel(triton.jit(body))
-            kernel[(1,)](torch.empty(8), 3, 5)
-        print(len(LAUNCHED))
-    """
-    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "2"
+    pruning = {"perf_model": lambda **_: 1.0, "top_k": "no number"}
+    for decorate in (triton.autotune, cached_autotune):
+        assert launch(make(decorate, (16,), prune_configs_by=pruning), 3) == [16]
 
 
 def test_configs_that_change_in_place_are_the_ones_to_choose_from() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import json
 import random
 import threading
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,18 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.processes import fork_python
+from support.processes import in_own_process
 
 from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune, open_store
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
-from dejavu_cache.policy import current_policy
+from dejavu_cache.policy import Policy
+from dejavu_cache.runtime import options
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.declaration import Pruning
 from dejavu_cache.triton_internals.config_names import describe
+
+pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_URL="memory://")
 
 BLOCKS = (16, 32, 64, 128)
 CONFIGS = [triton.Config({"B": block}) for block in BLOCKS]
@@ -88,27 +90,17 @@ def test_values_of_one_bucket_run_what_pruning_leaves_each(order: tuple[int, ...
             assert run(kernel, K) == (K, best[K])
 
 
-@pytest.mark.parametrize("default", [CONFIGS[2], lambda named: CONFIGS[2]])
-def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(default: Any) -> None:
+@pytest.mark.parametrize("default", [CONFIGS[2], lambda named: CONFIGS[2], "of the policy"])
+def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(
+    default: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(default, str):
+        (path := tmp_path / "dejavu.toml").write_text('[[kernel]]\nmatch = "*"\ndefault.B = 64\n')
+        monkeypatch.setattr(options, "current_policy", lambda: Policy.read(path))
+        default = None
     kernel = make(mode="reuse", default=default)
     assert run(kernel, 96) == (96, 16)
     assert run(kernel, 64) == (64, 64)
-
-
-@pytest.fixture
-def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "dejavu.toml"
-    monkeypatch.setenv("DEJAVU_CACHE_POLICY", str(path))
-    current_policy.cache_clear()
-    yield path
-    current_policy.cache_clear()
-
-
-def test_a_policys_default_gives_way_too(policy: Path) -> None:
-    policy.write_text('[[kernel]]\nmatch = "*row_sum"\ndefault = { B = 64 }\n')
-    kernel = make(mode="reuse")
-    assert run(kernel, 64) == (64, 64)
-    assert run(kernel, 96) == (96, 16)
 
 
 def test_a_pin_is_ignored_where_pruning_leaves_it_out() -> None:
@@ -122,11 +114,6 @@ def test_a_pin_is_ignored_where_pruning_leaves_it_out() -> None:
         assert run(again, 96) == (96, 32)
         assert run(again, 64) == (64, 64)
         assert again.explain(torch.ones(1), torch.ones(1), 64, 0.0).how == "pinned"
-
-
-def test_a_nearest_scenario_gives_what_this_launch_is_left() -> None:
-    run(make(), 256)
-    assert run(make(mode="reuse"), 96) == (96, 32)
 
 
 def test_strict_raises_where_nothing_measured_is_left() -> None:
@@ -345,21 +332,6 @@ def test_answers_that_differ_in_what_they_read_do_not_hide_each_other() -> None:
         assert asked <= 150, "81 launches differ"
 
 
-def test_pruning_is_asked_for_each_launch_that_differs_if_it_reads_everything() -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def count(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
-        arguments = {**named, **more}
-        asked.append((arguments["K"], arguments["shift"]))
-        return only_divisors(configs, named, **more)
-
-    kernel = make(prune_configs_by={"early_config_prune": count})
-    for K in (64, 96, 64, 96):
-        run(kernel, K)
-    run(kernel, 64, shift=1.0)
-    assert asked == [(64, 0.0), (96, 0.0), (64, 1.0)]
-
-
 def test_pruning_per_scenario_is_asked_once_for_a_bucket() -> None:
     asked = []
 
@@ -371,15 +343,6 @@ def test_pruning_per_scenario_is_asked_once_for_a_bucket() -> None:
     for K in (64, 96, 80, 64):
         run(kernel, K)
     assert asked == [64]
-
-
-def test_a_performance_model_is_asked_for_each_launch_too() -> None:
-    def smallest_divisor_last(K: int, B: int, **more: Any) -> float:
-        return -B if K % B == 0 else 1.0
-
-    kernel = make(prune_configs_by={"perf_model": smallest_divisor_last, "top_k": 2})
-    for K, best in ((64, 64), (96, 32), (128, 128)):
-        assert run(kernel, K) == (K, best)
 
 
 def test_configs_that_pruning_makes_itself_are_told_apart() -> None:
@@ -451,49 +414,24 @@ def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Pat
         assert block in [config.kwargs["B"] for config in left]
 
 
+@pretended
 def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
     """Thousands of random launches through the hot path of a pretended GPU."""
-    outcome = fork_python(
-        """
-        import json, sys
-        from support.pruned_launches import launch_at_random
-        print(json.dumps(launch_at_random(seed=int(sys.argv[1]), count=3000)))
-        """,
-        "7",
-        TRITON_INTERPRET="0",
-        DEJAVU_CACHE_URL="memory://",
-    )
-    counts = json.loads(outcome.stdout)
-    assert counts["left out"] == 0, outcome.stdout
+    from support.pruned_launches import launch_at_random
+
+    counts = launch_at_random(seed=7, count=3000)
+    assert counts["left out"] == 0
     assert counts["hot"] > 1000, "most launches take the hot path"
 
 
-def test_what_pruning_does_not_read_leaves_launches_on_the_hot_path() -> None:
-    outcome = fork_python(
-        """
-        import json
-        from support.pruned_launches import launch_with_changes
-        print(json.dumps(launch_with_changes(count=40)))
-        """,
-        TRITON_INTERPRET="0",
-        DEJAVU_CACHE_URL="memory://",
-    )
-    counts = json.loads(outcome.stdout)
-    assert counts == dict.fromkeys(counts, 0)
+@pretended
+def test_the_hot_path_is_left_only_where_pruning_may_answer_otherwise() -> None:
+    """And a launcher that was kept prunes once a config is added."""
+    from support.pruned_launches import launch_after_changes, launch_with_changes
 
-
-def test_a_launcher_that_was_kept_prunes_once_a_config_is_added() -> None:
-    outcome = fork_python(
-        """
-        import json
-        from support.pruned_launches import launch_after_changes
-        print(json.dumps(launch_after_changes()))
-        """,
-        TRITON_INTERPRET="0",
-        DEJAVU_CACHE_URL="memory://",
-    )
+    assert {*launch_with_changes(count=40).values()} == {0}
     # Of 64, 80 and 96, which the best two of more configs divide best.
-    assert json.loads(outcome.stdout) == [32, 32, 32] * 2 + [64, 64, 32] * 4
+    assert launch_after_changes() == [32, 32, 32] * 2 + [64, 64, 32] * 4
 
 
 def test_configs_that_are_assigned_while_a_launch_prunes_are_chosen_from_afterwards() -> None:

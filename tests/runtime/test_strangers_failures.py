@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.addition import CONFIGS, add_one
+from support.addition import CONFIGS, LAUNCHED, Spy, larger_is_faster
 from support.kernels import launch
 from triton.runtime.errors import OutOfResources
 
@@ -23,42 +23,35 @@ from dejavu_cache.triton_internals.config_names import describe
 DECLARED = [describe(config) for config in CONFIGS]
 STRANGER = "root@broken-node"
 FUTURE = datetime(2199, 12, 31, tzinfo=timezone.utc)
-LAUNCHED: list[int] = []
 
 
 class MissingResourcesError(Exception):
     """An error that a launch raises by itself."""
 
 
-class Spy:
-    """A kernel that notes the blocks it is launched with, and fails with some of them."""
-
-    def __init__(self, failing: Sequence[int] = ()) -> None:
-        self.fn, self.arg_names, self.failing = add_one, add_one.arg_names, failing
-        self.error: Exception = MissingResourcesError()
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        LAUNCHED.append(kwargs["BLOCK"])
-        if kwargs["BLOCK"] in self.failing:
-            raise self.error
-        return add_one.run(*args, **kwargs)
-
-
 def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-    """Launch, and return a time that is shorter for larger blocks."""
     try:
-        kernel_call()
+        return larger_is_faster(kernel_call, quantiles)
     except MissingResourcesError:
         return [float("nan")] * 3
-    return [100.0 / LAUNCHED[-1]] * 3
 
 
-def start_process(store: Path, failing: Sequence[int] = (), **options: Any) -> Any:
-    """Return a kernel as a new process would decorate it."""
+def start_process(
+    store: Path, *failing: int, error: Exception | None = None, **options: Any
+) -> Any:
+    """Return a kernel as a new process would decorate it, which fails with some blocks."""
     LAUNCHED.clear()
-    return cached_autotune(CONFIGS, ["n"], store=store, do_bench=bench, check=False, **options)(
-        Spy(failing)
-    )
+    raised = error or MissingResourcesError()
+    spy = Spy(lambda block: raised if block in failing else None)
+    options = {"store": store, "do_bench": bench, "check": False, **options}
+    return cached_autotune(CONFIGS, ["n"], **options)(spy)
+
+
+def tune(store: Path, *failing: int, **options: Any) -> Any:
+    """Launch a kernel in a new process, and return the kernel."""
+    kernel = start_process(store, *failing, **options)
+    launch(kernel, 100)
+    return kernel
 
 
 def plant(store: Path, measurements: Sequence[Measurement], winner: Winner | None = None) -> None:
@@ -90,12 +83,10 @@ def test_failures_of_all_configs_elsewhere_are_tried_here(
     tmp_path: Path, kind: str, at: datetime | None
 ) -> None:
     plant(tmp_path, [failure(config, kind, at=at or now()) for config in DECLARED])
-    kernel = start_process(tmp_path)
-    launch(kernel, 100)
+    kernel = tune(tmp_path)
     assert kernel.best_config is CONFIGS[2]
     assert {entry.by for entry in by_block(tmp_path).values()} == {whoami()}
-    again = start_process(tmp_path)
-    launch(again, 100)
+    again = tune(tmp_path)
     assert (LAUNCHED, again.best_config) == ([64], CONFIGS[2]), "nothing is measured twice"
 
 
@@ -108,15 +99,13 @@ def test_failures_of_all_configs_are_tried_again_once_whatever_clock_dated_them(
     at = now() + timedelta(hours=hours)
     plant(tmp_path, [failure(config, at=at, by=by) for config in DECLARED])
     for benchmarked in (3, 0):
-        kernel = start_process(tmp_path)
-        launch(kernel, 100)
+        kernel = tune(tmp_path)
         assert (kernel.best_config, kernel.benchmarked) == (CONFIGS[2], benchmarked)
 
 
 def test_a_strangers_failures_are_hints_while_another_config_is_valid(tmp_path: Path) -> None:
     plant(tmp_path, [failure(DECLARED[2]), timing(DECLARED[1], 2.0)])
-    kernel = start_process(tmp_path)
-    launch(kernel, 100)
+    kernel = tune(tmp_path)
     assert kernel.best_config is CONFIGS[1]
     assert 64 not in LAUNCHED
 
@@ -127,8 +116,7 @@ def test_what_may_end_the_process_or_be_wrong_is_not_tried_but_the_default_is(
 ) -> None:
     plant(tmp_path, [failure(config, kind) for config in DECLARED])
     for _ in range(2):
-        kernel = start_process(tmp_path)
-        launch(kernel, 100)
+        kernel = tune(tmp_path)
         assert set(LAUNCHED) == {16}
         assert kernel.best_config is CONFIGS[0]
 
@@ -137,17 +125,15 @@ def test_with_nothing_valid_here_either_the_reasons_of_this_process_are_raised(
     tmp_path: Path,
 ) -> None:
     plant(tmp_path, [failure(config) for config in DECLARED])
-    kernel = start_process(tmp_path, failing=(16, 32, 64))
     with pytest.raises(NoValidConfigError, match="invalid_timing"):
-        launch(kernel, 100)
+        tune(tmp_path, 16, 32, 64)
 
 
 def test_with_nothing_valid_but_untried_configs_the_default_runs(tmp_path: Path) -> None:
     crashes = [failure(config, "crash") for config in DECLARED[1:]]
     plant(tmp_path, [failure(DECLARED[0]), *crashes])
-    kernel = start_process(tmp_path, failing=(16,))
     with pytest.raises(MissingResourcesError):
-        launch(kernel, 100)
+        tune(tmp_path, 16)
     assert set(LAUNCHED) == {16}
 
 
@@ -158,8 +144,7 @@ def test_no_recorded_failure_makes_a_launch_raise(
     tmp_path: Path, mode: str, by: str, kind: str
 ) -> None:
     plant(tmp_path, [failure(config, kind, by=by) for config in DECLARED])
-    kernel = start_process(tmp_path, mode=mode)
-    launch(kernel, 100)
+    kernel = tune(tmp_path, mode=mode)
     assert kernel.best_config in CONFIGS
 
 
@@ -167,11 +152,9 @@ def test_no_recorded_failure_makes_a_launch_raise(
 def test_a_timing_that_no_launch_can_have_decides_nothing(tmp_path: Path, median: float) -> None:
     winner = Winner(config=DECLARED[0], at=FUTURE)
     plant(tmp_path, [timing(DECLARED[0], median, at=FUTURE)], winner)
-    kernel = start_process(tmp_path, mode="reuse", default=CONFIGS[1])
-    launch(kernel, 100)
+    kernel = tune(tmp_path, mode="reuse", default=CONFIGS[1])
     assert kernel.best_config is CONFIGS[1]
-    kernel = start_process(tmp_path)
-    launch(kernel, 100)
+    kernel = tune(tmp_path)
     assert kernel.best_config is CONFIGS[2]
     assert by_block(tmp_path)[16].median == 100 / 16
 
@@ -179,8 +162,7 @@ def test_a_timing_that_no_launch_can_have_decides_nothing(tmp_path: Path, median
 def test_a_strangers_timing_wins_a_tune_only_if_it_is_confirmed(tmp_path: Path) -> None:
     winner = Winner(config=DECLARED[0], at=now())
     plant(tmp_path, [timing(DECLARED[0], 0.001)], winner)
-    kernel = start_process(tmp_path)
-    launch(kernel, 100)
+    kernel = tune(tmp_path)
     assert kernel.best_config is CONFIGS[2]
     assert by_block(tmp_path)[16].by == whoami()
 
@@ -189,12 +171,10 @@ def test_a_lone_machine_does_not_outdo_all_others_tenfold(tmp_path: Path) -> Non
     honest = [timing(config, 3.0 + at, by="ann@h200-1") for at, config in enumerate(DECLARED[:2])]
     plant(tmp_path, honest, Winner(config=DECLARED[0], at=now()))
     plant(tmp_path, [timing(DECLARED[2], 0.01)])
-    kernel = start_process(tmp_path, mode="reuse")
-    launch(kernel, 100)
+    kernel = tune(tmp_path, mode="reuse")
     assert kernel.best_config is CONFIGS[0]
     plant(tmp_path, [timing(DECLARED[1], 0.02, by="bob@h200-2")])
-    kernel = start_process(tmp_path, mode="reuse")
-    launch(kernel, 100)
+    kernel = tune(tmp_path, mode="reuse")
     assert kernel.best_config is CONFIGS[2], "a second machine has confirmed it"
 
 
@@ -210,8 +190,8 @@ def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
         (record,) = open_store(str(tmp_path)).records(context)
         pin = Pin(config=DECLARED[2], at=now(), by=STRANGER)
         open_store(str(tmp_path)).put(context, [record.model_copy(update={"pin": pin})])
-    kernel = start_process(tmp_path, mode=mode)
-    kernel.fn.failing, kernel.fn.error = (64,), OutOfResources(300_000, 232_448, "shared memory")
+    error = OutOfResources(300_000, 232_448, "shared memory")
+    kernel = start_process(tmp_path, 64, error=error, mode=mode)
     x = torch.zeros(100)
     for _ in range(2):
         kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, x, 100)
@@ -222,10 +202,9 @@ def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
 
 def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_path: Path) -> None:
     plant(tmp_path, [timing(config, 1.0 / rank) for rank, config in enumerate(DECLARED, start=1)])
-    kernel = start_process(tmp_path, mode="reuse")
-    kernel.fn.failing, kernel.fn.error = (16, 32, 64), OutOfResources(3, 2, "shared memory")
+    error = OutOfResources(3, 2, "shared memory")
     with pytest.raises(OutOfResources):
-        launch(kernel, 100)
+        tune(tmp_path, 16, 32, 64, error=error, mode="reuse")
     assert LAUNCHED == [64, 32, 16]
 
 

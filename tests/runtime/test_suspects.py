@@ -4,152 +4,104 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.fork_server import Child, Nursery
+import torch
+from support.addition import CONFIGS, LAUNCHED, Spy, larger_is_faster, outcomes
+from support.fork_server import Nursery
+from support.kernels import launch
 from support.processes import PROGRAMS, dejavu
 
-from dejavu_cache.model.record import Record
+from dejavu_cache import NoValidConfigError, cached_autotune
 from dejavu_cache.stores import FileStore
+from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.tuning.measurement_marks import MeasurementMark, _Mark
 
 PROGRAM = PROGRAMS / "fatal_config.py"
 
-RUN = """
-    import runpy, sys
-    sys.argv.pop(0)
-    runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
+def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path, nursery: Nursery) -> None:
+    """Only in a sweep it is tried again; that time, it kills nothing."""
+    store, log, marks = (tmp_path / name for name in ("store", "log", "user/dejavu-cache"))
+    variables = {
+        "DEJAVU_CACHE_URL": str(store), "XDG_CACHE_HOME": str(marks.parent),
+        "TRITON_INTERPRET": "1", "LOG": str(log),
+    }  # fmt: skip
 
-class Processes:
-    """Processes of one user that tune one kernel into one store."""
+    def run(fatal: int = 0) -> tuple[int, str, str, set[str]]:
+        log.write_text("")
+        done = nursery.start_file(PROGRAM, fatal, folder=tmp_path, **variables).complete()
+        return done.returncode, done.stdout, done.stderr, {*log.read_text().split()}
 
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
-        self.store = folder / "store"
-        self.marks = folder / "user" / "dejavu-cache" / "measuring"
-        self._folder, self._nursery = folder, nursery
-        self._log = folder / "log"
-        self._variables = {
-            "DEJAVU_CACHE_URL": str(self.store),
-            "XDG_CACHE_HOME": str(folder / "user"),
-            "TRITON_INTERPRET": "1",
-            "LOG": str(self._log),
-        }
-
-    def start(self, block: int, way: str, **more: str) -> Child:
-        self._log.write_text("")
-        variables = {**self._variables, **more}
-        return self._nursery.start(RUN, PROGRAM, block, way, folder=self._folder, **variables)
-
-    def run(self, block: int = 0, way: str = "nothing", **more: str) -> tuple[int, str, str]:
-        """Return the exit code and what the process wrote."""
-        done = self.start(block, way, **more).complete()
-        return done.returncode, done.stdout, done.stderr
-
-    def sweep(self) -> str:
-        self._log.write_text("")
-        swept = dejavu("sweep", PROGRAM, "--store", self.store, **self._variables)
-        assert swept.returncode == 0, swept.stderr
-        return swept.stdout
-
-    @property
-    def launched_blocks(self) -> set[int]:
-        """Blocks that the last process launched."""
-        return set(map(int, self._log.read_text().split()))
-
-    @property
-    def outcomes(self) -> dict[object, str]:
-        """Outcomes in the only record, by block."""
-        store = FileStore(self.store)
-        (context,) = store.contexts()
-        record: Record
-        (record,) = store.records(context)
-        return {
-            measurement.config.params["BLOCK"]: measurement.failure.kind
-            if measurement.failure
-            else "timed"
-            for measurement in record.measurements
-        }
-
-
-@pytest.fixture
-def processes(tmp_path: Path, nursery: Nursery) -> Processes:
-    return Processes(tmp_path, nursery)
-
-
-def test_a_config_that_kills_its_process_is_met_once(processes: Processes) -> None:
-    assert processes.run(32, "kill")[0] == -9
-    assert 32 in processes.launched_blocks
-    code, out, error = processes.run(32, "kill")
-    assert (code, out) == (0, "64\n"), "the best of the others runs"
-    assert 32 not in processes.launched_blocks
+    code, _, _, launched = run(32)
+    assert (code, "32" in launched) == (-9, True)
+    code, out, error, launched = run(32)
+    assert (code, out, "32" in launched) == (0, "64\n", False), "the best of the others runs"
     assert error.count("(BLOCK=32, num_ctas=1") == 1
     assert "is not run for a day: process" in error
     assert "`dejavu-cache sweep`" in error
-    assert processes.outcomes == {16: "timed", 64: "timed"}, "a suspicion is no failure"
-    assert processes.run(32, "kill")[:2] == (0, "64\n")
-    assert processes.launched_blocks == {64}
+    assert outcomes(FileStore(store)) == {16: "timed", 64: "timed"}, "a suspicion is no failure"
+    assert (run(32)[1], {*log.read_text().split()}) == ("64\n", {"64"})
+    swept = dejavu("sweep", PROGRAM, "--store", store, **variables)
+    assert swept.returncode == 0, swept.stderr
+    assert outcomes(FileStore(store)) == {16: "timed", 32: "timed", 64: "timed"}
+    assert list((marks / "measuring").iterdir()) == []
 
 
-def test_the_default_config_may_be_the_one_that_kills(processes: Processes) -> None:
-    assert processes.run(16, "kill", DEJAVU_CACHE_CHECK="1")[0] == -9
-    for mode in ("reuse", "tune", "reuse"):
-        code, out, _ = processes.run(16, "kill", DEJAVU_CACHE_MODE=mode)
-        assert code == 0
-        assert out in ("32\n", "64\n")
-        assert 16 not in processes.launched_blocks
+def start_process(**options: Any) -> Any:
+    """Return a kernel as a new process would decorate it; larger blocks are faster."""
+    LAUNCHED.clear()
+    return cached_autotune(CONFIGS, ["n"], do_bench=larger_is_faster, **options)(Spy())
 
 
-def test_a_program_of_which_every_config_kills_ends_with_the_reasons(processes: Processes) -> None:
-    for block in (16, 32, 64):
-        assert processes.run(block, "kill")[0] == -9
-    code, _, error = processes.run()
-    assert code == 1
-    assert "NoValidConfigError" in error
-    assert "ended while it measured it" in error
-    assert processes.launched_blocks == set()
+@contextmanager
+def measuring(*places: int) -> Iterator[Path]:
+    """Mark configs as a process that measures them; after the block, as one that died there."""
+    request = start_process().request(torch.ones(100), torch.ones(100), 100)
+    marks = [MeasurementMark(request.context, request.scenario) for _ in places]
+    for mark, place in zip(marks, places, strict=True):
+        mark._write(_Mark(config=describe(CONFIGS[place]), pid=1, host="here").model_dump_json())
+    yield marks[0]._path
+    for mark in marks:
+        assert mark._handle is not None
+        os.close(mark._handle)
 
 
-def test_a_sweep_clears_a_config_that_did_not_kill(processes: Processes) -> None:
-    assert processes.run(64, "kill")[0] == -9, "somebody else killed the process"
-    assert processes.run()[1] == "32\n"
-    processes.sweep()
-    assert 64 in processes.launched_blocks
-    assert processes.outcomes == {16: "timed", 32: "timed", 64: "timed"}
-    assert list(processes.marks.iterdir()) == []
-    assert processes.run()[:2] == (0, "64\n")
+@pytest.mark.parametrize("mode", ["reuse", "tune"])
+def test_the_default_config_may_be_the_one_that_kills(mode: str) -> None:
+    with measuring(0):
+        pass
+    kernel = start_process(mode=mode)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1 if mode == "reuse" else 2]
+    assert 16 not in LAUNCHED
+
+
+def test_a_program_of_which_every_config_kills_ends_with_the_reasons() -> None:
+    with measuring(0, 1, 2):
+        pass
+    with pytest.raises(NoValidConfigError, match="ended while it measured it"):
+        launch(start_process(), 100)
+    assert LAUNCHED == []
 
 
 @pytest.mark.parametrize("age", [90_000, -90_000])
-def test_a_suspicion_ends_after_a_day(age: int, processes: Processes) -> None:
+def test_a_suspicion_ends_after_a_day(age: int) -> None:
     """One from the future was dated by a clock that was put back since."""
-    assert processes.run(64, "kill")[0] == -9
-    (mark,) = processes.marks.iterdir()
-    os.utime(mark, (time.time() - age,) * 2)
-    assert processes.run()[:2] == (0, "64\n")
-    assert list(processes.marks.iterdir()) == [], "old marks are removed"
+    with measuring(2) as mark:
+        os.utime(mark, (time.time() - age,) * 2)
+    kernel = start_process()
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]
+    assert list(mark.parent.iterdir()) == [], "old marks are removed"
 
 
-def test_a_process_that_measures_is_no_reason_to_suspect_its_config(processes: Processes) -> None:
-    busy = processes.start(32, "hang")
-    try:
-        _wait_until_measuring(processes, 32)
-        code, out, error = processes.run(DEJAVU_CACHE_TUNE_WAIT="0")
-        assert (code, out, "is not run" in error) == (0, "16\n", False), "a fallback serves"
-    finally:
-        busy.kill()
-
-
-def _wait_until_measuring(processes: Processes, block: int) -> None:
-    """Wait until a process has marked a config and launched it, which comes after the mark."""
-    text = f'"BLOCK":{block}'.encode()
-
-    def is_measuring() -> bool:
-        marks = [path.read_bytes() for path in processes.marks.glob("*.json")]
-        return any(text in mark for mark in marks) and block in processes.launched_blocks
-
-    until = time.monotonic() + 240
-    while not is_measuring():
-        assert time.monotonic() < until, "it does not measure"
-        time.sleep(0.02)
+def test_a_process_that_measures_is_no_reason_to_suspect_its_config() -> None:
+    with measuring(2):
+        kernel = start_process()
+        launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]

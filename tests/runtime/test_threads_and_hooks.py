@@ -1,57 +1,156 @@
-"""What happens beside a launch: a fork while a thread tunes, and hooks of configs that fail."""
+"""What happens beside a launch: forks, hooks and listeners; on a pretended GPU."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
 import pytest
-from support.processes import fork_program, fork_python
+import torch
+import triton
+from support.processes import in_own_process
+from support.records import context, record
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.stores import MemoryStore
+from dejavu_cache.system.fork_lock import ForkLock
+
+pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
 
 
-def run_program(name: str) -> str:
-    return fork_program(name, TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0").stdout
+def in_fork(call: Callable[[], object]) -> None:
+    """Call a function in a forked child, within a minute."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        call()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pretended
 def test_a_child_that_was_forked_while_a_thread_tuned_can_tune() -> None:
-    assert run_program("fork_while_tuning.py").splitlines() == ["child 2", "parent 2 0"]
+    from support.pretended_gpu import launch, make
+
+    started, finish = threading.Event(), threading.Event()
+
+    def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+        kernel_call()
+        started.set()
+        finish.wait()
+        return [1.0] * 3
+
+    def tune_other() -> None:
+        launch(other, 4)
+        assert other.benchmarked == 3
+
+    tuned, other = make(cached_autotune, do_bench=bench), make(cached_autotune)
+    thread = threading.Thread(target=launch, args=(tuned, 3))
+    thread.start()
+    started.wait()
+    in_fork(tune_other)
+    finish.set()
+    thread.join()
+    assert tuned.benchmarked == 3
 
 
+@in_own_process(TRITON_INTERPRET="1")
 def test_a_child_tunes_without_the_threads_of_torch_that_it_has_lost() -> None:
-    assert fork_program("fork_after_parallel_work.py", TRITON_INTERPRET="1").stdout == "0\n"
+    from support.addition import make
+    from support.kernels import launch
+
+    kernel = make(store="memory://")
+    torch.set_num_threads(2)
+    torch.ones(1 << 22).sum()
+    in_fork(lambda: launch(kernel))
 
 
+@pretended
 def test_a_child_finds_what_threads_of_its_parent_held_free() -> None:
-    said = ["child True", "parent 0 False"]
-    assert run_program("fork_with_locks.py").splitlines() == said
+    """And the thread's own locks and leases stay."""
+    lock, mine, store = ForkLock(), ForkLock(), MemoryStore()
+    held, finish = threading.Event(), threading.Event()
+
+    def lease() -> Any:
+        return store.lease(context(), record().scenario, wait=0)
+
+    def hold() -> None:
+        with lock, lease():
+            held.set()
+            finish.wait()
+
+    def take() -> None:
+        with lock, mine, lease() as leased:
+            assert leased
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with mine:  # this thread's own lock is still its own in the child
+        in_fork(take)
+    with lease() as leased:
+        assert not leased
+    finish.set()
+    thread.join()
 
 
-def test_hooks_run_for_a_config_that_does_not_compile_with_the_exception() -> None:
-    said = "True [(16, 'NoneType'), (32, 'OutOfResources'), (64, 'NoneType')]"
-    assert run_program("fail_to_compile.py").strip() == said
+@pretended
+def test_hooks_hear_of_configs_and_launches_that_fail_as_they_do_from_triton() -> None:
+    from support import pretended_gpu
+    from triton.runtime.errors import OutOfResources
+
+    compile_pretended = triton.compiler.compile
+
+    def compile_or_fail(src: Any, *arguments: Any, **options: Any) -> Any:
+        if src.constants[(2,)] == 32:
+            raise OutOfResources(2, 1, "shared memory")
+        return compile_pretended(src, *arguments, **options)
+
+    def heard_by(decorate: Any, *arguments: Any, **options: Any) -> list[Any]:
+        heard: list[Any] = []
+
+        def before(named: dict[str, Any], reset_only: bool = False) -> None:
+            heard.extend([] if reset_only else [named["B"]])
+
+        def after(named: dict[str, Any], exception: Exception | None) -> None:
+            heard.append((named["B"], type(exception).__name__))
+
+        kernel = pretended_gpu.make(decorate, pre_hook=before, post_hook=after, **options)
+        with suppress(TypeError):
+            kernel[(1,)](*arguments)
+        return heard
+
+    triton.compiler.compile = compile_or_fail
+    for arguments in ((torch.empty(64), 3), (torch.empty(64),)):  # the last one lacks an argument
+        theirs = heard_by(triton.autotune, *arguments)
+        assert sorted(theirs, key=str) == sorted(heard_by(cached_autotune, *arguments), key=str)
+        failed = (32, "OutOfResources") if len(arguments) == 2 else (16, "TypeError")
+        assert failed in theirs
 
 
-def test_hooks_hear_of_a_launch_that_lacks_an_argument() -> None:
-    code = """
-        import contextlib, torch, triton
-        from dejavu_cache import cached_autotune
-        from support.mutated_autotuners import body
-        import support.pretended_gpu
+@pretended
+def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
+    """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
+    from support.pretended_gpu import launch, make
 
-        def heard_by(decorate, **options):
-            heard = []
-            kernel = decorate(
-                configs=[triton.Config({"B": block}) for block in (16, 32)],
-                key=["n"],
-                do_bench=lambda call, quantiles: call() or 1.0,
-                pre_hook=lambda named, reset_only=False: heard.append(named["B"]),
-                post_hook=lambda named, exception: heard.append(str(exception)),
-                **options,
-            )(triton.jit(body))
-            with contextlib.suppress(TypeError):
-                kernel[(1,)](torch.empty(8), 3)
-            return heard
+    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return configs if named["n"] == 5 else configs[:1]
 
-        theirs = heard_by(triton.autotune)
-        print(len(theirs), theirs == heard_by(cached_autotune, store="memory://"))
-    """
-    seen = fork_python(code, TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
-    assert seen.stdout.splitlines()[-1] == "2 True"
+    events: list[dict[str, Any]] = []
+    triton.knobs.autotuning.listener = lambda **event: events.append(event)
+    for is_known in (False, True):
+        kernel = make(cached_autotune, prune_configs_by={"early_config_prune": prune})
+        launch(kernel, 5, 5, 6)
+        (event,) = events
+        events.clear()
+        assert event["fn"] is kernel.fn
+        assert event["fn"].cache_key
+        assert event["key"] == (5, "torch.float32")
+        assert event["best_config"] in event["configs_timings"]
+        assert [len(times) for times in event["configs_timings"].values()] == [3, 3, 3]
+        assert (event["cache_hit"], event["duration"] is None) == (is_known, is_known)

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import triton
-import triton.language as tl
-from support.addition import Bench, make
+from support.copying import DEFAULT, RIGHT, WRONG, decorate, explain, launch
 
-from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import (
     BEHIND_POINTERS,
     NO_MEMORY,
@@ -30,38 +27,14 @@ from dejavu_cache.runtime.tune import Tune
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.tuning.result_check import ResultCheck
 
-DEFAULT, RIGHT, WRONG = (
-    triton.Config({"STEP": 1, "LIMIT": 1024}),
-    triton.Config({"STEP": 2, "LIMIT": 1024}),
-    triton.Config({"STEP": 3, "LIMIT": 4}),
-)
 MEMORY = f"{NO_MEMORY} left on the device to compare results"
 POINTERS = f"{BEHIND_POINTERS}: nothing shows what is written"
 NOISE = f"{NOT_REPEATABLE}: it draws numbers"
 
 
-@triton.jit
-def copy(x_ptr, out_ptr, n, STEP: tl.constexpr, LIMIT: tl.constexpr):
-    """Copy n numbers; a config whose LIMIT is less than n leaves some out."""
-    at = tl.arange(0, 128)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=(at < n) & (at < LIMIT))
-
-
 def start_process(folder: Path, fast: triton.Config = WRONG, **options: Any) -> Any:
     """Return the kernel as a new process would decorate it; the second config is the fast one."""
-    bench = Bench((2.0, 1.0))
-    return cached_autotune([DEFAULT, fast], ["n"], store=folder, do_bench=bench, **options)(copy)
-
-
-def launch(kernel: Any) -> bool:
-    """Launch, and return whether the results are right."""
-    x, out = torch.rand(128), torch.zeros(128)
-    kernel[(1,)](x, out, 100)
-    return bool(torch.equal(out[:100], x[:100]))
-
-
-def explain(kernel: Any) -> Any:
-    return kernel.explain(torch.rand(128), torch.zeros(128), 100)
+    return decorate(folder, [DEFAULT, fast], **options)
 
 
 def recorded_winner(kernel: Any) -> Winner:
@@ -71,14 +44,7 @@ def recorded_winner(kernel: Any) -> Winner:
 
 
 def record_uncompared(folder: Path, fast: triton.Config, reason: str | None, **options: Any) -> Any:
-    """Record a winner that nobody has compared, as a tool may do, and return the kernel.
-
-    Args:
-        folder: the store.
-        fast: the winner.
-        reason: why it was not compared; None: nothing is said.
-        **options: of the kernel.
-    """
+    """Record a winner that nobody compared, for a reason or for none, and return the kernel."""
     kernel = start_process(folder, fast, check=False, **options)
     launch(kernel)
     record_set = next(kernel.home.record_sets())
@@ -206,16 +172,13 @@ def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_
 def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
     tmp_path: Path, comparing: Callable[..., None]
 ) -> None:
-    def decorate(configs: list[triton.Config], *times: float) -> Any:
-        return make(Bench(times), fn=copy, configs=configs, store=tmp_path)
-
-    launch(decorate([DEFAULT, RIGHT], 2.0, 1.0))
+    launch(decorate(tmp_path, [DEFAULT, RIGHT]))
     comparing(POINTERS)
-    newer = decorate([DEFAULT, RIGHT, WRONG], 0.5, 2.0)
+    newer = decorate(tmp_path, [DEFAULT, RIGHT, WRONG], 0.5, 2.0)
     launch(newer)
     assert newer.best_config.kwargs == RIGHT.kwargs
     for configs in ([DEFAULT, RIGHT, WRONG], [DEFAULT, RIGHT]):
-        kernel = decorate(configs)
+        kernel = decorate(tmp_path, configs)
         assert launch(kernel)
         assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
 
@@ -267,12 +230,8 @@ def test_the_winner_runs_where_the_default_config_does_not(tmp_path: Path) -> No
     def fail(arguments: Any) -> None:
         raise triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
 
-    def decorate() -> Any:
-        configs = [triton.Config(DEFAULT.kwargs, pre_hook=fail), RIGHT]
-        return cached_autotune(configs, ["n"], store=tmp_path, do_bench=Bench((1.0,)))(copy)
-
     for benchmarked in (2, 0):
-        kernel = decorate()
+        kernel = decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=fail), RIGHT], 1.0)
         assert launch(kernel)
         assert kernel.best_config.kwargs == RIGHT.kwargs
         assert "no default" in str(explain(kernel).not_compared)
@@ -283,12 +242,11 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
     tmp_path: Path,
 ) -> None:
     record_uncompared(tmp_path, RIGHT, MEMORY)
-    x, out = torch.rand(128), torch.zeros(128)
     reader = start_process(tmp_path, RIGHT, mode="reuse")
-    found = reader.explain(x, out, 90)
+    found = explain(reader, 90)
     assert (found.how, found.not_compared) == ("nearest", [f"out_ptr: {MEMORY}"])
     tuner = start_process(tmp_path, RIGHT)
-    assert tuner.explain(x, out, 90).how == "default"
+    assert explain(tuner, 90).how == "default"
 
 
 def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(

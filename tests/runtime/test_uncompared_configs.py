@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
-import triton.language as tl
-from support.addition import Bench
+from support import copying
+from support.copying import DEFAULT, RIGHT, WRONG
 
 import dejavu_cache
-from dejavu_cache import Pow2, ScenarioNotTuned, cached_autotune
+from dejavu_cache import Pow2, ScenarioNotTuned
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record
 from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.settings import current_settings
 from dejavu_cache.triton_internals.config_names import describe
 
-DEFAULT, WINNER, WRONG = (
-    triton.Config({"STEP": 1, "LIMIT": 1024}),
-    triton.Config({"STEP": 2, "LIMIT": 1024}),
-    triton.Config({"STEP": 3, "LIMIT": 4}),
-)
 TIMES = (3.0, 1.0, 2.0)
 
 
-@triton.jit
-def copy(x_ptr, out_ptr, n, STEP: tl.constexpr, LIMIT: tl.constexpr):
-    """Copy n numbers; a config whose LIMIT is less than n leaves some out."""
-    at = tl.arange(0, 128)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=(at < n) & (at < LIMIT))
-
-
 def decorate(folder: Path, configs: list[triton.Config], **options: Any) -> Any:
-    return cached_autotune(
-        configs, ["n"], store=folder, do_bench=Bench(TIMES), buckets={"n": Pow2()}, **options
-    )(copy)
+    return copying.decorate(folder, configs, *TIMES, buckets={"n": Pow2()}, **options)
 
 
 def launch(kernel: Any, n: int) -> None:
-    x, out = torch.rand(128), torch.zeros(128)
-    kernel[(1,)](x, out, n)
-    assert torch.equal(out[:n], x[:n]), kernel.best_config
+    assert copying.launch(kernel, n), kernel.best_config
+
+
+def explain(kernel: Any) -> tuple[str, dict[str, Any]]:
+    found = copying.explain(kernel)
+    return found.how, found.config.kwargs
+
+
+def failing_hook(error: BaseException, at: int) -> Callable[[Any], None]:
+    """Return a hook that raises an error at one of the launches of its config."""
+    launches = count(1)
+
+    def fail(arguments: Any) -> None:
+        if next(launches) == at:
+            raise error
+
+    return fail
 
 
 def test_the_runner_up_of_a_winner_that_the_author_removes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kernel = decorate(tmp_path, [DEFAULT, WINNER, WRONG])
+    kernel = decorate(tmp_path, [DEFAULT, RIGHT, WRONG])
     launch(kernel, 100)
-    assert kernel.best_config.kwargs == WINNER.kwargs
+    assert kernel.best_config.kwargs == RIGHT.kwargs
     edited = decorate(tmp_path, [DEFAULT, WRONG])
     launch(edited, 100)
     assert edited.best_config.kwargs == DEFAULT.kwargs
@@ -63,15 +66,15 @@ def test_the_runner_up_of_a_winner_that_pruning_leaves_out(tmp_path: Path) -> No
 
     pruning = {"prune_configs_by": {"early_config_prune": keep_even}}
     for _ in range(2):
-        kernel = decorate(tmp_path, [DEFAULT, WINNER, WRONG], **pruning)
+        kernel = decorate(tmp_path, [DEFAULT, RIGHT, WRONG], **pruning)
         for n in (100, 101, 100, 101):
             launch(kernel, n)
-            assert kernel.best_config.kwargs == (DEFAULT if n % 2 else WINNER).kwargs
+            assert kernel.best_config.kwargs == (DEFAULT if n % 2 else RIGHT).kwargs
 
 
 def test_a_right_runner_up_is_compared_once(tmp_path: Path) -> None:
     right = triton.Config({"STEP": 3, "LIMIT": 1024})
-    launch(decorate(tmp_path, [DEFAULT, WINNER, right]), 100)
+    launch(decorate(tmp_path, [DEFAULT, RIGHT, right]), 100)
     edited = decorate(tmp_path, [DEFAULT, right])
     launch(edited, 100)
     assert edited.best_config.kwargs == right.kwargs
@@ -81,21 +84,11 @@ def test_a_right_runner_up_is_compared_once(tmp_path: Path) -> None:
 
 
 def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path: Path) -> None:
-    class Interrupt:
-        """A hook that is Ctrl-C at the second launch of its config."""
-
-        launches = 0
-
-        def __call__(self, arguments: Any) -> None:
-            self.launches += 1
-            if self.launches == 2:
-                raise KeyboardInterrupt
-
     def configs(hook: Any = None) -> list[triton.Config]:
         return [DEFAULT, triton.Config({"STEP": 2, "LIMIT": 4}, pre_hook=hook)]
 
     with pytest.raises(KeyboardInterrupt):
-        launch(decorate(tmp_path, configs(Interrupt())), 100)
+        launch(decorate(tmp_path, configs(failing_hook(KeyboardInterrupt(), 2))), 100)
     again = decorate(tmp_path, configs())
     launch(again, 100)
     assert again.best_config.kwargs == DEFAULT.kwargs
@@ -108,17 +101,7 @@ def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path:
 def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
     tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Fail:
-        """A hook that fails at the first launch, in which the results to expect are computed."""
-
-        launches = 0
-
-        def __call__(self, arguments: Any) -> None:
-            self.launches += 1
-            if self.launches == 1:
-                raise error
-
-    default = triton.Config(DEFAULT.kwargs, pre_hook=Fail())
+    default = triton.Config(DEFAULT.kwargs, pre_hook=failing_hook(error, 1))
     kernel = decorate(tmp_path, [default, WRONG])
     launch(kernel, 100)
     assert kernel.best_config is default
@@ -130,11 +113,9 @@ def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
 
 
 def test_an_error_of_the_launch_itself_is_raised(tmp_path: Path) -> None:
-    def fail(arguments: Any) -> None:
-        raise LookupError("by a hook")
-
+    hook = failing_hook(LookupError("by a hook"), 1)
     with pytest.raises(LookupError, match="by a hook"):
-        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=fail), WRONG]), 100)
+        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=hook), WRONG]), 100)
 
 
 @pytest.fixture
@@ -151,7 +132,11 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_process_that_waits_for_the_comparison_runs_the_default(unfinished: Path) -> None:
+def test_a_process_that_waits_for_the_comparison_runs_the_default(
+    unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "0.1")
+    current_settings.cache_clear()
     kernel = decorate(unfinished, [DEFAULT, WRONG])
     record_set = next(kernel.home.record_sets())
     (record,) = record_set.records
@@ -191,7 +176,7 @@ class TestWhereNothingMayBeMeasured:
         kernel = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
         missed = list_misses(kernel, monkeypatch)
         launch(kernel, 100)
-        explained = kernel.explain(torch.rand(128), torch.zeros(128), 100)
+        explained = copying.explain(kernel)
         assert explained.how == "default"
         assert "unmeasured" not in str(explained)
         assert "no winner: configs were timed, and their results not compared" in str(explained)
@@ -199,10 +184,10 @@ class TestWhereNothingMayBeMeasured:
         assert [scenario.args for scenario in missed] == [{"n": 64}]
 
     def test_a_neighbour_stands_in(self, unfinished: Path) -> None:
-        launch(decorate(unfinished, [DEFAULT, WINNER]), 60)
-        kernel = decorate(unfinished, [DEFAULT, WINNER, WRONG], mode="reuse")
+        launch(decorate(unfinished, [DEFAULT, RIGHT]), 60)
+        kernel = decorate(unfinished, [DEFAULT, RIGHT, WRONG], mode="reuse")
         launch(kernel, 100)
-        assert explain(kernel) == ("nearest", WINNER.kwargs)
+        assert explain(kernel) == ("nearest", RIGHT.kwargs)
 
     def test_strict_says_what_to_do(
         self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
@@ -227,9 +212,9 @@ class TestWhereNothingMayBeMeasured:
         assert explain(kernel) == ("exact", WRONG.kwargs)
 
     def test_a_pin_serves_if_the_launch_may_run_it(self, unfinished: Path) -> None:
-        kernel = decorate(unfinished, [DEFAULT, WINNER, WRONG], mode="reuse")
-        add(kernel, pin=Pin(config=describe(WINNER), at=now()))
-        assert explain(kernel) == ("pinned", WINNER.kwargs)
+        kernel = decorate(unfinished, [DEFAULT, RIGHT, WRONG], mode="reuse")
+        add(kernel, pin=Pin(config=describe(RIGHT), at=now()))
+        assert explain(kernel) == ("pinned", RIGHT.kwargs)
         without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
         assert explain(without) == ("default", DEFAULT.kwargs)
 
@@ -246,21 +231,16 @@ class TestWhereNothingMayBeMeasured:
 
     def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
         """As on a server, which drops such a winner; the runner-up was not compared."""
-        configs = [DEFAULT, WINNER, triton.Config({"STEP": 3, "LIMIT": 1024})]
+        configs = [DEFAULT, RIGHT, triton.Config({"STEP": 3, "LIMIT": 1024})]
         launch(decorate(tmp_path, configs), 100)
         kernel = decorate(tmp_path, configs, mode="reuse")
-        assert explain(kernel) == ("exact", WINNER.kwargs)
+        assert explain(kernel) == ("exact", RIGHT.kwargs)
         failure = Failure(kind="wrong", reason="by an audit")
         add(
             kernel,
-            measurements=(Measurement(config=describe(WINNER), failure=failure, at=now()),),
+            measurements=(Measurement(config=describe(RIGHT), failure=failure, at=now()),),
         )
         assert explain(kernel) == ("default", DEFAULT.kwargs)
-
-
-def explain(kernel: Any) -> tuple[str, dict[str, Any]]:
-    found = kernel.explain(torch.rand(128), torch.zeros(128), 100)
-    return found.how, found.config.kwargs
 
 
 def add(kernel: Any, **parts: Any) -> None:

@@ -66,7 +66,7 @@ def test_a_launch_waits_for_a_server_that_has_too_many_clients(
     sqlite_url: str, stores: list[RemoteStore], tmp_path: Path
 ) -> None:
     """Rather than tune what the server has."""
-    limits = {"DEJAVU_SERVER_RATE": "1", "DEJAVU_SERVER_BURST": "8"}
+    limits = {"DEJAVU_SERVER_RATE": "1"}
     with running_server(sqlite_url, tmp_path / "log", limits) as server:
         benchmarked = []
         for _ in range(3):
@@ -101,23 +101,6 @@ def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
     assert kernels[1].benchmarked == 0
 
 
-def test_who_is_ready_to_wait_waits_for_a_server_that_restarts(
-    server: Running, stores: list[RemoteStore], tmp_path: Path
-) -> None:
-    """A launch that would tune, within the wait that was set for its server."""
-    kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
-    for kernel in kernels:
-        kernel._options["store"] = open_remote(stores, server.base, 30.0, tmp_path)
-    launch(kernels[0], 100)
-    assert stores[0].sender.flush(240)
-    server.kill()
-    starting = threading.Timer(1.5, server.start)
-    starting.start()
-    launch(kernels[1], 100)
-    starting.join()
-    assert kernels[1].benchmarked == 0
-
-
 def ask_once(base: str) -> bool:
     try:
         ProtocolClient(base).record(context(), record(1).scenario)
@@ -129,7 +112,7 @@ def ask_once(base: str) -> bool:
 def test_a_server_that_asks_to_wait_is_left_alone_and_has_not_failed(
     sqlite_url: str, stores: list[RemoteStore], tmp_path: Path
 ) -> None:
-    limits = {"DEJAVU_SERVER_RATE": "0.01", "DEJAVU_SERVER_BURST": "1"}
+    limits = {"DEJAVU_SERVER_RATE": "0.01"}
     with running_server(sqlite_url, tmp_path / "log", limits) as server:
         assert ask_once(server.base)
         store = open_remote(stores, server.base, 5.0, tmp_path)

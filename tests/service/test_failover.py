@@ -14,6 +14,7 @@ import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import contexts
+from dejavu_service.storage.contexts import LockedContext
 from dejavu_service.storage.database import Database
 from sqlalchemy import Connection, make_url
 from support.service import body, client_of, context, record, record_set, scenario
@@ -34,7 +35,7 @@ def set_read_only(url: str, value: str) -> None:
 @pytest.fixture
 def client(postgres_url: str) -> Iterator[httpx.Client]:
     """Ask an app whose sessions may only read, although new ones may write."""
-    settings = ServerSettings(database=postgres_url, rate=0, pool=2)
+    settings = ServerSettings(database=postgres_url, rate=0)
     with client_of(create_app(settings)) as opened:
         yield opened
 
@@ -63,7 +64,7 @@ def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
     """As where the server's machine sleeps in the middle of a transaction."""
     lock = contexts.lock
 
-    def sleep(connection: Connection, namespace: str, wanted: Context) -> int:
+    def sleep(connection: Connection, namespace: str, wanted: Context) -> LockedContext:
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 10")
         time.sleep(0.2)
         return lock(connection, namespace, wanted)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
 import httpx
 import pytest
+from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
-from dejavu_client.http.remote_store import RemoteStore, ScenarioListings
+from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_service.app import create_app
-from dejavu_service.settings import ServerSettings
+from support.bad_server import BadServer, hang
 from support.remote_stores import through
 from support.service import (
     body,
-    client_of,
     context,
     record,
     record_set,
@@ -64,16 +61,6 @@ def test_a_read_by_key_is_never_older_than_the_request(client: httpx.Client) -> 
     assert client.get(url_of(1), headers=tag).status_code == 404
 
 
-def test_the_smallest_pool_leaves_connections_to_the_others(url: str) -> None:
-    """Reads keep a connection of their own."""
-    with client_of(create_app(ServerSettings(database=url, pool=1))) as client:
-        for m in range(2):
-            post(client, record(m))
-            assert client.get(url_of(m)).status_code == 200
-            assert client.get(f"/v1/main/contexts/{context().digest}/records").status_code == 200
-            assert client.get("/readyz").status_code == 200
-
-
 def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> None:
     assert client.get(f"{CONTEXT}/scenarios").json() == {"scenarios": []}
     post(client, record(2), record(1))
@@ -103,49 +90,39 @@ def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None
 def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     post(client, record(2), record(1))
     asking = ProtocolClient("http://localhost", transport=through(client))
-    listed = asking.scenario_texts(context())
-    assert listed is not None
-    assert listed[1] == [scenario(1).text, scenario(2).text]
-    assert asking.scenario_texts(context(), listed[0]) is None
+    assert asking.scenario_texts(context()) == [scenario(1).text, scenario(2).text]
 
 
-def test_a_launch_finds_neighbours_and_learns_of_new_ones(
-    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launch_finds_neighbours_and_learns_of_new_ones(sqlite_url: str, tmp_path: Path) -> None:
     with running_server(sqlite_url, tmp_path / "log") as server:
         store = RemoteStore(ProtocolClient(server.base), wait=5, spool=Spool("x", tmp_path))
         with httpx.Client(base_url=server.base) as client:
             post(client, record(1))
-            before = store.revision(context())
             assert store.get(context(), scenario(2)) is None
+            before = store.revision(context())
             assert list(store.scenario_texts(context())) == [scenario(1).text]
+            store.revalidate({context(): {scenario(2)}})
             listed = store.revision(context())
             assert listed != before
             assert store.get(context(), scenario(2)) is None
             post(client, record(2))
             assert store.get(context(), scenario(2)) is None, "as the server last answered"
             assert store.revision(context()) == listed
-            monkeypatch.setattr("dejavu_client.http.remote_store.REFRESH_SECONDS", 0.0)
-            deadline = time.monotonic() + 240
-            while store.revision(context()) == listed and time.monotonic() < deadline:
-                time.sleep(0.05)
+            store.revalidate({context(): {scenario(2)}})
+            assert store.revision(context()) != listed
             assert store.get(context(), scenario(2)) is not None
             assert len(list(store.scenario_texts(context()))) == 2
         store.close()
 
 
-def test_a_listing_that_does_not_come_is_not_waited_for_again() -> None:
-    may_answer = threading.Event()
-
-    class SlowClient(ProtocolClient):
-        def scenario_texts(self, *_: object) -> tuple[str, list[str]]:
-            may_answer.wait()
-            return "tag", [scenario(1).text]
-
-    listings = ScenarioListings(SlowClient("http://server"), lambda _: None)
-    assert listings.texts(context(), 0.05) == []
-    assert listings.texts(context(), 3600) == []
-    may_answer.set()
-    may_answer.set()
-    listings.refresh(context(), 60)
-    assert listings.texts(context(), 0.05) == [scenario(1).text]
+def test_a_listing_that_does_not_come_is_waited_for_once(tmp_path: Path) -> None:
+    server = BadServer(hang)
+    store = RemoteStore(ProtocolClient(server.url), wait=0.05, spool=Spool("x", tmp_path))
+    before = store.revision(context())
+    for _ in range(3):
+        with pytest.raises(UnreachableError):
+            store.scenario_texts(context())
+    assert server.connections == 1
+    assert store.revision(context()) != before, "it is asked for again"
+    store.close()
+    server.close()

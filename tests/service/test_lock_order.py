@@ -11,7 +11,6 @@ from dejavu_service.services import misses, quarantines, records, retention
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import contexts as storage
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.quarantines import WriterFilter
 from dejavu_service.storage.tables import contexts
 from dejavu_service.storage.tables import misses as miss_table
 from sqlalchemy import select, text, update
@@ -65,7 +64,7 @@ def note_fetches(database: Database, ids: Ids) -> Callable[[], object]:
 
 
 def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
-    writer = WriterFilter(host="h200-1")
+    writer = quarantines.WriterFilter(host="h200-1")
     taken = quarantines.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
     assert taken.id is not None
     return partial(quarantines.undo_quarantine, database, ANYBODY, "main", taken.id)
@@ -98,12 +97,12 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
     opened.close()
     with ThreadPoolExecutor(1) as pool:
         with opened.write() as connection:
-            context_id = storage.lock_existing(connection, "main", EARLIER.digest)
-            assert context_id is not None
+            locked = storage.lock_existing(connection, "main", EARLIER.digest)
+            assert locked is not None
             sent = record_set(record(9), of=EARLIER)
             waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent, 50)
             wait_until(lambda: count_waiting(opened) == 1)
-            storage.bump_revision(connection, context_id)
+            storage.bump_revision(connection, locked.id)
         assert waiting.result(240).records == 1
     opened.close()
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service import metrics
-from dejavu_service.middleware import limits
+from dejavu_service import monitoring, server
 from dejavu_service.pages import overview, rendering
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.transfer import import_lines
@@ -82,7 +81,7 @@ def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.
         pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(m).digest}"
         client.put(pin, json={"config": body(config(block)), "by": "ann"})
 
-    def order(**query: str) -> list[str]:
+    def order(**query: Any) -> list[str]:
         return re.findall(r'<tr> <td class="number">(\d+)</td>', show(client, HOME, **query))
 
     assert order() == ["2", "16", "100", "1024"]
@@ -413,7 +412,7 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
 def test_invented_names_make_no_more_metrics(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_MOST_SERIES", 2)
+    monkeypatch.setattr(monitoring, "_MOST_SERIES", 2)
     for kernel, records in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
         sent = record_set(*map(record, range(records)), of=context(kernel=kernel))
         client.post("/v1/main/records", json=body(sent))
@@ -440,7 +439,7 @@ def test_few_pages_are_made_at_a_time(
         making.pop()
         return render(template, **values)
 
-    monkeypatch.setattr(limits, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(server, "LONGEST_WAIT", 60.0)
     monkeypatch.setattr(rendering, "render", render_slowly)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(client.get, ["/pages/main"] * 20))
@@ -457,7 +456,7 @@ def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
         over.wait(60)
         return render(template, **values)
 
-    monkeypatch.setattr(limits, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(server, "LONGEST_WAIT", 0.2)
     monkeypatch.setattr(rendering, "render", render_at_the_end)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]

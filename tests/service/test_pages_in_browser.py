@@ -33,8 +33,7 @@ SCENARIO = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(3).dige
 @pytest.fixture
 def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
     """Yield the URL of a server with records, a miss, a costly pin and one token, an admin's."""
-    extra = {"DEJAVU_SERVER_TOKEN_TTL": "0"}  # a token counts as soon as it is made
-    with running_server(sqlite_url, tmp_path / "log", extra) as server:
+    with running_server(sqlite_url, tmp_path / "log") as server:
         sent = body(record_set(*map(record, range(1, 5))))
         for namespace in ("main", "pr-7"):
             httpx.post(f"{server.base}/v1/{namespace}/records", json=sent)

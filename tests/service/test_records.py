@@ -187,17 +187,18 @@ def test_no_read_takes_more_memory_than_a_client_does(
     assert client.get(HOME).status_code == 200
 
 
-def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
+def test_a_full_cache_lets_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_service.app import create_app
     from dejavu_service.settings import ServerSettings
 
-    app = create_app(ServerSettings(database=url, cache_bytes=1500))
+    monkeypatch.setattr("dejavu_service.services.reads.CACHE_BYTES", 1500)
+    app = create_app(ServerSettings(database=url))
     with client_of(app) as client:
         for name in "abcd":
             of = context(name)
             client.post("/v1/main/records", json=body(record_set(of=of)))
             assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
-        cached = app.state.server.reader._cache._answers
+        cached = app.state.server.reader._answers
         assert 0 < sum(len(answer.body) for answer in cached.values()) <= 1500
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 from dejavu_service import serving
-from dejavu_service.serving import StoppingServer, make_server
+from dejavu_service.app import StoppingServer, make_server
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from sqlalchemy import text

@@ -11,7 +11,7 @@ import pytest
 from dejavu_client.http import spool as spool_module
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import all_spools
+from support.records import context, record
 from support.service import Running, running_server
 from support.spools import numbers, singles, spool_of
 from support.sweeping import wait_until
@@ -39,7 +39,6 @@ def test_a_spool_is_bounded(
     assert [file.path for file in spool.waiting()] == newest
     assert spool.set_aside() == []
     assert "7 record sets for https://server deleted" in caplog.text
-    assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
 
 
 def test_what_has_waited_for_ever_is_sent(server: Running, tmp_path: Path) -> None:
@@ -51,3 +50,22 @@ def test_what_has_waited_for_ever_is_sent(server: Running, tmp_path: Path) -> No
     wait_until(lambda: len(spool) == 0)
     store.close()
     assert numbers(server.base) == {1, 2, 3}
+
+
+def test_a_folder_that_cannot_be_listed_ends_no_sender(
+    server: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever waits for the thread goes on too."""
+    spool = spool_of(server.base, tmp_path)
+    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
+    with monkeypatch.context() as broken:
+        broken.setattr(spool_module.Spool, "waiting", lambda _: 1 / 0)
+        store.put(context(), [record(1)])
+        assert store.sender.flush(240)
+        wait_until(lambda: "ZeroDivisionError" in caplog.text)
+    store.put(context(), [record(2)])
+    wait_until(lambda: numbers(server.base) == {1, 2})
+    store.close()

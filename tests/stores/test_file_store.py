@@ -99,7 +99,8 @@ class TestTheFile:
 
 @given(RECORDS)
 def test_a_record_survives_its_page(written: Record) -> None:
-    page = Page(context(), [written])
+    page = Page(context(), "here")
+    page.merge([written])
     assert list(Page.parse(page.text, "here").records()) == [written]
 
 

@@ -20,10 +20,7 @@ def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 
 
 class Bench:
-    """A benchmark that counts what it times, and finds the config it is told to the fastest.
-
-    The config is seen through `BLOCK`, which the test kernels write to `seen`.
-    """
+    """A benchmark that counts what it times, with a time for each call in turn."""
 
     def __init__(self, times: Sequence[float] = (3.0, 1.0, 2.0)) -> None:
         self.times = list(times)
@@ -33,6 +30,47 @@ class Bench:
         kernel_call()
         self.calls += 1
         return [self.times[(self.calls - 1) % len(self.times)]] * 3
+
+
+def equal_times(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Launch, and find every config equally fast."""
+    kernel_call()
+    return [1.0] * 3
+
+
+LAUNCHED: list[int] = []
+"""Blocks of the launches of all `Spy` kernels."""
+
+Fault = Callable[[int], Exception | None]
+
+
+class Spy:
+    """The addition, whose launches are noted, and raise what a function of the block returns."""
+
+    def __init__(self, fault: Fault = lambda block: None) -> None:
+        self.fn, self.arg_names, self.fault = add_one, add_one.arg_names, fault
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        LAUNCHED.append(kwargs["BLOCK"])
+        if error := self.fault(kwargs["BLOCK"]):
+            raise error
+        return add_one.run(*args, **kwargs)
+
+
+def larger_is_faster(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Launch a spied kernel, and return a time that is shorter for larger blocks."""
+    kernel_call()
+    return [100.0 / LAUNCHED[-1]] * 3
+
+
+def outcomes(store: Any) -> dict[Any, str]:
+    """Return what the only record of a store says of each block: `timed`, or a failure."""
+    (found,) = store.record_sets()
+    (record,) = found.records
+    return {
+        each.config.params["BLOCK"]: each.failure.kind if each.failure else "timed"
+        for each in record.measurements
+    }
 
 
 def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:

@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 import triton.compiler
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-__all__ = ["LAUNCHED", "PretendedKernel"]
+from support.addition import equal_times
+
+__all__ = ["LAUNCHED", "PretendedKernel", "body", "launch", "make"]
 
 LAUNCHED: list[PretendedKernel] = []
 """The kernels that were launched, in order."""
@@ -43,6 +46,25 @@ class PretendedKernel:
 
     def _run(self, *_: Any) -> None:
         LAUNCHED.append(self)
+
+
+def body(x, n, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(x, n)
+
+
+def make(decorate: Any, blocks: tuple[int, ...] = (16, 32, 64), **options: Any) -> Any:
+    """Decorate a kernel anew, by Triton's decorator or by ours; nothing is computed."""
+    configs = [triton.Config({"B": block}) for block in blocks]
+    options = {"configs": configs, "key": ["n"], "do_bench": equal_times, **options}
+    return decorate(**options)(triton.jit(body))
+
+
+def launch(kernel: Any, *sizes: int, dtype: torch.dtype = torch.float32) -> list[int]:
+    """Launch with each size, and return the blocks that ran."""
+    before = len(LAUNCHED)
+    for n in sizes:
+        kernel[(1,)](torch.empty(64, dtype=dtype), n)
+    return [launched.constant("B") for launched in LAUNCHED[before:]]
 
 
 class _Driver:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import json
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 from support.checkout import PROGRAMS, ROOT, environment
@@ -18,7 +22,16 @@ from support.fork_server import (
     start_command,
 )
 
-__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "fork_program", "fork_python", "run_python"]
+__all__ = [
+    "PROGRAMS",
+    "ROOT",
+    "dejavu",
+    "environment",
+    "fork_program",
+    "fork_python",
+    "in_own_process",
+    "run_python",
+]
 
 WITH_KERNELS = {"prewarm": "0", "sweep": ""}
 """Commands that need Triton, with their workers' `TRITON_INTERPRET` if it is always the same."""
@@ -42,6 +55,33 @@ def fork_program(name: str, *argv: str, **env: str) -> subprocess.CompletedProce
     with tempfile.TemporaryDirectory() as folder:
         path = PROGRAMS / name
         return _succeed(_nursery(env).start_file(path, *argv, folder=Path(folder), **env))
+
+
+RUN_TEST = """
+import json, sys
+from pathlib import Path
+from support.kernels import load_file
+
+path, name, arguments = sys.argv[1:]
+getattr(load_file(Path(path), "a_test"), name).__wrapped__(**json.loads(arguments))
+"""
+
+
+def in_own_process(**env: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Have a test run in a process of its own, forked with Torch and Triton.
+
+    It is found by its name in its file, and gets its arguments as JSON: paths as texts.
+    """
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**arguments: object) -> None:
+            given = json.dumps(arguments, default=str)
+            fork_python(RUN_TEST, inspect.getfile(test), test.__name__, given, **env)
+
+        return run
+
+    return decorate
 
 
 def _nursery(env: dict[str, str]) -> Nursery:

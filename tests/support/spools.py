@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dejavu_client.http.circuit import CircuitBreaker
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
-from dejavu_client.http.sender import Delivery, Sender
+from dejavu_client.http.sender import Sender
 from dejavu_client.http.spool import Spool
 
 from dejavu_cache.model.record import RecordSet
@@ -45,12 +45,12 @@ class SendingTo(ProtocolClient):
         self._take(body, records)
 
 
-def deliver(
-    spool: Spool, server: Running | Callable[[bytes, int], None], in_hand: float = 0.0
-) -> Delivery:
-    """Send what waits in a spool to a server or to a function."""
+def deliver(spool: Spool, server: Running | Callable[[bytes, int], None]) -> tuple[int, list[str]]:
+    """Send what waits in a spool to a server or to a function; return how much, and problems."""
     client = ProtocolClient(server.base) if isinstance(server, Running) else SendingTo(server)
-    return Sender(client, CircuitBreaker(), spool).drain(in_hand=in_hand)
+    sender = Sender(client, CircuitBreaker(), spool)
+    problems = sender.drain()
+    return sender.sent, problems
 
 
 def singles(*ms: int) -> list[RecordSet]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from support.processes import run_python
 
+from dejavu_cache.system import background_threads
+
 
 @pytest.mark.parametrize(
     "starter", ["start_thread(work, 'x')", "threading.Thread(target=work, daemon=True).start()"]
@@ -70,3 +72,23 @@ def test_ctrl_c_during_the_flush_ends_the_program_in_order() -> None:
     """
     done = run_python(code, check=False)
     assert (done.returncode, done.stdout) == (4, "interrupted\n")
+
+
+def test_an_error_ends_no_thread_that_works_in_turns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, and the next turn follows."""
+    monkeypatch.setattr(background_threads, "AFTER_ERROR", 0.0)
+    turns: list[int] = []
+
+    def turn() -> bool:
+        turns.append(len(turns))
+        if len(turns) < 4:
+            raise FileNotFoundError("another process deleted it")
+        return False
+
+    thread = background_threads.start_thread(turn, "a thread of tests", in_turns=True)
+    assert thread is not None
+    thread.join(240)
+    assert len(turns) == 4
+    assert caplog.text.count("FileNotFoundError: another process deleted it") == 1

@@ -35,7 +35,7 @@ def test_a_write_waits_for_a_moment() -> None:
 
 def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python begins no thread once the main one has ended."""
-    monkeypatch.setattr(background_threads, "start_thread", lambda *_: None)
+    monkeypatch.setattr(background_threads, "start_thread", lambda *_, **__: None)
     writer = Writer()
     writer.add(1)
     assert writer.written == [1]

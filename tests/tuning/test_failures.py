@@ -8,69 +8,43 @@ from typing import Any
 
 import pytest
 import torch
-import triton
-from support.addition import add_one
+from support.addition import (
+    CONFIGS,
+    LAUNCHED,
+    Bench,
+    Fault,
+    Spy,
+    larger_is_faster,
+    make,
+    outcomes,
+)  # fmt: skip
 from support.kernels import launch
 
-from dejavu_cache import cached_autotune
-from dejavu_cache.model.record import Record
+from dejavu_cache import NoValidConfigError, cached_autotune
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.versions import OutOfResources, PTXASError
 from dejavu_cache.tuning.compile_ahead import compile_failure_of, device_failure_of, failure_of
 
-CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
 FATAL = 32
 
-Fault = Callable[[int], Exception | None]
 
-
-class Faulty(triton.KernelInterface):
-    """A kernel whose launches raise what a function of the block says."""
-
-    arg_names = add_one.arg_names
-    fn = add_one
-
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
-        self.launched: list[int] = []
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        self.launched.append(kwargs["BLOCK"])
-        LAUNCHED.append(kwargs["BLOCK"])
-        error = self.fault(kwargs["BLOCK"])
-        if error is not None:
-            raise error
-        return add_one.run(*args, **kwargs)
-
-
-LAUNCHED: list[int] = []
-"""Blocks of all launches; a benchmark function bound to a kernel would have no identity."""
-
-
-def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-    """Launch, and return a time that is shorter for larger blocks."""
-    kernel_call()
-    return [100.0 / LAUNCHED[-1]] * 3
-
-
-def start_process(fault: Fault, *, check: bool = False) -> tuple[Any, Faulty]:
+def start_process(
+    fault: Fault = lambda block: None, *, bench: Any = larger_is_faster, check: bool = False
+) -> Any:
     """Return a kernel as a new process would decorate it; larger blocks are faster."""
-    faulty = Faulty(fault)
-    kernel = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, check=check)(faulty)
-    return kernel, faulty
+    LAUNCHED.clear()
+    return cached_autotune(CONFIGS, ["n"], do_bench=bench, check=check)(Spy(fault))
+
+
+def tune(fault: Fault = lambda block: None, **options: Any) -> Any:
+    """Launch a kernel in a new process, and return the kernel."""
+    kernel = start_process(fault, **options)
+    launch(kernel, 100)
+    return kernel
 
 
 def recorded_outcomes() -> dict[Any, str]:
-    """Return the outcomes in the only record, by block."""
-    (context,) = default_store().contexts()
-    record: Record
-    (record,) = default_store().records(context)
-    return {
-        measurement.config.params["BLOCK"]: measurement.failure.kind
-        if measurement.failure
-        else "timed"
-        for measurement in record.measurements
-    }
+    return outcomes(default_store())
 
 
 def fail_times(block: int, count: int, error: Exception) -> Fault:
@@ -86,10 +60,6 @@ def fail_times(block: int, count: int, error: Exception) -> Fault:
     return fault
 
 
-def no_fault(block: int) -> None:
-    """Raise nothing."""
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -100,13 +70,11 @@ def no_fault(block: int) -> None:
     ],
 )
 def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Exception) -> None:
-    kernel, _ = start_process(fail_times(64, 9, error))
-    launch(kernel, 100)
+    kernel = tune(fail_times(64, 9, error))
     assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "skipped"}
     assert kernel.best_config.kwargs == {"BLOCK": 32}
-    again, faulty = start_process(no_fault)
-    launch(again, 100)
-    assert set(faulty.launched) == {64}, "only what was skipped is measured"
+    again = tune()
+    assert {*LAUNCHED} == {64}, "only what was skipped is measured"
     assert recorded_outcomes()[64] == "timed"
     assert again.best_config.kwargs == {"BLOCK": 64}
 
@@ -119,13 +87,11 @@ def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Except
     ],
 )
 def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: str) -> None:
-    kernel, faulty = start_process(fail_times(64, 9, error))
-    launch(kernel, 100)
-    assert faulty.launched.count(64) == 1
+    tune(fail_times(64, 9, error))
+    assert LAUNCHED.count(64) == 1
     assert recorded_outcomes()[64] == outcome
-    again, faulty = start_process(no_fault)
-    launch(again, 100)
-    assert faulty.launched == [32]
+    tune()
+    assert LAUNCHED == [32]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +106,11 @@ def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: st
 )
 def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: str) -> None:
     fault = fail_times(FATAL, 9, RuntimeError(message))
-    kernel, _ = start_process(fault)
     with pytest.raises(RuntimeError, match=message[-16:]):
-        launch(kernel, 100)
+        tune(fault)
     assert recorded_outcomes() == {16: "timed", FATAL: "crash"}
-    again, faulty = start_process(fault)
-    launch(again, 100)
-    assert FATAL not in faulty.launched
+    again = tune(fault)
+    assert FATAL not in LAUNCHED
     assert recorded_outcomes() == {16: "timed", FATAL: "crash", 64: "timed"}
     assert again.best_config.kwargs == {"BLOCK": 64}
 
@@ -154,34 +118,26 @@ def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: st
 def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_results() -> None:
     fault = fail_times(16, 9, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        launch(start_process(fault, check=True)[0], 100)
+        tune(fault, check=True)
     assert recorded_outcomes() == {16: "crash"}
-    again, faulty = start_process(fault, check=True)
-    launch(again, 100)
-    assert 16 not in faulty.launched
+    again = tune(fault, check=True)
+    assert 16 not in LAUNCHED
     assert again.best_config.kwargs == {"BLOCK": 64}
 
 
 def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded() -> None:
     error, launches = RuntimeError("CUDA error: unspecified launch failure"), iter([None])
     with pytest.raises(RuntimeError, match="unspecified"):
-        launch(
-            start_process(lambda block: next(launches, error) if block == 64 else None, check=True)[
-                0
-            ],
-            100,
-        )
+        tune(lambda block: next(launches, error) if block == 64 else None, check=True)
     assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "crash"}
-    again, faulty = start_process(no_fault, check=True)
-    launch(again, 100)
-    assert 64 not in faulty.launched
+    again = tune(check=True)
+    assert 64 not in LAUNCHED
     assert again.best_config.kwargs == {"BLOCK": 32}
 
 
 def test_an_error_that_is_not_understood_is_raised_and_not_recorded() -> None:
-    kernel, _ = start_process(fail_times(FATAL, 9, RuntimeError("uncorrectable ECC error")))
     with pytest.raises(RuntimeError, match="ECC"):
-        launch(kernel, 100)
+        tune(fail_times(FATAL, 9, RuntimeError("uncorrectable ECC error")))
     assert FATAL not in recorded_outcomes()
 
 
@@ -202,3 +158,52 @@ def test_errors_are_classified_by_whose_fault_they_are() -> None:
     assert kind(compile_failure_of(unknown, {"debug"})) == "compile_error", "the config's option"
     assert compile_failure_of(unknown, {"debug", "wraps"}) is None, "the caller's mistake"
     assert device_failure_of(ValueError("illegal memory access in a comment")) is None
+
+
+@pytest.mark.parametrize("returned", [[float("nan")] * 3, None, "fast", [], object()])
+def test_what_is_no_time_is_a_failure_and_not_measured_again(returned: Any) -> None:
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+        kernel_call()
+        return returned
+
+    kernel = start_process(bench=bench)
+    with pytest.raises(NoValidConfigError) as caught:
+        launch(kernel, 100)
+    assert str(caught.value).count("invalid_timing: the benchmark returned") == 3
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_configs_that_all_failed_are_tried_once_more(same_process: bool) -> None:
+    """A disk that was full, or a tool that was missing, may be there by the next launch."""
+    bench = Bench([float("nan")])
+    kernel = make(bench)
+    with pytest.raises(NoValidConfigError):
+        launch(kernel, 100)
+    bench.times = [3.0, 1.0, 2.0]
+    for calls in (3, 0):
+        again = kernel if same_process else make()
+        before = again.benchmarked
+        launch(again, 100)
+        assert again.benchmarked - before == calls
+
+
+def test_the_callers_mistake_is_the_callers_to_see() -> None:
+    def broken(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tune(bench=broken)
+
+
+def test_a_hook_may_launch_the_scenario_that_is_being_tuned() -> None:
+    """Let the launch inside the tune take a fallback, since it would wait for itself."""
+    inner: list[Any] = []
+
+    def launch_again(arguments: dict[str, Any], reset_only: bool = False) -> None:
+        if not inner:
+            inner.append(None)
+            launch(kernel, 100)
+
+    kernel = make(pre_hook=launch_again)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1]

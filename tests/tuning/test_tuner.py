@@ -20,6 +20,7 @@ from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
+from dejavu_cache.settings import current_settings
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.search import OptunaSearch
@@ -116,14 +117,14 @@ class TestCutShort:
         assert counts[16] == counts[32] == counts[128] - 1 > 0
         assert self.won == {"BLOCK": 128}
 
-    def test_the_default_serves_while_another_process_holds_the_race(
+    def test_the_default_serves_whoever_waits_too_long_for_the_race_of_another_process(
         self,
         make_racing_kernel: Callable[..., Any],
         order: list[int],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Whoever waits for a tune may wait for minutes; not so who has something to run."""
-        monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "3600")
+        monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "0.1")
+        current_settings.cache_clear()
         store = default_store()
         (context,) = store.contexts()
         (record,) = store.records(context)

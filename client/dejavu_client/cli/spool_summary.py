@@ -25,15 +25,16 @@ MOST_REASONS = 3
 
 def send_waiting(remote: RemoteStore) -> bool:
     """Send what waits for a server, say what became of it, and return whether nothing waits."""
-    delivery = remote.sender.drain(LOCK_WAIT)
-    if delivery.sent or len(remote.spool):
+    problems = remote.sender.drain(LOCK_WAIT)
+    sent = remote.sender.sent  # also by the background thread of this process
+    if sent or len(remote.spool):
         one, several = "record set that waited was sent", "record sets that waited were sent"
-        say(counted(delivery.sent, one, several))
+        say(counted(sent, one, several))
     for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
         say(line)
     waits = len(remote.spool) > 0
-    if waits and delivery.problems:
-        say(f"not sent: {delivery.problems[0]}")
+    if waits and problems:
+        say(f"not sent: {problems[0]}")
     return not waits
 
 

@@ -39,9 +39,6 @@ BUSY_SECONDS = 10.0
 PATIENCE = 8
 """How many times longer a launch waits for a silent server where it would tune otherwise."""
 
-ABSENT_SECONDS = 0.7
-"""Seconds between two requests of one who waits for a server that is away."""
-
 MOST_PATIENCE = 60.0
 """Seconds that a program may wait for a server beyond its usual wait, at first and at most."""
 
@@ -60,21 +57,18 @@ class CircuitBreaker:
     asks its clients to wait has not failed: `busy` tells how long to leave it alone.
 
     Attributes:
-        is_hopeful: whether a server that is silent, or away, is worth a longer wait: none that has
-            failed is, until it has answered one who waited longer; that it is ready, or answers
-            look-ups, says nothing of leases.
+        is_hopeful: whether a server that is silent is worth a longer wait: none is that took no
+            connection or was silent to one who waited longer, until it has answered such a one;
+            that it is ready, or answers look-ups, says nothing of leases.
     """
 
     def __init__(self) -> None:
         """Close the circuit: the server may be asked."""
         self._lock = ForkLock()
-        self._pause = 0.0
-        self._next_probe = 0.0
+        self._pause = self._next_probe = 0.0
         self._busy: BusyError | None = None
-        self._busy_until = 0.0
-        self._busy_pause = 0.0
-        self._patience = MOST_PATIENCE
-        self._patience_at = time.monotonic()
+        self._busy_until = self._busy_pause = 0.0
+        self._patience_whole_at = 0.0
         self.is_hopeful = True
 
     @property
@@ -102,10 +96,9 @@ class CircuitBreaker:
         """
         with self._lock:
             now = time.monotonic()
-            regained = (now - self._patience_at) * REGAINED
-            self._patience = max(min(self._patience + regained, MOST_PATIENCE) - seconds, 0.0)
-            self._patience_at = now
-            return self._patience
+            whole_at = max(self._patience_whole_at, now) + seconds / REGAINED
+            self._patience_whole_at = min(whole_at, now + MOST_PATIENCE / REGAINED)
+            return MOST_PATIENCE - (self._patience_whole_at - now) * REGAINED
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -161,8 +154,7 @@ class ServerCalls:
         client: the connection to the namespace.
         circuit: opened when the server fails; while it is open, nothing is asked.
         wake: makes the background thread look whether the server is back.
-        wait: seconds for which the server may be silent, and, if that is more than a second, away;
-            the attribute `wait` changes the former alone.
+        wait: seconds for which the server may be silent.
     """
 
     def __init__(
@@ -173,7 +165,6 @@ class ServerCalls:
         self._circuit = circuit
         self._wake = wake
         self.wait = wait
-        self._absence = wait if wait > FIRST_PAUSE else 0.0
 
     def ask(self, question: Callable[[ProtocolClient], T], silence: float | None = None) -> T:
         """Call a server, unless it has failed or is busy; stop waiting once it is silent.
@@ -189,10 +180,10 @@ class ServerCalls:
         if not self._circuit.closed:
             self._wake()
             raise UnreachableError(f"{self._client.url} did not answer; it is asked again later")
-        return self._ask(question, self.wait if silence is None else silence)
+        return self.try_once(question, self.wait if silence is None else silence)
 
     def ask_patiently(self, question: Callable[[ProtocolClient], T], seconds: float) -> T:
-        """Call a server as `ask` does, but wait longer for one that is busy, silent or away.
+        """Call a server as `ask` does, but wait longer for one that is busy or silent.
 
         A server that has taken the connection and is silent may be busy or hang. The wait for it is
         `PATIENCE` times the usual one, and after that it must have answered such a call to be
@@ -202,53 +193,31 @@ class ServerCalls:
             question: as for `ask`.
             seconds: how long to wait; shorter where the program's patience is spent.
         """
-        seconds = min(seconds, self._circuit.spend_patience())
-        if seconds <= 0 or not (self._circuit.closed or self._circuit.is_hopeful):
+        circuit, seconds = self._circuit, min(seconds, self._circuit.spend_patience())
+        if seconds <= 0 or not (circuit.closed or circuit.is_hopeful):
             return self.ask(question)
         start = time.monotonic()
         try:
-            answer = self._ask_until(question, start + seconds, start + self._absence)
-        except UnreachableError as error:
-            self._circuit.is_hopeful = isinstance(error, BusyError)
-            raise
-        finally:
-            self._circuit.spend_patience(max(time.monotonic() - start - self.wait, 0.0))
-        self._circuit.is_hopeful = True
-        return answer
-
-    def ask_again(self, question: Callable[[ProtocolClient], T], seconds: float) -> T:
-        """Call a server that has answered before, and may be restarting, until it answers.
-
-        Args:
-            question: as for `ask`.
-            seconds: how long to go on asking.
-        """
-        until = time.monotonic() + seconds
-        return self._ask_until(question, until, until)
-
-    def _ask_until(
-        self, question: Callable[[ProtocolClient], T], until: float, back_by: float
-    ) -> T:
-        """Call a server, be the circuit open or closed, until it answers.
-
-        Args:
-            question: as for `ask`.
-            until: when to give up, by the monotonic clock.
-            back_by: when to give up a server that is away.
-        """
-        while True:
-            patience = PATIENCE * self.wait if self._circuit.is_hopeful else 0.0
-            silence = max(self.wait, min(patience, until - time.monotonic()))
-            try:
-                return self._ask(question, silence)
-            except UnreachableError as error:
-                is_busy = isinstance(error, BusyError)
-                pause = error.retry_after if isinstance(error, BusyError) else ABSENT_SECONDS
-                if time.monotonic() + pause > (until if is_busy else min(until, back_by)):
+            while True:
+                left = start + seconds - time.monotonic()
+                patience = min(PATIENCE * self.wait, left) if circuit.is_hopeful else 0.0
+                try:
+                    answer = self.try_once(question, max(self.wait, patience))
+                    circuit.is_hopeful = True
+                    return answer
+                except BusyError as error:
+                    pause = error.retry_after
+                    if time.monotonic() + pause > start + seconds:
+                        raise
+                except UnreachableError:
+                    circuit.is_hopeful = False
                     raise
-            time.sleep(pause)
+                time.sleep(pause)
+        finally:
+            circuit.spend_patience(max(time.monotonic() - start - self.wait, 0.0))
 
-    def _ask(self, question: Callable[[ProtocolClient], T], silence: float) -> T:
+    def try_once(self, question: Callable[[ProtocolClient], T], silence: float) -> T:
+        """Call a server, be the circuit open or closed, unless it asked to be asked later."""
         if busy := self._circuit.busy:
             raise busy
         try:
@@ -257,8 +226,6 @@ class ServerCalls:
         except (BusyError, RefusedError, ServerFaultError):
             raise
         except RemoteError as error:
-            may_be_busy = isinstance(error, SilenceError) and error.is_connected
-            may_be_back = type(error) is UnreachableError and self._absence > 0
-            self._circuit.is_hopeful &= may_be_busy or may_be_back
+            self._circuit.is_hopeful &= isinstance(error, SilenceError) and error.is_connected
             self._wake()
             raise

@@ -10,13 +10,14 @@ import json
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
@@ -26,10 +27,19 @@ from dejavu_cache.system.background_threads import uninterrupted
 from dejavu_cache.system.notices import printable, warn_once
 
 from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
-from .spool import TOO_LARGE, upload
 from .transport import ServerAnswer, TokenSource, Transport, shared_transport
 
-__all__ = ["ChangedCopies", "ProtocolClient", "split_server_url"]
+__all__ = [
+    "REFUSALS_FOR_GOOD",
+    "ChangedCopies",
+    "Document",
+    "ProtocolClient",
+    "encode",
+    "split_server_url",
+]
+
+Document = dict[str, Any]
+"""A record set as JSON has it."""
 
 LONG_WORK = 3600.0
 """Seconds that calls may take which change as many records as a namespace has."""
@@ -42,59 +52,42 @@ RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
 BUSY_STATUSES = {429, 503}
 """Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
 
+TOO_LARGE = 413
+REFUSALS_FOR_GOOD = {400, TOO_LARGE, 422}
+"""Statuses that are about the records sent, and not about who sends them or when."""
+
+REQUEST_RECORDS, REQUEST_BYTES = 1000, 2**20
+"""Limits of one request: a quarter of what a server takes, which cannot answer while it parses."""
+
+MOST_REFUSALS = 20
+"""Records of one record set that are singled out; if there are more, the rest goes in one piece."""
+
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 Count = Annotated[int, Field(ge=0)]
 
 
-class ListedMiss(BaseModel):
-    """What commands need of a scenario of the worklist; like other rows, it may have more."""
+_ROWS: dict[str, Any] = {
+    "misses": create_model("Miss", context=Context, scenario=Scenario, count=Count),
+    "writers": create_model(
+        "Writer", sender=str, by=str, measurements=Count, standing=Count, last=str
+    ),
+    "quarantines": create_model(
+        "Quarantine",
+        id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
+    ),
+    "entries": create_model(
+        "Change",
+        at=str, actor=str, action=str, namespace=str, kernel=str, detail=dict[str, Any],
+    ),
+}  # fmt: skip
+"""What commands need of the rows of a list, by its name; a row may have more."""
 
-    context: Context
-    scenario: Scenario
-    count: Count
-
-
-class ListedWriter(BaseModel):
-    """A token or a host that wrote measurements."""
-
-    sender: str
-    by: str
-    measurements: Count
-    standing: Count
-    last: str
-
-
-class ListedQuarantine(BaseModel):
-    """A quarantine, and whom it concerned."""
-
-    id: str
-    created: str
-    actor: str
-    wanted: dict[str, Any]
-    parts: Count
-    undone: str | None
-
-
-class QuarantineCounts(BaseModel):
-    """What a quarantine takes or gives back."""
-
-    id: str | None
-    contexts: Count
-    records: Count
-    measurements: Count
-    winners: Count
-
-
-class ListedChange(BaseModel):
-    """A change that somebody made."""
-
-    at: str
-    actor: str
-    action: str
-    namespace: str
-    kernel: str
-    detail: dict[str, Any]
+_Quarantined = create_model(
+    "Quarantined",
+    id=str | None, contexts=Count, records=Count, measurements=Count, winners=Count,
+)  # fmt: skip
+"""What a quarantine takes or gives back."""
 
 
 class ChangedCopies(BaseModel):
@@ -225,25 +218,54 @@ class ProtocolClient:
         """Ask for one record, unless `etag` is still current, and do not parse it."""
         return self._send("GET", f"/contexts/{context.digest}/records/{scenario.digest}", etag)
 
-    def scenario_texts(self, context: Context, etag: str = "") -> tuple[str, list[str]] | None:
-        """Return the entity tag and the texts of a context's scenarios; None if it is current."""
-        answer = self._send("GET", f"/contexts/{context.digest}/scenarios", etag)
-        if answer.status == 304:
-            return None
+    def scenario_texts(self, context: Context) -> list[str]:
+        """Return the texts of a context's scenarios."""
+        answer = self._send("GET", f"/contexts/{context.digest}/scenarios")
         rows = [] if answer.status == 404 else self._object(answer.body).get("scenarios")
         scenarios: list[Scenario] = self._validate(list[Scenario], rows)
         with uninterrupted():
-            return answer.headers.get("etag", ""), [scenario.text for scenario in scenarios]
+            return [scenario.text for scenario in scenarios]
 
     def send(self, record_set: RecordSet) -> None:
         """Merge records into the server's; return only once the server says that it has them.
 
         Raises:
-            RefusedError: the server does not take some of the records; it may have the others.
+            RefusedError: the server does not take some of the records; it has the others.
         """
         document = record_set.model_dump(mode="json", exclude_none=True)
-        for refused in upload(document, self.send_json, divide_on={TOO_LARGE}):
-            raise refused.error
+        for _, error in self.upload(document):
+            raise error
+
+    def upload(self, document: Document) -> list[tuple[Document, RefusedError]]:
+        """Send a record set in parts, and return the parts that the server refuses for good.
+
+        A part that is refused is sent again in halves, down to single records, so that the other
+        records of the set arrive. A record that is too large for a request is sent in parts of its
+        measurements, which the server merges.
+
+        Raises:
+            RemoteError: the server does not answer, or refuses the sender. Some parts may have
+                arrived; to send them again changes nothing.
+        """
+        refusals: list[tuple[Document, RefusedError]] = []
+        parts = deque(_split(document))
+        while parts:
+            part = parts.popleft()
+            records = part["records"]
+            try:
+                self.send_json(encode(part), len(records))
+            except RefusedError as error:
+                if error.status not in REFUSALS_FOR_GOOD:
+                    raise
+                if len(records) == 1 and error.status == TOO_LARGE:
+                    records = _divide_record(records[0])
+                if len(records) == 1 or len(refusals) >= MOST_REFUSALS:
+                    refusals.append((part, error))
+                    continue
+                middle = len(records) // 2
+                for half in (records[middle:], records[:middle]):
+                    parts.appendleft({**part, "records": half})
+        return refusals
 
     def send_json(self, body: bytes, records: int) -> None:
         """Send a record set, encoded as JSON, in one request; `records` is their number."""
@@ -279,7 +301,7 @@ class ProtocolClient:
         )
         path = f"/contexts/{context.digest}/records"
         answer = self._json("DELETE", path, params=params, repeatable=False)
-        return self._count(answer, "deleted")
+        return int(self._validate(Count, answer.get("deleted")))
 
     def lease(self, context: Context, scenario: Scenario, holder: str, ttl: float) -> str | None:
         """Acquire the lease on a scenario.
@@ -323,28 +345,28 @@ class ProtocolClient:
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
-        return self._rows(self._json("GET", "/misses", params=params), "misses", ListedMiss)
+        return self._rows(self._json("GET", "/misses", params=params), "misses")
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
-        return self._rows(self._json("GET", "/writers"), "writers", ListedWriter)
+        return self._rows(self._json("GET", "/writers"), "writers")
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
         repeatable = bool(wish.get("preview"))
         answer = self._json("POST", "/quarantines", wish, seconds=LONG_WORK, repeatable=repeatable)
-        self._validate(QuarantineCounts, answer)
+        self._validate(_Quarantined, answer)
         return answer
 
     def list_quarantines(self) -> list[dict[str, Any]]:
         """Return the quarantines of the namespace, the latest first, as the server lists them."""
-        return self._rows(self._json("GET", "/quarantines"), "quarantines", ListedQuarantine)
+        return self._rows(self._json("GET", "/quarantines"), "quarantines")
 
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
         path = f"/quarantines/{quote(identity, safe='')}"
         answer = self._json("DELETE", path, seconds=LONG_WORK, repeatable=False)
-        self._validate(QuarantineCounts, answer)
+        self._validate(_Quarantined, answer)
         return answer
 
     def log_entries(
@@ -363,7 +385,7 @@ class ProtocolClient:
         before = math.inf
         while True:
             page = self._json("GET", "/log", root=root, params=params)
-            yield from self._rows(page, "entries", ListedChange)
+            yield from self._rows(page, "entries")
             params["before"] = page.get("next")
             if not isinstance(params["before"], int) or params["before"] >= before:
                 return  # the last page, or a server that would go on for ever
@@ -387,7 +409,7 @@ class ProtocolClient:
         """
         wish = {"to": to, "kernel": kernel, "writers": list(writers) or None}
         answer = self._json("POST", "/promote", wish, seconds=LONG_WORK)
-        return self._count(answer, "records")
+        return int(self._validate(Count, answer.get("records")))
 
     def _send(
         self, method: str, path: str, etag: str = "", *, root: str | None = None, **request: Any
@@ -460,37 +482,55 @@ class ProtocolClient:
             raise NonsenseError(f"{self.url} answered {str(answer)[:80]!r}")
         return answer
 
-    def _parse(self, kind: type[BaseModel], body: bytes) -> Any:
-        """Parse a body as a model."""
+    def _parse(self, kind: Any, text: bytes | str) -> Any:
+        """Parse JSON as a model or another type."""
         try:
             with uninterrupted():
-                return kind.model_validate_json(body)
-        except ValidationError as error:
-            raise self._not_following(error) from None
+                return TypeAdapter(kind).validate_json(text)
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise NonsenseError(f"{self.url} does not follow the protocol: {reason}") from None
 
     def _validate(self, kind: Any, value: Any) -> Any:
-        """Return a JSON value as a model."""
-        try:
-            with uninterrupted():
-                return TypeAdapter(kind).validate_json(json.dumps(value))
-        except (ValidationError, ValueError) as error:
-            raise self._not_following(error) from None
+        """Return a JSON value as a model or another type."""
+        return self._parse(kind, json.dumps(value))
 
-    def _not_following(self, error: Exception) -> NonsenseError:
-        reason = str(error).splitlines()[0]
-        return NonsenseError(f"{self.url} does not follow the protocol: {reason}")
-
-    def _count(self, answer: Mapping[str, Any], name: str) -> int:
-        count: int = self._validate(Count, answer.get(name))
-        return count
-
-    def _rows(
-        self, answer: Mapping[str, Any], name: str, kind: type[BaseModel]
-    ) -> list[dict[str, Any]]:
-        """Return the rows of a list, which may have more than the model of one asks for."""
+    def _rows(self, answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+        """Return the rows of a list, with all that they have."""
         rows = answer.get(name)
-        self._validate(list[kind], rows)  # type: ignore[valid-type]
+        for row in self._validate(list[Any], rows):
+            self._validate(_ROWS[name], row)
         return cast(list[dict[str, Any]], rows)
+
+
+def encode(document: Document) -> bytes:
+    """Encode a record set, in ASCII: a damaged one may have halves of characters."""
+    return json.dumps(document).encode()
+
+
+def _split(document: Document) -> Iterator[Document]:
+    """Yield a record set in parts within the limits; a single record is not divided."""
+    part: list[Any] = []
+    size = 0
+    for record in document["records"]:
+        length = len(json.dumps(record))
+        if part and (len(part) == REQUEST_RECORDS or size + length > REQUEST_BYTES):
+            yield {**document, "records": part}
+            part, size = [], 0
+        part.append(record)
+        size += length
+    if part:
+        yield {**document, "records": part}
+
+
+def _divide_record(record: Any) -> list[Any]:
+    """Divide a record into two of the same scenario; its winner goes with the second half."""
+    measurements = record.get("measurements") or []
+    if len(measurements) < 2:
+        return [record]
+    middle = len(measurements) // 2
+    first = {"scenario": record["scenario"], "measurements": measurements[:middle]}
+    return [first, {**record, "measurements": measurements[middle:]}]
 
 
 def _to_json(model: ValueModel) -> Any:

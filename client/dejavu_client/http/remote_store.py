@@ -9,10 +9,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from dejavu_cache.model.merge import merge_into
@@ -27,7 +26,6 @@ from dejavu_cache.system.background_threads import (
     start_thread,
     uninterrupted,
 )
-from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import whoami
 
 from .circuit import BUSY_SECONDS, CircuitBreaker, ServerCalls, jitter
@@ -37,7 +35,7 @@ from .sender import Sender
 from .spool import Spool
 from .transport import TokenSource
 
-__all__ = ["CopyCheck", "RemoteStore", "ScenarioListings", "open_remote"]
+__all__ = ["CopyCheck", "RemoteStore", "open_remote"]
 
 CONTEXT_SECONDS = 60.0
 """Silence that a download of a whole context may have; no launch waits for one."""
@@ -56,9 +54,6 @@ ASKS_FOR_LEASE = 3
 
 RESTART_SECONDS = 60.0
 """Absence of the server through which a process waits for another one's tune."""
-
-REFRESH_SECONDS = 30.0
-"""Age at which a listing is asked for again, if a launch still has no record."""
 
 MOST_COPIES = 1_000
 """Copies that one request asks about."""
@@ -117,9 +112,9 @@ class RemoteStore(Store):
         self._lease_seconds = lease_seconds
         self._calls = ServerCalls(client, self.circuit, self.sender.wake, wait)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
-        self._listings = ScenarioListings(client, self._forget)
+        self._listings: dict[Context, list[str]] = {}
+        self._changes: Counter[Context] = Counter()
         self._copy_check = CopyCheck()
-        self._failures: Counter[Context] = Counter()
         # A store that is garbage-collected without `close` must leave no thread. Not at exit: what
         # is queued is sent first.
         weakref.finalize(self, self.sender.stop).atexit = False
@@ -153,7 +148,7 @@ class RemoteStore(Store):
         except RemoteError:
             answers = self._answers.get(context, {})
             if scenario not in answers:
-                self._failures[context] += 1
+                self._changes[context] += 1
                 raise
             return answers[scenario]
 
@@ -171,6 +166,8 @@ class RemoteStore(Store):
 
     def _forget(self, context: Context) -> None:
         self._answers.pop(context, None)
+        self._listings.pop(context, None)
+        self._changes[context] += 1
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
@@ -180,15 +177,24 @@ class RemoteStore(Store):
         return iter(sorted(records, key=lambda record: record.scenario.text))
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
-        """Return a context's scenarios as last listed; only the first listing is waited for."""
+        """Return a context's scenarios as last listed; `revalidate` lists a changed one again."""
         if self.sender.is_sending(context):
             self.sender.flush(self.wait)
-            self._listings.refresh(context, self.wait)
-        return iter(self._listings.texts(context, self.wait))
+            self._forget(context)
+        if context not in self._listings:
+            self._list(context)
+        return iter(self._listings.get(context, []))
+
+    def _list(self, context: Context) -> None:
+        try:
+            self._listings[context] = self._calls.ask(lambda client: client.scenario_texts(context))
+        except RemoteError:
+            self._changes[context] += 1  # so that it is asked for again
+            raise
 
     def revision(self, context: Context) -> Hashable:
-        """Return a value that changes when a listing sees other records or a look-up fails."""
-        return self._listings.revision(context), self._failures[context]
+        """Return a value that changes with what is known of a context, or when a call fails."""
+        return self._changes[context]
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
@@ -237,7 +243,10 @@ class RemoteStore(Store):
             lambda client: self._copy_check.changes(client, copies), CONTEXT_SECONDS
         )
         for context in changes:
+            is_listed = context in self._listings
             self._forget(context)
+            if is_listed:  # here, where no launch waits for it
+                self._list(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:
@@ -262,7 +271,7 @@ class RemoteStore(Store):
         if not is_leased:
             yield is_alone
             return
-        with lease.keep_alive(self.sender.release):
+        with lease.keep_alive():
             yield True
 
     def close(self) -> None:
@@ -283,15 +292,14 @@ class _ServerLease:
     """The right to tune one scenario of a store's namespace."""
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
-        self._client = store.client
-        self._calls = store._calls
+        self._client, self._calls, self._sender = store.client, store._calls, store.sender
         self._seconds = store._lease_seconds
         self._context = context
         self._scenario = scenario
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
-        self._etag = ""
-        self._has_winner = False
+        self._is_over = threading.Event()
+        self._etag, self._has_winner = "", False
 
     def acquire(self, wait: float) -> bool:
         """Acquire the lease; return False if another holder still has it after `wait` seconds.
@@ -304,20 +312,21 @@ class _ServerLease:
         """
         deadline = time.monotonic() + wait
         self._lease = self._calls.ask_patiently(self._request, min(wait, BUSY_SECONDS))
-        asked = 0
+        answered, asked = time.monotonic(), 0
         while self._lease is None and (remaining := deadline - time.monotonic()) > 0:
             # The processes of a fleet must not ask all at once.
             time.sleep(min(remaining, ASK_SECONDS * jitter.uniform(0.75, 1.25)))
             asked += 1
             if not self._is_tuned() and asked % ASKS_FOR_LEASE:
                 continue
-            remaining = max(deadline - time.monotonic(), 0.0)
             try:
-                self._lease = self._calls.ask_again(self._request, min(remaining, RESTART_SECONDS))
+                self._lease = self._calls.try_once(self._request, self._calls.wait)
+                answered = time.monotonic()
+            except BusyError:
+                answered = time.monotonic()
             except UnreachableError:
-                if remaining > RESTART_SECONDS:
+                if time.monotonic() - answered > RESTART_SECONDS:
                     raise
-                break
         return self._lease is not None
 
     def _request(self, client: ProtocolClient) -> str | None:
@@ -335,78 +344,27 @@ class _ServerLease:
         return self._has_winner
 
     @contextmanager
-    def keep_alive(self, release: Callable[[str], None]) -> Iterator[None]:
-        """Renew the acquired lease in a thread of its own, and hand it to `release` at the end."""
-        done = threading.Event()
-        start_thread(partial(self._renew, done), "dejavu-cache lease")
+    def keep_alive(self) -> Iterator[None]:
+        """Renew the acquired lease in a thread of its own, and have it released at the end."""
+        start_thread(self._renew, "dejavu-cache lease", in_turns=True)
         try:
             yield
         finally:
-            done.set()
-            if self._lease is not None:
-                release(self._lease)
+            self._is_over.set()
+            self._sender.release(str(self._lease))
 
-    def _renew(self, done: threading.Event) -> None:
-        while not (done.wait(self._seconds / 3) or program_is_ending()):
-            with suppress(RemoteError):
-                try:
-                    self._client.renew(str(self._lease), self._seconds)
-                except RefusedError as error:
-                    if error.status != 404:
-                        raise
-                    # It expired while the server was away; nobody else may have taken it since.
-                    self._lease = self._request(self._client) or self._lease
-
-
-class ScenarioListings:
-    """The scenarios of the contexts in which launches look for neighbours.
-
-    Args:
-        client: the connection to the namespace.
-        forget: is called with a context whose records have changed.
-    """
-
-    def __init__(self, client: ProtocolClient, forget: Callable[[Context], None]) -> None:
-        """Begin without listings."""
-        self._client = client
-        self._forget = forget
-        self._lock = ForkLock()
-        self._listings: dict[Context, tuple[str, list[str]]] = {}
-        """Entity tags and texts."""
-        self._threads: dict[Context, threading.Thread | None] = {}
-        self._asked_at: dict[Context, float] = {}
-
-    def texts(self, context: Context, wait: float) -> list[str]:
-        """Return a context's scenarios; wait for them only if they were never asked for."""
-        if context not in self._threads:
-            self.refresh(context, wait)
-        return self._listings.get(context, ("", []))[1]
-
-    def revision(self, context: Context) -> str:
-        """Return a value that changes with a listing, and refresh an old one."""
-        now = time.monotonic()
-        if now - self._asked_at.setdefault(context, now) > REFRESH_SECONDS:
-            self.refresh(context)
-        return self._listings.get(context, ("", []))[0]
-
-    def refresh(self, context: Context, wait: float = 0.0) -> None:
-        """Fetch a context's scenarios in a thread, and wait up to some seconds for it."""
-        with self._lock:
-            thread = self._threads.get(context)
-            if thread is None or not thread.is_alive():
-                self._asked_at[context] = time.monotonic()
-                thread = self._threads[context] = start_thread(
-                    partial(self._fetch, context), "dejavu-cache listing"
-                )
-        if thread is not None:
-            thread.join(wait)
-
-    def _fetch(self, context: Context) -> None:
-        with suppress(RemoteError):  # a launch does not depend on it, and meets the failure itself
-            etag = self._listings.get(context, ("", []))[0]
-            if changed := self._client.scenario_texts(context, etag):
-                self._listings[context] = changed
-                self._forget(context)
+    def _renew(self) -> bool:
+        if self._is_over.wait(self._seconds / 3) or program_is_ending():
+            return False
+        with suppress(RemoteError):
+            try:
+                self._client.renew(str(self._lease), self._seconds)
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+                # It expired while the server was away; nobody else may have taken it since.
+                self._lease = self._request(self._client) or self._lease
+        return True
 
 
 @dataclass

@@ -140,9 +140,9 @@ class Transport(Finisher):
         """
         seconds = WHOLE_SECONDS if seconds is None else seconds
         seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
-        request |= {"method": method, "url": url}
         # The deadline is kept here. A socket's own comes later, where no thread can be started.
-        request["timeout"] = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
+        timeout = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
+        request |= {"method": method, "url": url, "timeout": timeout}
         exchange = partial(self._exchange, server, 2 if repeatable else 1, request)
         try:
             return self._wait_for(exchange, silence, seconds)
@@ -155,9 +155,8 @@ class Transport(Finisher):
             raise SilenceError(f"{server} {error}{hint}", error.is_connected) from None
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
-            raise UnreachableError(
-                f"{server} does not answer: {reason}{_hint(error, repeatable)}"
-            ) from error
+            hint = _hint(error, repeatable)
+            raise UnreachableError(f"{server} does not answer: {reason}{hint}") from error
 
     def _wait_for(
         self, exchange: Callable[[_Progress], ServerAnswer], silence: float, seconds: float
@@ -184,7 +183,7 @@ class Transport(Finisher):
                     message = f"did not answer within {silence:g} s"
                     raise SilenceError(message, progress.is_connected) from None
                 if left == 0.0:
-                    self._disconnect()
+                    self.interrupt()
                     message = f"had not answered after {seconds:.0f} s"
                     raise SilenceError(message, progress.is_connected) from None
                 continue
@@ -193,10 +192,6 @@ class Transport(Finisher):
             return outcome
 
     def interrupt(self) -> None:
-        """Make all requests fail, those that wait for an answer and later ones."""
-        self._disconnect()
-
-    def _disconnect(self) -> None:
         """Shut the connections down, which wakes whoever waits for them; later ones are new."""
         with self._lock:
             sockets, self._sockets = list(self._sockets), weakref.WeakSet()
@@ -212,7 +207,11 @@ class Transport(Finisher):
         def trace(event: str, details: Mapping[str, Any]) -> None:
             progress.trace(event)
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-                self._keep(details["return_value"].get_extra_info("socket"))
+                connection = details["return_value"].get_extra_info("socket")
+                with self._lock:
+                    self._sockets.add(connection)
+                if program_is_ending():
+                    _shut_down(connection)
 
         try:
             with self._open_client().stream(**request, extensions={"trace": trace}) as response:
@@ -222,12 +221,6 @@ class Transport(Finisher):
             if attempts == 1:
                 raise
         return self._exchange(server, attempts - 1, request, progress)
-
-    def _keep(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._sockets.add(connection)
-        if program_is_ending():
-            _shut_down(connection)
 
     def _open_client(self) -> httpx.Client:
         """Return the client, made with the proxies and certificates that the environment names."""
@@ -308,7 +301,7 @@ def _shut_down(connection: socket.socket) -> None:
 
 
 class TokenSource:
-    """A token, read again whenever its file has changed.
+    """A token, or a file that is read for each request, since its token may be replaced.
 
     A text that cannot be a token is never sent, and no message contains it.
     """
@@ -316,21 +309,16 @@ class TokenSource:
     def __init__(self, token: str = "", file: str | Path = "") -> None:
         """Take the token from a file, or from a text if no file is named."""
         self._file = Path(os.path.expanduser(file)) if file else None  # raises nothing
-        self._state: tuple[int, int, int] | None = None
         self._headers = _token_headers(token, "DEJAVU_CACHE_TOKEN")
 
     def headers(self) -> dict[str, str]:
         """Return the headers that carry the token; none without one."""
         if self._file is not None:
             try:
-                status = os.stat(self._file)
-                state = (status.st_mtime_ns, status.st_ino, status.st_size)
-                if state != self._state:
-                    text = self._file.read_text(encoding="utf-8", errors="replace")
-                    # Who writes a file in place empties it first: the new token is on its way.
-                    if text.strip():
-                        self._headers = _token_headers(text, str(self._file))
-                    self._state = state
+                text = self._file.read_text(encoding="utf-8", errors="replace")
+                # Who writes a file in place empties it first: the new token is on its way.
+                if text.strip():
+                    self._headers = _token_headers(text, str(self._file))
             except OSError as error:
                 # The last token stays: a file may be away for a moment while it is replaced.
                 warn_once(f"token file {self._file}", f"{self._file} cannot be read: {error}")

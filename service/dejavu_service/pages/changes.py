@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..errors import InvalidRequestError
 from ..routes.common import Call, CurrentCall, Namespace
-from ..services import promotions
+from ..services import transfer
 from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
 from ..storage import summaries
@@ -128,7 +128,7 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    promotions.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    transfer.promote(call.database, call.principal, namespace, target, kernel or None, None)
     return RedirectResponse(
         f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}", 303
     )

@@ -18,9 +18,9 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError
 from ..routes.common import CurrentCall, Namespace
-from ..services import misses as service
+from ..services import leases, misses
 from ..services.access import Principal
-from ..storage import leases, misses, summaries
+from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
@@ -268,10 +268,8 @@ def change_miss(
     context, scenario = form.text("context", 24), form.text("scenario", 24)
     if not _DIGEST.fullmatch(context) or not _DIGEST.fullmatch(scenario):
         raise NotFoundError("there is no such scenario on the worklist")
-    missed = (form.call.database, form.call.principal, namespace, context, scenario)
-    if change == "dismiss":
-        service.dismiss_miss(*missed)
-    else:
-        service.claim_miss(*missed, release=change == "release")
+    misses.change_miss(
+        form.call.database, form.call.principal, namespace, context, scenario, change
+    )
     query = {name: form.text(name) for name in ("kernel", "device") if form.text(name)}
     return RedirectResponse(f"/pages/{namespace}/misses?{urlencode(query)}", 303)

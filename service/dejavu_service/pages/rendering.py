@@ -33,10 +33,9 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..middleware.authentication import NO_TOKENS, is_page
-from ..middleware.bodies import read_body
 from ..problems import ProblemError
-from ..routes.common import Call, CurrentCall
+from ..routes.common import Call, CurrentCall, media_type, read_body
+from ..server import NO_TOKENS, is_page
 from ..services.access import ANYBODY, EVERYWHERE, READER, Principal, Role
 from ..storage import summaries
 from ..storage.database import Database
@@ -172,7 +171,7 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.page_turns.turn("pages"):
+            async with request.app.state.server.making_pages.turn("pages"):
                 return await handler(request)
 
         return handle_in_turn
@@ -365,8 +364,7 @@ async def read_fields(request: Request) -> dict[str, str]:
         ProblemError: 415, it is no form; 413, it is too long.
         InvalidRequestError: It has too many fields.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != _FORM:
+    if media_type(request) != _FORM:
         raise ProblemError(415, f"this takes what a form of the pages sends: {_FORM}")
     body = await read_body(request, _MOST_BYTES)
     try:

@@ -10,9 +10,9 @@ from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError
-from ..middleware.authentication import LOGIN_COOKIE
 from ..routes.common import Call, CurrentCall
 from ..routes.tokens import TokenWish
+from ..server import LOGIN_COOKIE
 from ..services import tokens
 from .rendering import AdminForm, Wanted, page, read_fields, render_page, respond, router
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query, Response
@@ -10,15 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..middleware.bodies import accepts
 from ..services import misses
-from ..storage.misses import CountedMiss
+from ..settings import MOST_RECORDS
+from ..storage.sql import to_datetime
 from .common import (
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,
@@ -58,8 +59,7 @@ class Counted(BaseModel):
 def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
     reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
-    limit = call.server.settings.max_records
-    counted = misses.count_misses(call.database, call.principal, namespace, reported, limit)
+    counted = misses.count_misses(call.database, call.principal, namespace, reported, MOST_RECORDS)
     return Counted(counted=counted)
 
 
@@ -87,8 +87,16 @@ def list_misses(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """List the worklist, the most frequent misses first."""
-    listed = misses.list_misses(call.database, call.principal, namespace, kernel, limit)
-    return json_response(f'{{"misses": [{", ".join(map(_render, listed))}]}}')
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = misses.list_misses(connection, namespace, kernel, limit)
+    rendered = ", ".join(
+        f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
+        f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
+        f'"last_seen": "{to_datetime(miss.last_seen).isoformat()}"}}'
+        for miss in listed
+    )
+    return json_response(f'{{"misses": [{rendered}]}}')
 
 
 @router.put("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
@@ -96,7 +104,7 @@ def claim_miss(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> None:
     """Note that the caller will tune a missed scenario."""
-    misses.claim_miss(call.database, call.principal, namespace, context, scenario)
+    misses.change_miss(call.database, call.principal, namespace, context, scenario, "claim")
 
 
 @router.delete("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
@@ -104,7 +112,7 @@ def release_miss(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> None:
     """Note that nobody will tune a missed scenario."""
-    misses.claim_miss(call.database, call.principal, namespace, context, scenario, release=True)
+    misses.change_miss(call.database, call.principal, namespace, context, scenario, "release")
 
 
 @router.delete("/{namespace}/contexts/{context}/misses/{scenario}", status_code=204)
@@ -112,15 +120,4 @@ def dismiss_miss(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> None:
     """Take a scenario off the worklist, until it is missed again."""
-    misses.dismiss_miss(call.database, call.principal, namespace, context, scenario)
-
-
-def _render(miss: CountedMiss) -> str:
-    return (
-        f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
-        f'"first_seen": "{_iso(miss.first_seen)}", "last_seen": "{_iso(miss.last_seen)}"}}'
-    )
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+    misses.change_miss(call.database, call.principal, namespace, context, scenario, "dismiss")

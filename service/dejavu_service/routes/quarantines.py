@@ -5,42 +5,24 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, StrictBool
 
-from dejavu_cache.model.scenario import Moment
-
-from ..middleware.bodies import accepts
 from ..services import quarantines
-from ..storage.quarantines import WriterFilter
-from .common import DIGEST, CurrentCall, Namespace, versioned_router
+from .common import CurrentCall, Namespace, accepts, versioned_router
 
 __all__ = ["router"]
 
 router = versioned_router()
 
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-_Digest = Annotated[str, Field(pattern=DIGEST)]
 _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
-class QuarantineWish(BaseModel):
+class QuarantineWish(quarantines.WriterFilter):
     """Which measurements and winners shall go from readers: those to which all fields apply.
 
     It names a token, a host, or the context, the scenario and the config of measurements.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    token: _Text | None = None
-    """The id of a token, or the name of tokens."""
-    host: _Text | None = None
-    """A host, or a user and a host, as measurements name them."""
-    since: Moment | None = None
-    until: Moment | None = None
-    context: _Digest | None = None
-    """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: _Digest | None = None
-    config: _Digest | None = None
     preview: StrictBool = False
     """Whether to count only."""
 
@@ -78,19 +60,10 @@ def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
 ) -> quarantines.Quarantined:
     """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
-    wanted = WriterFilter(
-        wish.token,
-        wish.host,
-        wish.since.timestamp() if wish.since else None,
-        wish.until.timestamp() if wish.until else None,
-        wish.context,
-        wish.scenario,
-        wish.config,
-    )
     if wish.preview:
         response.status_code = 200
     return quarantines.quarantine_writer(
-        call.database, call.principal, namespace, wanted, preview=wish.preview
+        call.database, call.principal, namespace, wish, preview=wish.preview
     )
 
 

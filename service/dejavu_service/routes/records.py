@@ -11,15 +11,17 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 
-from ..middleware.bodies import accepts
 from ..services import records
 from ..services.records import Copies
+from ..settings import MOST_RECORDS
+from ..storage import contexts
 from .common import (
     ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,
@@ -77,9 +79,11 @@ def list_contexts(
     limit: _Limit = 100,
 ) -> Response:
     """List the contexts that have records, page by page."""
-    contexts = records.list_contexts(call.database, call.principal, namespace, kernel, after, limit)
-    following = f'"{contexts[limit - 1][0]}"' if len(contexts) > limit else "null"
-    texts = ", ".join(text for _, text in contexts[:limit])
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
+    following = f'"{listed[limit - 1][0]}"' if len(listed) > limit else "null"
+    texts = ", ".join(text for _, text in listed[:limit])
     return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 
@@ -87,15 +91,13 @@ def list_contexts(
 @accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
-    limit = call.server.settings.max_records
-    return records.post_records(call.database, call.principal, namespace, sent, limit)
+    return records.post_records(call.database, call.principal, namespace, sent, MOST_RECORDS)
 
 
 @router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
-    limit = call.server.settings.max_records
     reader = call.server.reader
     async with reader.render_turns:
         changes = await run_in_threadpool(
@@ -104,7 +106,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
             call.principal,
             namespace,
             copies,
-            limit,
+            MOST_RECORDS,
             reader.note_use,
         )
     return json_response(changes)

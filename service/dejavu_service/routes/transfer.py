@@ -12,11 +12,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from ..errors import AccessDeniedError
-from ..middleware.bodies import accepts, body_chunks, takes_own_turn
 from ..problems import ProblemError
-from ..services import promotions, transfer
+from ..services import transfer
 from ..services.access import NAMESPACE
-from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
+from ..settings import MOST_RECORDS
+from .common import (
+    Call,
+    CurrentCall,
+    KernelName,
+    Namespace,
+    accepts,
+    body_chunks,
+    media_type,
+    takes_own_turn,
+    versioned_router,
+)
 
 __all__ = ["router"]
 
@@ -88,22 +98,19 @@ async def import_records(
 ) -> transfer.Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type in _OF_FORMS:
+    if media_type(request) in _OF_FORMS:
         raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
-    settings = call.server.settings
-    turns = call.server.bodies
-    async with turns.imports.turn(call.principal.name):
+    async with call.server.importing.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
-            await _receive(request, lines, settings.max_import)
-            async with turns.queue.turn((namespace, "import")):
+            await _receive(request, lines, call.server.settings.max_import)
+            async with call.server.writing.turn(namespace):
                 return await run_in_threadpool(
                     transfer.import_lines,
                     call.database,
                     call.principal,
                     namespace,
                     lines,
-                    settings.max_records,
+                    MOST_RECORDS,
                     call.server.stopping.is_set,
                 )
 
@@ -126,7 +133,7 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
 @accepts("admin", 2**20)
 def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
-    copied = promotions.promote(
+    copied = transfer.promote(
         call.database,
         call.principal,
         namespace,

@@ -7,16 +7,19 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, select
 
 from dejavu_cache.model.scenario import Moment
 
-from ..storage import log
 from ..storage.database import Database
-from ..storage.sql import to_datetime
+from ..storage.sql import contains, epoch, to_datetime
+from ..storage.tables import log_entries
 from .access import EVERYWHERE, Principal
 
 __all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "write_log"]
+
+_SHOWN = 1e-6
+"""Seconds to which times are shown: an entry is found by the time that it shows."""
 
 Action = Literal[
     "pin",
@@ -93,7 +96,16 @@ def write_log(
         kernel: The kernel's full name, if there is only one.
         **detail: What else tells what was changed, as JSON values.
     """
-    log.add(connection, principal.name, action, namespace, kernel, json.dumps(detail))
+    connection.execute(
+        insert(log_entries).values(
+            at=epoch(),
+            actor=principal.name,
+            action=action,
+            namespace=namespace,
+            kernel=kernel,
+            detail=json.dumps(detail),
+        )
+    )
 
 
 def read_log(
@@ -111,12 +123,21 @@ def read_log(
         AccessDeniedError: The principal lacks the role.
     """
     principal.require("admin", namespace or EVERYWHERE)
-    conditions = wanted.model_dump(exclude={"limit"}, exclude_none=True)
+    query = select(log_entries).order_by(log_entries.c.id.desc()).limit(wanted.limit + 1)
+    equal = {"namespace": namespace, "action": wanted.action, "kernel": wanted.kernel}
+    query = query.filter_by(**{name: value for name, value in equal.items() if value is not None})
+    if wanted.actor is not None:
+        query = query.where(contains(log_entries.c.actor, wanted.actor))
+    if wanted.since is not None:
+        query = query.where(log_entries.c.at >= wanted.since.timestamp() - _SHOWN)
+    if wanted.until is not None:
+        query = query.where(log_entries.c.at < wanted.until.timestamp() - _SHOWN)
+    if wanted.before is not None:
+        query = query.where(log_entries.c.id < wanted.before)
     with database.read() as connection:
-        rows = log.read(connection, wanted.limit + 1, namespace, **conditions)
+        rows = connection.execute(query).all()
     entries = [
         LogEntry(**row._asdict() | {"at": to_datetime(row.at), "detail": json.loads(row.detail)})
         for row in rows[: wanted.limit]
     ]
-    is_last = len(rows) <= wanted.limit
-    return LogPage(entries=entries, next=None if is_last else entries[-1].id)
+    return LogPage(entries=entries, next=entries[-1].id if len(rows) > wanted.limit else None)

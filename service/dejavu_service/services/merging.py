@@ -60,37 +60,27 @@ def receive(
     Returns:
         The number of measurements that were refused.
     """
-    refused, arrived = 0, False
-    blocked_configs = set()
+    refused, arrived, blocked = 0, False, set()
     for measurement in sent.measurements:
-        part = Part.of(measurement, sender)
-        if not restore and _is_blocked(record, part, measurement.at):
+        part = _admit(record, measurement, sender, restore)
+        if part is None:
             refused += 1
-            blocked_configs.add(part.config)
+            blocked.add(measurement.config)
             continue
         arrived = True
         if not measurement.skipped:
             is_possible = measurement.failure is not None or is_credible(measurement)
             is_true = is_possible and not is_from_future(measurement.at, present)
             refused += not (is_true and _arrive(record, part))
-    winner = None
-    if sent.winner is not None and not is_from_future(sent.winner.at, present):
-        winner = Part.of(sent.winner, sender)
-        if not restore and (
-            winner.config in blocked_configs or _is_blocked(record, winner, sent.winner.at)
-        ):
-            winner = None
-    pin = None
+    won, winner, pin = sent.winner, None, None
+    if won and won.config not in blocked and not is_from_future(won.at, present):
+        winner = _admit(record, won, sender, restore)
     if sent.pin is not None and pins:
-        pin = Part.of(sent.pin, sender)
-        if not restore and _is_blocked(record, pin, sent.pin.at):
-            pin = None
-    is_recalled = record.deleted_at is not None or any(
-        part.hidden_by is not None for part in record.parts.values()
-    )
-    if record.is_visible or arrived or winner or pin or not is_recalled:
+        pin = _admit(record, sent.pin, sender, restore)
+    if record.is_visible or arrived or winner or pin or not _was_recalled(record):
         record.is_visible = True
-        record.add_launches(launch.text for launch in sent.launches or ())
+        if sent.launches:
+            record.add_launches(launch.text for launch in sent.launches)
         _settle_winner(record, [winner] if winner else [])
         if pin is not None and (
             record.pin is None or _rank(pin.model, present) > _rank(record.pin.model, present)
@@ -99,11 +89,20 @@ def receive(
     return refused
 
 
-def _is_blocked(record: StoredRecord, part: Part, at: datetime) -> bool:
-    """Return whether a part was taken back, or is older than the deletion of its record."""
+def _admit(
+    record: StoredRecord, model: Measurement | Winner | Pin, sender: str, restore: bool
+) -> Part | None:
+    """Return a part; None if it was taken back, or is older than the deletion of its record."""
+    part = Part.of(model, sender)
     stored = record.parts.get(part.digest)
-    is_old = record.deleted_at is not None and at.timestamp() <= record.deleted_at
-    return is_old or (stored is not None and stored.hidden_by is not None)
+    is_old = record.deleted_at is not None and model.at.timestamp() <= record.deleted_at
+    is_hidden = stored is not None and stored.hidden_by is not None
+    return None if (is_old or is_hidden) and not restore else part
+
+
+def _was_recalled(record: StoredRecord) -> bool:
+    hidden = any(part.hidden_by is not None for part in record.parts.values())
+    return hidden or record.deleted_at is not None
 
 
 def _arrive(record: StoredRecord, part: Part) -> bool:
@@ -146,7 +145,7 @@ def _settle_winner(record: StoredRecord, candidates: Iterable[Part]) -> None:
         part
         for part in (record.winner, *candidates)
         if part is not None
-        and not ((timing := record.measurements.get(part.config)) and timing.is_wrong)
+        and not ((timing := record.measurements.get(part.config)) and timing.model.is_wrong)
     ]
     chosen = right[0] if right else None
     if len(right) > 1:
@@ -265,7 +264,10 @@ def override(
         if ours is None or ours.digest != theirs.digest:
             if ours is not None:
                 record.hide(ours, act)
-            record.stand(theirs.sent_by(sender))
+            copy = Part(
+                theirs.kind, theirs.config, theirs.digest, theirs.text, sender, theirs.measured_by
+            )
+            record.stand(copy)
     if len(record.measurements) > max(MOST_MEASUREMENTS, before):
         raise TooLargeError(
             f"the record of {Scenario.model_validate_json(record.scenario_text)} would have "

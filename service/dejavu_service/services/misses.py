@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Delete, Update, and_, delete, func, select, update
 
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError, TooLargeError
-from ..storage import contexts, misses, summaries
+from ..storage import contexts as stored_contexts
+from ..storage import summaries as stored_summaries
 from ..storage.database import Database
+from ..storage.sql import chunks, epoch, insert
+from ..storage.tables import contexts, misses, summaries
 from .access import Principal
 from .log import Action, write_log
 
 __all__ = [
     "MOST_MISSED_CONTEXTS",
     "MOST_MISSES",
-    "claim_miss",
+    "CountedMiss",
+    "change_miss",
+    "count_by_device",
     "count_misses",
-    "dismiss_miss",
     "list_misses",
 ]
 
@@ -33,7 +39,29 @@ _ROOM_OF_WRITERS = 2
 _LONGEST, _LONGEST_OF_READERS = 64 * 1024, 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
+_ACTIONS: dict[str, Action] = {
+    "claim": "claim miss",
+    "release": "release miss",
+    "dismiss": "dismiss miss",
+}
+
 _Report = Sequence[tuple[Context, Scenario, int]]
+
+
+class CountedMiss(NamedTuple):
+    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970.
+
+    Attributes:
+        claimed_by: Who said that they would tune it; None if nobody did.
+    """
+
+    context: str
+    scenario: str
+    times: int
+    first_seen: float
+    last_seen: float
+    claimed_by: str | None
+    claimed_at: float | None
 
 
 def count_misses(
@@ -74,14 +102,14 @@ def count_misses(
     with database.write() as connection:
         share = _ROOM_OF_WRITERS if is_writer else 1
         reported = _select_fitting(connection, namespace, reported, share)
-        ids = contexts.ensure(
+        ids = stored_contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
         counts: Counter[tuple[int, Scenario]] = Counter()
         for context, scenario, times in reported:
             counts[ids[context.digest], scenario] += times
-        misses.add_counts(connection, counts)
-        summaries.add_to_day(connection, namespace, missed=counts.total())
+        _add_counts(connection, counts)
+        stored_summaries.add_to_day(connection, namespace, missed=counts.total())
     return counts.total()
 
 
@@ -89,14 +117,24 @@ def _select_fitting(
     connection: Connection, namespace: str, reported: _Report, share: int
 ) -> _Report:
     """Return the misses that are on the worklist, and of the others those for which is room."""
-    room = share * MOST_MISSES - misses.count_all(connection)
-    places = share * MOST_MISSED_CONTEXTS - contexts.count_empty(connection)
+    listed = connection.execute(select(func.count()).select_from(misses)).scalar_one()
+    room = share * MOST_MISSES - listed
+    places = share * MOST_MISSED_CONTEXTS - stored_contexts.count_empty(connection)
     digests = sorted({context.digest for context, _, _ in reported})
     if room >= len(reported) and places >= len(digests):
         return reported
-    present = set(contexts.load_revisions(connection, namespace, digests))
+    present = set(stored_contexts.load_revisions(connection, namespace, digests))
     scenarios = sorted({scenario.digest for _, scenario, _ in reported})
-    known = misses.find_known(connection, namespace, scenarios)
+    query = (
+        select(contexts.c.digest, misses.c.scenario)
+        .join(misses, misses.c.context_id == contexts.c.id)
+        .where(contexts.c.namespace == namespace)
+    )
+    known = {
+        (context, scenario)
+        for chunk in chunks(scenarios)
+        for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
+    }
     fitting = []
     for miss in reported:
         context, key = miss[0].digest, (miss[0].digest, miss[1].digest)
@@ -110,25 +148,38 @@ def _select_fitting(
     return fitting
 
 
-def list_misses(
-    database: Database, principal: Principal, namespace: str, kernel: str | None, limit: int
-) -> list[misses.CountedMiss]:
-    """List the worklist, most frequent first; scenarios that have a record by now are left out."""
-    principal.require("read", namespace)
-    with database.read() as connection:
-        return misses.list_misses(connection, namespace, kernel, limit)
+def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:
+    """Add to the counts of scenarios, which are keyed by context id and scenario."""
+    rows = [
+        {
+            "context_id": context_id,
+            "scenario": scenario.digest,
+            "scenario_text": scenario.text,
+            "count": times,
+        }
+        for (context_id, scenario), times in counts.items()
+    ]
+    # All writers lock the rows in the same order, so that no two wait for each other.
+    rows.sort(key=itemgetter("context_id", "scenario"))
+    if not rows:
+        return
+    statement = insert(connection, misses).values(first_seen=epoch(), last_seen=epoch())
+    statement = statement.on_conflict_do_update(
+        index_elements=[misses.c.context_id, misses.c.scenario],
+        set_={"count": misses.c.count + statement.excluded.count, "last_seen": epoch()},
+    )
+    connection.execute(statement, rows)
 
 
-def claim_miss(
+def change_miss(
     database: Database,
     principal: Principal,
     namespace: str,
     context: str,
     scenario: str,
-    *,
-    release: bool = False,
+    change: Literal["claim", "release", "dismiss"],
 ) -> None:
-    """Note that the principal will tune a missed scenario, or with `release`, that nobody will.
+    """Note that the principal or nobody will tune a missed scenario, or take it off the worklist.
 
     Args:
         database: The server's database.
@@ -136,51 +187,93 @@ def claim_miss(
         namespace: The namespace of the worklist.
         context: The digest of the context.
         scenario: The digest of the scenario.
-        release: Whether to remove a claim, whoever made it.
+        change: `release` removes a claim, whoever made it; what is dismissed is listed again once
+            it is missed again.
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
         NotFoundError: The scenario is not on the worklist.
     """
-    by = None if release else principal.name
-    action: Action = "release miss" if release else "claim miss"
-    _change(
-        database, principal, namespace, context, scenario, action,
-        lambda connection, context_id: misses.claim(connection, context_id, scenario, by),
-    )  # fmt: skip
-
-
-def dismiss_miss(
-    database: Database, principal: Principal, namespace: str, context: str, scenario: str
-) -> None:
-    """Take a scenario off the worklist, until it is missed again.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        NotFoundError: The scenario is not on the worklist.
-    """
-    _change(
-        database, principal, namespace, context, scenario, "dismiss miss",
-        lambda connection, context_id: misses.dismiss(connection, context_id, scenario),
-    )  # fmt: skip
-
-
-def _change(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    context: str,
-    scenario: str,
-    action: Action,
-    change: Callable[[Connection, int], bool],
-) -> None:
     principal.require("write", namespace)
+    statement: Update | Delete = delete(misses)
+    if change == "claim":
+        statement = update(misses).values(claimed_by=principal.name, claimed_at=epoch())
+    elif change == "release":
+        statement = update(misses).values(claimed_by=None, claimed_at=None)
     with database.write() as connection:
-        context_id = contexts.lock_existing(connection, namespace, context)
-        if context_id is None or not change(connection, context_id):
+        locked = stored_contexts.lock_existing(connection, namespace, context)
+        if locked is not None:
+            statement = statement.filter_by(context_id=locked.id, scenario=scenario)
+        if locked is None or not connection.execute(statement).rowcount:
             raise NotFoundError(
                 "this scenario is not on the worklist: it was tuned or dismissed meanwhile"
             )
-        kernel = contexts.kernel_of(connection, context_id)
         detail = {"context": context, "scenario": scenario}
-        write_log(connection, principal, action, namespace, kernel, **detail)
+        write_log(connection, principal, _ACTIONS[change], namespace, locked.kernel, **detail)
+
+
+_is_tuned = (
+    select(summaries.c.scenario)
+    .where(
+        summaries.c.context_id == misses.c.context_id,
+        summaries.c.scenario == misses.c.scenario,
+        summaries.c.chosen.is_not(None),
+    )
+    .exists()
+)
+
+
+def list_misses(
+    connection: Connection,
+    namespace: str,
+    kernel: str | None,
+    limit: int,
+    device: str | None = None,
+    offset: int = 0,
+) -> list[CountedMiss]:
+    """List the scenarios without a winner or a pin, the most frequently missed first."""
+    query = (
+        select(
+            contexts.c.text,
+            misses.c.scenario_text,
+            misses.c.count,
+            misses.c.first_seen,
+            misses.c.last_seen,
+            misses.c.claimed_by,
+            misses.c.claimed_at,
+        )
+        .join(contexts, contexts.c.id == misses.c.context_id)
+        .where(contexts.c.namespace == namespace, ~_is_tuned)
+        .order_by(
+            misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
+        )
+        .limit(limit)
+        .offset(offset)
+    )
+    if kernel is not None:
+        query = query.where(contexts.c.kernel == kernel)
+    if device is not None:
+        query = query.where(contexts.c.device == device)
+    return [CountedMiss(*row) for row in connection.execute(query)]
+
+
+def count_by_device(
+    connection: Connection, namespace: str, kernel: str | None
+) -> list[tuple[str, int, int]]:
+    """Count what `list_misses` lists of each GPU of a namespace, the most wanted first.
+
+    Returns:
+        Of each GPU the name, the number of scenarios, and how often they were asked for.
+    """
+    joined = [misses.c.context_id == contexts.c.id, ~_is_tuned]
+    if kernel is not None:
+        joined.append(contexts.c.kernel == kernel)
+    times = func.coalesce(func.sum(misses.c.count), 0)
+    query = (
+        select(contexts.c.device, func.count(misses.c.scenario), times)
+        .select_from(contexts.outerjoin(misses, and_(*joined)))
+        .where(contexts.c.namespace == namespace)
+        .group_by(contexts.c.device)
+        .order_by(times.desc(), contexts.c.device)
+    )
+    return [(device, count, int(total)) for device, count, total in connection.execute(query)]

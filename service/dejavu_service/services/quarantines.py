@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel
-from sqlalchemy import Connection
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.scenario import Moment, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, quarantines, records
+from ..storage import contexts as stored_contexts
+from ..storage import records
 from ..storage.database import Database
-from ..storage.quarantines import HiddenScenario, WriterFilter
-from ..storage.records import Act, Part, StoredRecord
-from ..storage.sql import database_time, divide, to_datetime
+from ..storage.records import Act, Part
+from ..storage.sql import contains, divide, ends_with, epoch, starts_with, to_datetime
+from ..storage.tables import acts, contexts, parts, writers
 from . import merging
 from .access import Principal
 from .log import write_log
@@ -29,6 +30,7 @@ __all__ = [
     "Quarantine",
     "Quarantined",
     "Writer",
+    "WriterFilter",
     "list_quarantines",
     "list_writers",
     "quarantine_writer",
@@ -36,12 +38,36 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 
 _MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
 a scenario with more parts is a page of its own."""
 _PAUSE = 0.11
 """Seconds between two transactions: other writers try every 0.1 s to get SQLite's lock."""
+
+
+class WriterFilter(BaseModel):
+    """Whose measurements and winners are meant: those to which all fields apply.
+
+    It names a token, a host, or the context, the scenario and the config of measurements.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: _Text | None = None
+    """The id of a token, or the name of tokens."""
+    host: _Text | None = None
+    """A host, or a user and a host, as measurements name them."""
+    since: Moment | None = None
+    """The earliest time at which they came."""
+    until: Moment | None = None
+    """The time before which they came."""
+    context: _Digest | None = None
+    """The digest of a context, as are the next two of a scenario and a config."""
+    scenario: _Digest | None = None
+    config: _Digest | None = None
 
 
 class Writer(BaseModel):
@@ -81,15 +107,42 @@ class Quarantine(BaseModel):
     undone: datetime | None = None
 
 
+class _Hidden(NamedTuple):
+    """A scenario of which an act has hidden something: its context, and the number of parts."""
+
+    context_id: int
+    context: str
+    scenario: str
+    parts: int
+
+
 def list_writers(
     database: Database, principal: Principal, namespace: str, limit: int
 ) -> list[Writer]:
     """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
     principal.require("admin", namespace)
+    measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
+    standing, first = func.sum(writers.c.standing), func.min(writers.c.first)
+    query = (
+        select(writers.c.sender, writers.c.measured_by, measured, standing, first, last)
+        .join(contexts, contexts.c.id == writers.c.context_id)
+        .where(contexts.c.namespace == namespace)
+        .group_by(writers.c.sender, writers.c.measured_by)
+        .having(measured > 0)
+        .order_by(last.desc(), writers.c.sender)
+        .limit(limit)
+    )
     with database.read() as connection:
-        rows = quarantines.list_writers(connection, namespace, limit)
+        rows = connection.execute(query).all()
     return [
-        Writer(**{**row._asdict(), "first": to_datetime(row.first), "last": to_datetime(row.last)})
+        Writer(
+            sender=row[0],
+            by=row[1],
+            measurements=int(row[2]),
+            standing=int(row[3]),
+            first=to_datetime(row[4]),
+            last=to_datetime(row[5]),
+        )
         for row in rows
     ]
 
@@ -121,51 +174,129 @@ def quarantine_writer(
         )
     counted = Quarantined(id=None if preview else secrets.token_hex(8))
     with database.read() as connection:
-        affected = quarantines.list_contexts(connection, namespace, wanted)
+        affected = _list_contexts(connection, namespace, wanted)
     if counted.id is not None:
-        content = {name: value for name, value in wanted._asdict().items() if value is not None}
+        content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
+        content = {name: value for name, value in content.items() if value is not None}
         act = Act(counted.id, namespace, "quarantine", principal.name, canonical_json(content))
         with database.write() as connection:
             records.add_act(connection, act)
             write_log(connection, principal, "quarantine", namespace, id=counted.id, **content)
     for context_id, digest in affected:
-        _withdraw_from(database, principal, namespace, (context_id, digest), wanted, counted)
+        _withdraw_from(database, principal, (context_id, namespace, digest), wanted, counted)
     return counted
+
+
+def _list_contexts(
+    connection: Connection, namespace: str, wanted: WriterFilter
+) -> list[tuple[int, str]]:
+    """List ids and digests of the contexts that may have something of a writer."""
+    is_writer = [writers.c.context_id == contexts.c.id]
+    if wanted.token is not None:
+        is_writer.append(_token_matches(writers.c.sender, wanted.token))
+    if wanted.host is not None:
+        is_writer.append(_host_matches(writers.c.measured_by, wanted.host))
+    has_written = select(writers.c.sender).where(*is_writer).exists()
+    query = select(contexts.c.id, contexts.c.digest).order_by(contexts.c.digest)
+    query = query.where(contexts.c.namespace == namespace, has_written)
+    if wanted.context is not None:
+        query = query.where(contexts.c.digest == wanted.context)
+    return [(identity, digest) for identity, digest in connection.execute(query)]
 
 
 def _withdraw_from(
     database: Database,
     principal: Principal,
-    namespace: str,
-    context: tuple[int, str],
+    context: tuple[int, str, str],
     wanted: WriterFilter,
     counted: Quarantined,
 ) -> None:
     """Take a writer's part of one context, or count it, some scenarios in each transaction."""
-    context_id, digest = context
-    act = counted.id
+    context_id, namespace, digest = context
+    act, is_meant = counted.id, _is_meant(wanted)
     with database.read() as connection:
-        scenarios = quarantines.list_scenarios(connection, context_id, wanted)
+        sizes = _count_parts(connection, context_id, is_meant)
     touched = 0
-    for page in _pages(scenarios, scenarios.__getitem__, database):
+    for page in _pages(sizes, sizes.__getitem__, database):
         with database.read() if act is None else database.write() as connection:
-            if act is not None and not (
+            locked = None
+            if act is not None:
                 # What is taken after an undo could never be given back.
-                quarantines.lock_live(connection, namespace, act)
-                and contexts.lock_existing(connection, namespace, digest)
-            ):
-                break
-            found = quarantines.find_parts(connection, context_id, page, wanted)
-            promotions = quarantines.load_promotions(connection, namespace)
+                is_live = _lock_live(connection, namespace, act)
+                locked = stored_contexts.lock_existing(connection, namespace, digest)
+                if not is_live or locked is None:
+                    break
+            query = select(parts.c.id).where(
+                parts.c.context_id == context_id, parts.c.scenario.in_(page), is_meant
+            )
+            found = set(connection.execute(query).scalars())
+            promotions = _load_promotions(connection, namespace)
             loaded = records.load(connection, context_id, page, whole=True)
             for record in loaded.values():
                 taken = merging.withdraw(record, found, act or "", promotions)
                 touched += bool(taken)
                 _count(counted, taken)
-            if act is not None:
-                _save(connection, context_id, loaded.values(), principal)
+            if locked is not None:
+                records.save(connection, locked, loaded.values(), principal.name)
     counted.contexts += touched > 0
     counted.records += touched
+
+
+def _count_parts(
+    connection: Connection, context_id: int, is_meant: ColumnElement[bool]
+) -> dict[str, int]:
+    """Count all parts of those scenarios that have something of a writer, in their order."""
+    query = (
+        select(parts.c.scenario, func.count().label("size"))
+        .where(parts.c.context_id == context_id)
+        .group_by(parts.c.scenario)
+        .having(func.count().filter(is_meant) > 0)
+        .order_by(parts.c.scenario)
+    )
+    return {row.scenario: row.size for row in connection.execute(query)}
+
+
+def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, float]:
+    """Load the times of a namespace's promotions by their id."""
+    query = select(acts).filter_by(namespace=namespace, kind="promote")
+    return {row.id: row.at for row in connection.execute(query)}
+
+
+def _is_meant(wanted: WriterFilter) -> ColumnElement[bool]:
+    # What a promotion has replaced would stand again without it, and is taken with the rest.
+    is_replaced = parts.c.hidden_by.in_(select(acts.c.id).where(acts.c.kind == "promote"))
+    clauses: list[ColumnElement[bool]] = [or_(parts.c.hidden_by.is_(None), is_replaced)]
+    if wanted.since is not None:
+        clauses.append(parts.c.received_at >= wanted.since.timestamp())
+    if wanted.until is not None:
+        clauses.append(parts.c.received_at < wanted.until.timestamp())
+    if wanted.scenario is not None:
+        clauses.append(parts.c.scenario == wanted.scenario)
+    if wanted.config is not None:
+        clauses.append(parts.c.config == wanted.config)
+    if wanted.token is not None:
+        clauses.append(_token_matches(parts.c.sender, wanted.token))
+    if wanted.host is not None:
+        clauses.append(_host_matches(parts.c.measured_by, wanted.host))
+    # A winner does not say which host it came from: it goes with its measurement.
+    kinds = ["measurement", "winner"]
+    if wanted.token is None or wanted.host is not None or wanted.config is not None:
+        kinds.remove("winner")
+    return and_(parts.c.kind.in_(kinds), *clauses)
+
+
+def _host_matches(measured_by: ColumnElement[Any], host: str) -> ColumnElement[bool]:
+    return or_(measured_by == host, ends_with(measured_by, f"@{host}"))
+
+
+def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool]:
+    """Compare with `name (id)`, or what a promotion by that token writes behind it."""
+    identity = f" ({token})"
+    return or_(
+        starts_with(sender, f"{token} ("),
+        ends_with(sender, identity),
+        contains(sender, f"{identity} from "),
+    )
 
 
 def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
@@ -174,21 +305,17 @@ def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
         counted.measurements += part.kind == "measurement"
 
 
-def _save(
-    connection: Connection,
-    context_id: int,
-    changed: Iterable[StoredRecord],
-    principal: Principal,
-) -> None:
-    saved = records.save(connection, context_id, changed, database_time(connection))
-    contexts.bump_revision(connection, context_id, added=saved.added, by=principal.name)
-
-
 def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
     """List the quarantines of a namespace, the latest first; needs the role `admin`."""
     principal.require("admin", namespace)
+    hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
+    query = (
+        select(acts, hidden.label("parts"))
+        .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
+        .order_by(acts.c.at.desc(), acts.c.id)
+    )
     with database.read() as connection:
-        rows = quarantines.list_quarantines(connection, namespace)
+        rows = connection.execute(query).all()
     return [
         Quarantine(
             id=row.id,
@@ -219,40 +346,59 @@ def undo_quarantine(
     touched: set[tuple[int, str]] = set()
     while True:
         with database.write() as connection:
-            if not quarantines.lock_live(connection, namespace, identity):
+            if not _lock_live(connection, namespace, identity):
                 raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
-            hidden = quarantines.list_hidden(connection, identity)
+            hidden = _list_hidden(connection, identity)
             if not hidden:
-                quarantines.mark_undone(connection, identity)
+                statement = update(acts).where(acts.c.id == identity).values(undone_at=epoch())
+                connection.execute(statement)
                 write_log(connection, principal, "undo quarantine", namespace, id=identity)
                 break
         # A transaction locks one context only, and so waits for nobody who waits for it.
         for digest, group in groupby(hidden, lambda scenario: scenario.context):
             for page in _pages(group, lambda scenario: scenario.parts, database):
                 touched |= {(scenario.context_id, scenario.scenario) for scenario in page}
-                with database.write() as connection:
-                    context_id = contexts.lock_existing(connection, namespace, digest)
-                    if context_id is not None:
-                        _give_back(connection, context_id, page, principal, restored)
+                scenarios = [scenario.scenario for scenario in page]
+                _give_back(database, principal, (namespace, digest), scenarios, restored)
     restored.contexts = len({context_id for context_id, _ in touched})
     restored.records = len(touched)
     return restored
 
 
+def _lock_live(connection: Connection, namespace: str, act: str) -> bool:
+    """Lock a quarantine that is not undone until the transaction ends; return False if none is."""
+    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", undone_at=None)
+    return connection.execute(query.with_for_update()).first() is not None
+
+
+def _list_hidden(connection: Connection, act: str) -> list[_Hidden]:
+    """List what an act has hidden, by context and scenario."""
+    query = (
+        select(parts.c.context_id, contexts.c.digest, parts.c.scenario, func.count())
+        .join(contexts, contexts.c.id == parts.c.context_id)
+        .where(parts.c.hidden_by == act)
+        .group_by(parts.c.context_id, contexts.c.digest, parts.c.scenario)
+        .order_by(contexts.c.digest, parts.c.scenario)
+    )
+    return [_Hidden(*row) for row in connection.execute(query)]
+
+
 def _give_back(
-    connection: Connection,
-    context_id: int,
-    page: Iterable[HiddenScenario],
+    database: Database,
     principal: Principal,
+    key: stored_contexts.ContextKey,
+    scenarios: list[str],
     restored: Quarantined,
 ) -> None:
-    """Let what is hidden in some scenarios arrive again."""
+    """Let what is hidden in some scenarios of a context arrive again."""
     assert restored.id is not None
-    scenarios = [scenario.scenario for scenario in page]
-    loaded = records.load(connection, context_id, scenarios, whole=True)
-    for record in loaded.values():
-        _count(restored, merging.give_back(record, restored.id))
-    _save(connection, context_id, loaded.values(), principal)
+    with database.write() as connection:
+        locked = stored_contexts.lock_existing(connection, *key)
+        if locked is not None:
+            loaded = records.load(connection, locked.id, scenarios, whole=True)
+            for record in loaded.values():
+                _count(restored, merging.give_back(record, restored.id))
+            records.save(connection, locked, loaded.values(), principal.name)
 
 
 def _pages(

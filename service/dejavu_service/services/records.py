@@ -15,10 +15,10 @@ from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError, TooLargeError
-from ..storage import contexts, misses, record_texts, records
+from ..storage import contexts, record_texts, records
+from ..storage.contexts import LockedContext
 from ..storage.database import Database
 from ..storage.records import Act, Part, Saved, StoredRecord
-from ..storage.sql import database_time
 from . import merging
 from .access import Principal
 from .log import write_log
@@ -29,7 +29,6 @@ __all__ = [
     "Merged",
     "check_record_set",
     "delete_records",
-    "list_contexts",
     "merge_record_set",
     "post_records",
     "revalidate",
@@ -130,63 +129,58 @@ def merge_record_set(
     total = Merged(records=len(sent.records), measurements=0, beside=0)
     if not sent.records:
         return total
-    context_id = contexts.lock(connection, namespace, sent.context)
-    is_changed, added = False, 0
+    context = contexts.lock(connection, namespace, sent.context)
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
         part = sent.records[start : start + _PART]
-        context = (context_id, namespace, sent.context.digest)
-        refused, saved = _merge_part(connection, principal, *context, part, restore=restore)
+        refused, saved = _merge_part(connection, principal, context, part, restore)
         total.measurements += saved.standing
         total.beside += saved.beside
         total.refused += refused
-        is_changed, added = is_changed or saved.is_changed, added + saved.added
-    if is_changed:
-        contexts.bump_revision(connection, context_id, added=added, by=principal.name)
     return total
 
 
 def _merge_part(
     connection: Connection,
     principal: Principal,
-    context_id: int,
-    namespace: str,
-    context: str,
+    context: LockedContext,
     sent: Sequence[Record],
-    *,
     restore: bool,
 ) -> tuple[int, Saved]:
     """Merge some of a record set's records into a locked context; return how many are refused."""
-    present = database_time(connection)
-    act = Act(secrets.token_hex(8), namespace, "pin", principal.name)
+    act = Act(secrets.token_hex(8), context.namespace, "pin", principal.name)
     scenarios = sorted({record.scenario.digest for record in sent})
-    merged = records.load(connection, context_id, scenarios)
-    may_pin = principal.may("admin", namespace)
+    merged = records.load(connection, context.id, scenarios)
+    may_pin = principal.may("admin", context.namespace)
     refused = 0
     for record in sent:
         digest = record.scenario.digest
         stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
         earlier = stored.pin
         refused += merging.receive(
-            stored, record, principal.name, present, act=act.id, pins=may_pin, restore=restore
+            stored,
+            record,
+            principal.name,
+            context.present,
+            act=act.id,
+            pins=may_pin,
+            restore=restore,
         )
         # An import is logged as a whole.
         if stored.pin is not earlier and not restore:
-            _log_pin(connection, principal, namespace, (context_id, context), stored, earlier)
-    visible = [record for record in merged.values() if record.is_visible]
+            _log_pin(connection, principal, context, stored, earlier)
     # An admin's import is not stopped in its middle.
     limit = None if restore else merging.MOST_RECORD_CHARACTERS
-    saved = records.save(connection, context_id, visible, present, act=act, most_characters=limit)
-    tuned = [record.scenario for record in visible if record.is_chosen]
-    misses.drop_tuned(connection, context_id, tuned)
+    saved = records.save(
+        connection, context, merged.values(), principal.name, act=act, most_characters=limit
+    )
     return refused, saved
 
 
 def _log_pin(
     connection: Connection,
     principal: Principal,
-    namespace: str,
-    context: tuple[int, str],
+    context: LockedContext,
     record: StoredRecord,
     earlier: Part | None,
 ) -> None:
@@ -197,9 +191,9 @@ def _log_pin(
         connection,
         principal,
         "unpin" if pin.config is None else "pin",
-        namespace,
-        contexts.kernel_of(connection, context[0]),
-        context=context[1],
+        context.namespace,
+        context.kernel,
+        context=context.digest,
         scenario=str(Scenario.model_validate_json(record.scenario_text)),
         config=str(pin.config or (earlier.model.config if earlier else None)),
         by=pin.by,
@@ -235,23 +229,21 @@ def set_pin(
     """
     principal.require("admin", namespace)
     with database.write() as connection:
-        context_id = contexts.lock_existing(connection, namespace, context)
-        stored = {} if context_id is None else records.load(connection, context_id, [scenario])
+        locked = contexts.lock_existing(connection, namespace, context)
+        stored = {} if locked is None else records.load(connection, locked.id, [scenario])
         record = stored.get(scenario)
-        if context_id is None or record is None or not record.is_visible:
+        if locked is None or record is None or not record.is_visible:
             raise NotFoundError("there is no record of this scenario: post one before pinning it")
         earlier = record.pin
-        if config is None and record.pinned is None:
+        if config is None and (earlier is None or earlier.model.config is None):
             return record.text
-        present = database_time(connection)
         chosen = Pin.after(
-            earlier.model if earlier else None, config, by or principal.name, present
+            earlier.model if earlier else None, config, by or principal.name, locked.present
         )
         act = Act(secrets.token_hex(8), namespace, "pin", principal.name)
         merging.replace_pin(record, Part.of(chosen, principal.name), act.id)
-        records.save(connection, context_id, [record], present, act=act)
-        contexts.bump_revision(connection, context_id, by=principal.name)
-        _log_pin(connection, principal, namespace, (context_id, context), record, earlier)
+        records.save(connection, locked, [record], principal.name, act=act)
+        _log_pin(connection, principal, locked, record, earlier)
         return record.text
 
 
@@ -276,40 +268,16 @@ def delete_records(
     """
     principal.require("admin", namespace)
     with database.write() as connection:
-        context_id = contexts.lock_existing(connection, namespace, context)
-        if context_id is None:
+        locked = contexts.lock_existing(connection, namespace, context)
+        if locked is None:
             return 0
-        kernel = contexts.kernel_of(connection, context_id)
         wanted = canonical_json({"context": context, "scenarios": scenarios})
         act = Act(secrets.token_hex(8), namespace, "delete", principal.name, wanted)
-        deleted = records.delete_records(connection, context_id, scenarios, act)
+        deleted = records.delete_records(connection, locked.id, scenarios, act)
         if deleted:
-            contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
-            write_log(
-                connection,
-                principal,
-                "delete",
-                namespace,
-                kernel,
-                context=context,
-                scenarios=scenarios,
-                records=deleted,
-            )
+            detail = {"context": context, "scenarios": scenarios, "records": deleted}
+            write_log(connection, principal, "delete", namespace, locked.kernel, **detail)
         return deleted
-
-
-def list_contexts(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    kernel: str | None,
-    after: str | None,
-    limit: int,
-) -> list[tuple[str, str]]:
-    """List digests and texts of contexts, one more than `limit` if there is a next page."""
-    principal.require("read", namespace)
-    with database.read() as connection:
-        return contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
 
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]

@@ -1,13 +1,19 @@
-"""Deletion of unused records, except those that a person pinned or promoted."""
+"""Deletion by age: of unused records, except those that a person pinned or promoted, and of rows.
+
+What others have locked is used just now, and is skipped.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, or_, select, tuple_
 
-from ..storage import contexts, leases, misses, records, summaries, tokens
+from ..storage import records as stored_records
+from ..storage import summaries
 from ..storage.database import Database
+from ..storage.sql import epoch
+from ..storage.tables import contexts, leases, misses, records, tokens
 
 __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
 
@@ -37,30 +43,54 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
         unused_days: Days since a context was last read or written.
         misses_days: Days since a scenario was last missed, or an empty context last used.
     """
+    is_unused = (contexts.c.used_at < epoch() - unused_days * _DAY, contexts.c.records > 0)
     with database.read() as connection:
-        stale = contexts.list_unused(connection, unused_days * _DAY)
+        stale = connection.execute(select(contexts.c.id).where(*is_unused)).scalars().all()
     deleted = 0
-    for namespace, digest in stale:
+    for context_id in stale:
         with database.write() as connection:
-            deleted += _prune_context(connection, namespace, digest, unused_days * _DAY)
+            # The context may have been used since it was listed.
+            query = select(contexts.c.id).where(contexts.c.id == context_id, *is_unused)
+            if connection.execute(query.with_for_update()).first() is not None:
+                deleted += stored_records.delete_unpinned(connection, context_id)
     # Who reports misses locks contexts first: a transaction that deletes misses locks no context.
     with database.write() as connection:
-        old = misses.drop_old(connection, misses_days * _DAY)
+        old = _drop_old_misses(connection, misses_days * _DAY)
     with database.write() as connection:
-        empty = contexts.delete_empty(connection, misses_days * _DAY)
+        empty = _drop_empty_contexts(connection, misses_days * _DAY)
     with database.write() as connection:
-        leases.drop_expired(connection)
-        tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
+        connection.execute(delete(leases).where(leases.c.expires_at <= epoch()))
+        _drop_expired_tokens(connection)
         summaries.drop_old_days(connection, _COUNTS_DAYS * _DAY)
     return Pruned(deleted, empty, old)
 
 
-def _prune_context(connection: Connection, namespace: str, digest: str, seconds: float) -> int:
-    context_id = contexts.lock_existing(connection, namespace, digest)
-    # The context may have been used since it was listed.
-    if context_id is None or not contexts.is_unused(connection, context_id, seconds):
-        return 0
-    deleted = records.delete_unpinned(connection, context_id)
-    if deleted:
-        contexts.bump_revision(connection, context_id, added=-deleted, used=False)
-    return deleted
+def _drop_old_misses(connection: Connection, seconds: float) -> int:
+    key = (misses.c.context_id, misses.c.scenario)
+    old = select(*key).where(misses.c.last_seen < epoch() - seconds)
+    statement = delete(misses).where(tuple_(*key).in_(old.with_for_update(skip_locked=True)))
+    return connection.execute(statement).rowcount
+
+
+def _drop_empty_contexts(connection: Connection, seconds: float) -> int:
+    """Delete contexts of which there is nothing; hidden parts of one keep them from coming back."""
+    empty = select(contexts.c.id).where(
+        contexts.c.used_at < epoch() - seconds,
+        ~select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists(),
+        ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists(),
+    )
+    statement = delete(contexts).where(contexts.c.id.in_(empty.with_for_update(skip_locked=True)))
+    return connection.execute(statement).rowcount
+
+
+def _drop_expired_tokens(connection: Connection) -> None:
+    """Delete tokens that expired long ago, if others remain.
+
+    A server whose last token is gone would answer without one.
+    """
+    limit = epoch() - TOKENS_DAYS * _DAY
+    others = tokens.alias()
+    remaining = select(others.c.id).where(
+        or_(others.c.expires_at.is_(None), others.c.expires_at >= limit)
+    )
+    connection.execute(delete(tokens).where(tokens.c.expires_at < limit, remaining.exists()))

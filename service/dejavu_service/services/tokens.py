@@ -11,12 +11,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from sqlalchemy import Row
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
-from ..storage import leases, tokens
 from ..storage.database import Database
-from ..storage.sql import database_time, to_datetime
+from ..storage.sql import epoch, insert, starts_with, to_datetime
+from ..storage.tables import leases, tokens
 from .access import EVERYWHERE, Principal, Role
 from .log import write_log
 
@@ -24,6 +24,8 @@ __all__ = [
     "Issued",
     "Token",
     "VerifiedToken",
+    "any_issued",
+    "count_valid",
     "issue",
     "list_tokens",
     "list_unexpired",
@@ -93,13 +95,18 @@ def issue(
     principal.require("admin", EVERYWHERE)
     roles = _roles(role, namespaces, grants or {})
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
-    encoded = json.dumps(roles, sort_keys=True)
     with database.write() as connection:
-        if not tokens.add(connection, identity, name, _digest(secret), encoded, ttl):
+        statement = insert(connection, tokens).values(
+            id=identity,
+            name=name,
+            digest=_digest(secret),
+            grants=json.dumps(roles, sort_keys=True),
+            created_at=epoch(),
+            expires_at=None if ttl is None else epoch() + ttl,
+        )
+        if not connection.execute(statement.on_conflict_do_nothing()).rowcount:
             raise TokenExistsError(f"there is a token {identity} already")
-        row = tokens.get(connection, identity)
-        assert row is not None
-        token = _token(row)
+        token = _token(connection.execute(select(tokens).filter_by(id=identity)).one())
         write_log(
             connection, principal, "create token", "", id=identity, name=name, grants=token.grants
         )
@@ -122,15 +129,37 @@ def list_tokens(
 ) -> list[Token]:
     """List tokens by their ids, also expired and revoked ones: all, or some after an id."""
     principal.require("admin", EVERYWHERE)
+    query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
     with database.read() as connection:
-        return [_token(row) for row in tokens.list_tokens(connection, after, limit)]
+        return [_token(row) for row in connection.execute(query)]
 
 
 def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:
     """List tokens that have not expired: first those that never will, and of each the newest."""
     principal.require("admin", EVERYWHERE)
+    query = (
+        select(tokens)
+        .where(_lives())
+        .order_by(tokens.c.expires_at.is_not(None), tokens.c.created_at.desc(), tokens.c.id)
+        .limit(limit)
+    )
     with database.read() as connection:
-        return [_token(row) for row in tokens.list_unexpired(connection, limit)]
+        return [_token(row) for row in connection.execute(query)]
+
+
+def any_issued(connection: Connection) -> bool:
+    """Return whether any token was ever issued, including expired and revoked ones."""
+    return connection.execute(select(tokens.c.id).limit(1)).first() is not None
+
+
+def count_valid(connection: Connection, beginning: str) -> int:
+    """Count the tokens that have not expired, revoked ones included, by how their ids begin."""
+    query = select(func.count()).where(starts_with(tokens.c.id, beginning), _lives())
+    return connection.execute(query).scalar_one()
+
+
+def _lives() -> ColumnElement[bool]:
+    return or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
 
 
 def revoke(database: Database, principal: Principal, identity: str) -> None:
@@ -142,11 +171,12 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
     """
     principal.require("admin", EVERYWHERE)
     with database.write() as connection:
-        if not tokens.revoke(connection, identity):
+        query = select(tokens).filter_by(id=identity, revoked_at=None).with_for_update()
+        row = connection.execute(query).one_or_none()
+        if row is None:
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
-        row = tokens.get(connection, identity)
-        assert row is not None
-        leases.drop_of_owner(connection, _name(row))
+        connection.execute(update(tokens).filter_by(id=identity).values(revoked_at=epoch()))
+        connection.execute(delete(leases).where(leases.c.owner == _name(row)))
         write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
 
 
@@ -157,16 +187,15 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():
         return None
     with database.read() as connection:
-        row = tokens.get(connection, identity)
-        present = database_time(connection).timestamp()
+        columns = (*tokens.c, (tokens.c.expires_at - epoch()).label("expires_in"))
+        row = connection.execute(select(*columns).where(tokens.c.id == identity)).one_or_none()
     # The comparison takes the same time for an unknown token as for a known one.
     same = hmac.compare_digest(_digest(secret), row.digest if row else _digest(""))
     if row is None or not same or row.revoked_at is not None:
         return None
-    expires_in = None if row.expires_at is None else row.expires_at - present
-    if expires_in is not None and expires_in <= 0:
+    if row.expires_in is not None and row.expires_in <= 0:
         return None
-    return VerifiedToken(Principal(_name(row), json.loads(row.grants)), expires_in)
+    return VerifiedToken(Principal(_name(row), json.loads(row.grants)), row.expires_in)
 
 
 def _name(row: Row[Any]) -> str:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
 from . import summaries
-from .sql import chunks, epoch, insert
-from .tables import contexts, misses, records
+from .sql import chunks, epoch, insert, to_datetime
+from .tables import contexts, records
 from .tables import summaries as summary_table
 
 __all__ = [
     "ContextKey",
+    "LockedContext",
     "Revision",
     "add_fetches",
     "bump_revision",
@@ -29,14 +31,9 @@ __all__ = [
     "count_records",
     "count_records_per_device",
     "date_back",
-    "delete_empty",
     "ensure",
-    "find",
-    "is_unused",
-    "iter_digests",
-    "kernel_of",
     "list_contexts",
-    "list_unused",
+    "list_digests",
     "load_revisions",
     "load_text",
     "lock",
@@ -58,6 +55,20 @@ class Revision(NamedTuple):
     records: int
 
 
+class LockedContext(NamedTuple):
+    """A context that a transaction has locked against other writers until it ends.
+
+    Attributes:
+        present: The time at which it was asked for, by the database's clock.
+    """
+
+    id: int
+    namespace: str
+    digest: str
+    kernel: str
+    present: datetime
+
+
 def ensure(
     connection: Connection, namespace: str, wanted: Iterable[Context], *, hold: bool = False
 ) -> dict[str, int]:
@@ -73,82 +84,58 @@ def ensure(
         The ids of all `wanted` contexts by their digest.
     """
     by_digest = {context.digest: context for context in wanted}
-    ids = _ids(connection, namespace, by_digest, hold)
-    rows = [_row(namespace, by_digest[digest]) for digest in sorted(by_digest.keys() - ids.keys())]
-    if not rows:
-        return ids
-    statement = (
-        insert(connection, contexts)
-        .values(created_at=epoch(), used_at=epoch())
-        .on_conflict_do_nothing()
-    )
-    connection.execute(statement, rows)
-    return _ids(connection, namespace, by_digest, hold)
-
-
-def _ids(
-    connection: Connection, namespace: str, wanted: Iterable[str], hold: bool
-) -> dict[str, int]:
     query = select(contexts.c.digest, contexts.c.id).where(
-        contexts.c.namespace == namespace, contexts.c.digest.in_(list(wanted))
+        contexts.c.namespace == namespace, contexts.c.digest.in_(list(by_digest))
     )
     if hold:
         query = query.order_by(contexts.c.digest).with_for_update(read=True, key_share=True)
+    ids = {row.digest: row.id for row in connection.execute(query)}
+    rows = [
+        {
+            "namespace": namespace,
+            "digest": digest,
+            "kernel": by_digest[digest].kernel.name,
+            "device": by_digest[digest].environment.device.name,
+            "text": by_digest[digest].text,
+            "revision": secrets.token_hex(8),
+            "records": 0,
+        }
+        for digest in sorted(by_digest.keys() - ids.keys())
+    ]
+    if not rows:
+        return ids
+    statement = insert(connection, contexts).values(created_at=epoch(), used_at=epoch())
+    connection.execute(statement.on_conflict_do_nothing(), rows)
     return {row.digest: row.id for row in connection.execute(query)}
 
 
-def _row(namespace: str, context: Context) -> dict[str, object]:
-    return {
-        "namespace": namespace,
-        "digest": context.digest,
-        "kernel": context.kernel.name,
-        "device": context.environment.device.name,
-        "text": context.text,
-        "revision": secrets.token_hex(8),
-        "records": 0,
-    }
-
-
-def lock(connection: Connection, namespace: str, context: Context) -> int:
-    """Lock a context, inserted if new, against other writers until the transaction ends.
-
-    Returns:
-        The context's id.
-    """
-    while True:
-        # A concurrent prune may delete the row between the two statements.
+def lock(connection: Connection, namespace: str, context: Context) -> LockedContext:
+    """Lock a context, inserted if new, against other writers until the transaction ends."""
+    while (locked := lock_existing(connection, namespace, context.digest)) is None:
         ensure(connection, namespace, [context])
-        context_id = lock_existing(connection, namespace, context.digest)
-        if context_id is not None:
-            return context_id
+    return locked
 
 
-def find(connection: Connection, namespace: str, digest: str) -> int | None:
-    """Return the id of a context, or None if it does not exist."""
-    query = select(contexts.c.id).where(
-        contexts.c.namespace == namespace, contexts.c.digest == digest
-    )
-    return connection.execute(query).scalar()
-
-
-def lock_existing(connection: Connection, namespace: str, digest: str) -> int | None:
+def lock_existing(connection: Connection, namespace: str, digest: str) -> LockedContext | None:
     """Lock a context like `lock`, but return None if it does not exist."""
-    query = select(contexts.c.id).where(
-        contexts.c.namespace == namespace, contexts.c.digest == digest
-    )
-    return connection.execute(query.with_for_update()).scalar()
+    columns = (contexts.c.id, contexts.c.kernel, epoch())
+    query = select(*columns).where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    row = connection.execute(query.with_for_update()).one_or_none()
+    if row is None:
+        return None
+    return LockedContext(row[0], namespace, digest, row[1], to_datetime(row[2]))
 
 
 def load_revisions(
     connection: Connection, namespace: str, digests: Sequence[str]
 ) -> dict[str, str]:
     """Load the current revisions of those contexts that exist, by their digest."""
-    revisions: dict[str, str] = {}
     query = select(contexts.c.digest, contexts.c.revision).where(contexts.c.namespace == namespace)
-    for chunk in chunks(digests):
-        for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk))):
-            revisions[digest] = revision
-    return revisions
+    return {
+        digest: revision
+        for chunk in chunks(digests)
+        for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk)))
+    }
 
 
 def load_text(connection: Connection, namespace: str, digest: str) -> str | None:
@@ -159,19 +146,8 @@ def load_text(connection: Connection, namespace: str, digest: str) -> str | None
     return connection.execute(query).scalar()
 
 
-def kernel_of(connection: Connection, context_id: int) -> str:
-    """Return the full name of a context's kernel."""
-    query = select(contexts.c.kernel).where(contexts.c.id == context_id)
-    return str(connection.execute(query).scalar_one())
-
-
 def bump_revision(
-    connection: Connection,
-    context_id: int,
-    *,
-    added: int = 0,
-    used: bool = True,
-    by: str | None = None,
+    connection: Connection, context_id: int, *, added: int = 0, by: str | None = None
 ) -> None:
     """Give a context a new random revision after its records changed.
 
@@ -179,17 +155,15 @@ def bump_revision(
         connection: The transaction that changed the records.
         context_id: The context.
         added: The number of records added; negative if records were deleted.
-        used: Whether the change counts as use of the context, which protects it from pruning.
-        by: Who made the change; None if nobody did, as for a deletion by age.
+        by: Who made the change, which counts as use of the context and protects it from pruning;
+            None if nobody did, as for a deletion by age.
     """
     values: dict[str, Any] = {
         "revision": secrets.token_hex(8),
         "records": contexts.c.records + added,
     }
-    if used:
-        values["used_at"] = epoch()
     if by is not None:
-        values |= {"changed_at": epoch(), "changed_by": by}
+        values |= {"used_at": epoch(), "changed_at": epoch(), "changed_by": by}
     connection.execute(update(contexts).where(contexts.c.id == context_id).values(values))
 
 
@@ -219,14 +193,14 @@ def list_contexts(
     ]
 
 
-def iter_digests(
-    connection: Connection, namespace: str, kernel: str | None, page_size: int = 500
-) -> Iterator[str]:
-    """Iterate over the digests of all contexts that have records, reading page by page."""
-    after: str | None = None
-    while page := list_contexts(connection, namespace, kernel, after, page_size):
-        yield from (digest for digest, _ in page)
-        after = page[-1][0]
+def list_digests(connection: Connection, namespace: str, kernel: str | None) -> list[str]:
+    """List the digests of all contexts that have records, in their order."""
+    query = select(contexts.c.digest).where(
+        contexts.c.namespace == namespace, contexts.c.records > 0
+    )
+    if kernel is not None:
+        query = query.where(contexts.c.kernel == kernel)
+    return list(connection.execute(query.order_by(contexts.c.digest)).scalars())
 
 
 def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
@@ -298,37 +272,3 @@ def count_records_per_device(connection: Connection, limit: int) -> list[tuple[s
         (namespace, kernel, device, int(count))
         for namespace, kernel, device, count in connection.execute(query)
     )
-
-
-def list_unused(connection: Connection, seconds: float) -> list[ContextKey]:
-    """List the contexts with records that were last read or written more than `seconds` ago."""
-    query = select(contexts.c.namespace, contexts.c.digest).where(
-        contexts.c.used_at < epoch() - seconds, contexts.c.records > 0
-    )
-    return [(namespace, digest) for namespace, digest in connection.execute(query)]
-
-
-def is_unused(connection: Connection, context_id: int, seconds: float) -> bool:
-    """Return whether a context was last read or written more than `seconds` ago."""
-    query = select(contexts.c.id).where(
-        contexts.c.id == context_id, contexts.c.used_at < epoch() - seconds
-    )
-    return connection.execute(query).first() is not None
-
-
-def delete_empty(connection: Connection, seconds: float) -> int:
-    """Delete contexts of which there is nothing and that were last used `seconds` ago or earlier.
-
-    Contexts that others have locked are used just now, and are skipped. Those with hidden parts
-    stay, which keep them from coming back.
-
-    Returns:
-        The number of contexts deleted.
-    """
-    empty = select(contexts.c.id).where(
-        contexts.c.used_at < epoch() - seconds,
-        ~select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists(),
-        ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists(),
-    )
-    statement = delete(contexts).where(contexts.c.id.in_(empty.with_for_update(skip_locked=True)))
-    return connection.execute(statement).rowcount

@@ -6,10 +6,10 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
@@ -27,15 +27,15 @@ from sqlalchemy import (
     update,
 )
 
-from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Winner, are_compared
-from dejavu_cache.model.record import OutputVerdict as Verdict
-from dejavu_cache.model.scenario import Config, Scenario, canonical_json
+from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Winner
+from dejavu_cache.model.scenario import Scenario, canonical_json
 
 from ..errors import TooLargeError
-from . import summaries
+from . import contexts, summaries
+from .contexts import LockedContext
 from .sql import chunks, epoch, excluded, insert
 from .summaries import Summary
-from .tables import acts, parts, records, writers
+from .tables import acts, misses, parts, records, writers
 from .tables import summaries as summary_table
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "delete_records",
     "delete_unpinned",
     "list_scenarios",
-    "list_senders",
     "load",
     "save",
 ]
@@ -85,6 +84,7 @@ class Part:
         stands: Whether it is in the record that readers get.
         hidden_by: The id of the act that took it from readers, or None.
         id: The id of its row; None if it is not stored yet.
+        stored: The `state` of its row; None if it is not stored yet.
     """
 
     kind: _Kind
@@ -96,10 +96,7 @@ class Part:
     stands: bool = False
     hidden_by: str | None = None
     id: int | None = None
-
-    def __post_init__(self) -> None:
-        """Remember what is stored."""
-        self._stored = self._state if self.id is not None else None
+    stored: tuple[bool, str | None, str] | None = None
 
     @classmethod
     def of(cls, model: Measurement | Winner | Pin, sender: str) -> Part:
@@ -108,60 +105,34 @@ class Part:
         text = canonical_json(value)
         digest = hashlib.sha256(text.encode()).hexdigest()
         config = model.config.digest if model.config else ""
-        kind, by = _KINDS[type(model)], model.by if isinstance(model, Measurement) else ""
-        part = cls(kind, config, digest, text, sender, by)
+        by = model.by if isinstance(model, Measurement) else ""
+        part = cls(_KINDS[type(model)], config, digest, text, sender, by)
         part.value, part.model = value, model
         return part
 
     @property
-    def _state(self) -> tuple[bool, str | None, str]:
+    def state(self) -> tuple[bool, str | None, str]:
+        """What may change of its row."""
         return self.stands, self.hidden_by, self.text
-
-    @property
-    def is_changed(self) -> bool:
-        """Return whether its row differs, or is not there."""
-        return self._state != self._stored
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Return by how much the numbers of visible and of standing measurements have changed."""
-        if self.kind != "measurement":
-            return 0, 0
-        stood, hidden_by, _ = self._stored or (False, "nothing", "")
-        return (self.hidden_by is None) - (hidden_by is None), self.stands - stood
-
-    @property
-    def is_refilled(self) -> bool:
-        """Return whether its row has lost its text, and gets it again."""
-        return self._stored is not None and self._stored[2] != self.text
-
-    def sent_by(self, sender: str) -> Part:
-        """Return the part as somebody else sends it."""
-        return Part(self.kind, self.config, self.digest, self.text, sender, self.measured_by)
 
     @cached_property
     def value(self) -> dict[str, Any]:
-        """Return the parsed text: parsing a model would take ten times as long."""
+        """Its parsed text: parsing a model would take ten times as long."""
         value: dict[str, Any] = json.loads(self.text)
         return value
 
     @cached_property
     def model(self) -> Any:
-        """Return the part as its model."""
+        """The part as its model."""
         return _MODELS[self.kind].model_validate_json(self.text)
 
     @cached_property
     def config_text(self) -> str:
-        """Return the config as canonical JSON."""
-        known: Config | None = self.model.config if "model" in self.__dict__ else None
-        return known.text if known else canonical_json(self.value["config"])
-
-    @property
-    def is_wrong(self) -> bool:
-        """Return whether it says that the config's results are wrong."""
-        return bool(self.value.get("failure", {}).get("kind") == "wrong")
+        """Its config as canonical JSON."""
+        return canonical_json(self.value["config"])
 
 
+@dataclass(eq=False)
 class StoredRecord:
     """A record as its parts, while a transaction changes them.
 
@@ -180,25 +151,18 @@ class StoredRecord:
         is_changed: Whether what readers get has changed.
     """
 
-    def __init__(
-        self,
-        scenario: str,
-        scenario_text: str,
-        launches: str | None = None,
-        promoted: bool = False,
-        deleted_at: float | None = None,
-        length: int | None = None,
-    ) -> None:
-        """Begin without parts."""
-        self.scenario, self.scenario_text = scenario, scenario_text
-        self.launches, self.promoted, self.deleted_at = launches, promoted, deleted_at
-        self.length = length
-        self.parts: dict[str, Part] = {}
-        self.measurements: dict[str, Part] = {}
-        self.winner: Part | None = None
-        self.pin: Part | None = None
-        self.is_visible = length is not None
-        self.is_changed = False
+    scenario: str
+    scenario_text: str
+    launches: str | None = None
+    promoted: bool = False
+    deleted_at: float | None = None
+    length: int | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    measurements: dict[str, Part] = field(default_factory=dict)
+    winner: Part | None = None
+    pin: Part | None = None
+    is_visible: bool = False
+    is_changed: bool = False
 
     def keep(self, part: Part) -> Part:
         """Keep a part without making it stand; return the row that has its digest."""
@@ -210,18 +174,23 @@ class StoredRecord:
     def stand(self, part: Part) -> None:
         """Make a part stand instead of the one that stands in its place."""
         row = self.keep(part)
-        former = {"winner": self.winner, "pin": self.pin}.get(
-            row.kind, self.measurements.get(row.config)
+        former = (
+            self.measurements.get(row.config)
+            if row.kind == "measurement"
+            else getattr(self, row.kind)
         )
         if former is not None:
             former.stands = False
         row.stands = self.is_changed = True
-        self._place(row.kind, row.config, row)
+        self.place(row)
 
     def fall(self, part: Part) -> None:
         """Make a part stand no more."""
         part.stands, self.is_changed = False, True
-        self._place(part.kind, part.config, None)
+        if part.kind == "measurement":
+            del self.measurements[part.config]
+        else:
+            setattr(self, part.kind, None)
 
     def hide(self, part: Part, act: str) -> None:
         """Take a part from readers, in the name of an act."""
@@ -229,29 +198,20 @@ class StoredRecord:
             self.fall(part)
         part.hidden_by = act
 
-    def _place(self, kind: str, config: str, part: Part | None) -> None:
-        if kind == "winner":
-            self.winner = part
-        elif kind == "pin":
-            self.pin = part
-        elif part is None:
-            del self.measurements[config]
+    def place(self, part: Part) -> None:
+        """Put a part that stands in its place."""
+        if part.kind == "measurement":
+            self.measurements[part.config] = part
         else:
-            self.measurements[config] = part
-
-    def load(self, part: Part) -> None:
-        """Take over a stored part."""
-        self.parts[part.digest] = part
-        if part.stands:
-            self._place(part.kind, part.config, part)
+            setattr(self, part.kind, part)
 
     @property
     def launch_texts(self) -> list[str]:
-        """Return the recorded launches, each as canonical JSON."""
+        """The recorded launches, each as canonical JSON."""
         return [canonical_json(launch) for launch in json.loads(self.launches or "[]")]
 
     def add_launches(self, sent: Iterable[str]) -> None:
-        """Add launches, given as JSON, of which there is room for; what is recorded stays."""
+        """Add launches, given as JSON, of which there is room; what is recorded stays."""
         recorded = self.launch_texts
         joined = dict.fromkeys((*recorded, *sorted(sent)))
         if len(joined) > len(recorded) and len(recorded) < MOST_LAUNCHES:
@@ -259,21 +219,11 @@ class StoredRecord:
             self.is_changed = True
 
     @property
-    def is_chosen(self) -> bool:
-        """Return whether a tune or a person has chosen a config."""
-        return self.winner is not None or self.pinned is not None
-
-    @property
-    def pinned(self) -> dict[str, Any] | None:
-        """Return the config that a person chose, or None."""
-        return self.pin.value.get("config") if self.pin else None
-
-    @property
     def text(self) -> str:
-        """Return the canonical JSON of the record, which joins the texts of what stands."""
-        ordered = sorted(self.measurements.values(), key=lambda part: part.config_text)
+        """The canonical JSON of the record, which joins the texts of what stands."""
+        ordered = sorted(self.measurements.values(), key=attrgetter("config_text"))
         fields = [f'"launches": {self.launches}'] if self.launches else []
-        fields.append(f'"measurements": [{", ".join(part.text for part in ordered)}]')
+        fields.append(f'"measurements": [{", ".join([part.text for part in ordered])}]')
         if self.pin is not None:
             fields.append(f'"pin": {self.pin.text}')
         fields.append(f'"scenario": {self.scenario_text}')
@@ -283,29 +233,39 @@ class StoredRecord:
 
     @property
     def summary(self) -> Summary:
-        """Return the record in numbers."""
+        """The record in numbers."""
         winner = self.winner.value if self.winner else {}
-        chosen = self.pinned or winner.get("config")
-        measured = [part.value for part in self.measurements.values()]
-        medians = [item["median"] for item in measured if "median" in item]
-        results = {
-            name: Verdict.model_construct(**entry)
-            for name, entry in winner.get("results", {}).items()
-        }
+        pinned = self.pin.value.get("config") if self.pin else None
+        chosen = pinned or winner.get("config")
+        medians: list[float] = []
+        seconds: list[float] = []
+        median = None
+        for part in self.measurements.values():
+            seconds.append(part.value.get("seconds", 0.0))
+            if "median" in part.value:
+                medians.append(part.value["median"])
+                if part.value["config"] == chosen:
+                    median = medians[-1]
         return Summary(
             scenario=self.scenario,
             chosen=canonical_json(chosen) if chosen else None,
-            median=next(
-                (item.get("median") for item in measured if item["config"] == chosen), None
-            ),
+            median=median,
             best=min(medians, default=None),
             slowest=max(medians, default=None),
-            configs=len(measured),
-            failed=len(measured) - len(medians),
-            seconds=math.fsum(item.get("seconds", 0.0) for item in measured),
-            pinned=self.pinned is not None,
-            compared=are_compared(results) or None,
+            configs=len(seconds),
+            failed=len(seconds) - len(medians),
+            seconds=math.fsum(seconds),
+            pinned=pinned is not None,
+            compared=(self.winner is not None and self.winner.model.is_compared) or None,
         )
+
+
+_RECORD = [
+    *(records.c[name] for name in ("scenario", "scenario_text", "launches", "promoted")),
+    records.c.deleted_at,
+    func.length(records.c.text),
+]
+_PART = [parts.c[name] for name in Part.__dataclass_fields__ if name != "stored"]
 
 
 def load(
@@ -316,52 +276,46 @@ def load(
     Args:
         connection: A transaction that has locked the context.
         context_id: The context.
-        scenarios: The digests of the scenarios.
+        scenarios: The digests of the scenarios, a thousand at most.
         whole: Whether to load the visible measurements that do not stand, too: a writer can send
             any number of them, and who merges needs none.
     """
-    columns = [getattr(records.c, name) for name in ("scenario", "scenario_text", "launches")]
-    columns += [records.c.promoted, records.c.deleted_at, func.length(records.c.text)]
-    fields = [parts.c[name] for name in Part.__dataclass_fields__]
+    is_needed = or_(parts.c.stands, parts.c.hidden_by.is_not(None), parts.c.kind != "measurement")
     loaded: dict[str, StoredRecord] = {}
-    for chunk in chunks(scenarios):
-        rows = select(*columns).where(
-            records.c.context_id == context_id, records.c.scenario.in_(chunk)
-        )
-        loaded |= {row[0]: StoredRecord(*row) for row in connection.execute(rows)}
-        query = select(parts.c.scenario, *fields).where(
-            parts.c.context_id == context_id, parts.c.scenario.in_(chunk)
-        )
-        if not whole:
-            query = query.where(
-                or_(parts.c.stands, parts.c.hidden_by.is_not(None), parts.c.kind != "measurement")
-            )
-        for scenario, *values in connection.execute(query.order_by(parts.c.id)):
-            loaded[scenario].load(Part(*values))
+    rows = select(*_RECORD).where(
+        records.c.context_id == context_id, records.c.scenario.in_(scenarios)
+    )
+    for row in connection.execute(rows):
+        loaded[row[0]] = record = StoredRecord(*row)
+        record.is_visible = record.length is not None
+    if not loaded:
+        return loaded
+    query = select(parts.c.scenario, *_PART).where(
+        parts.c.context_id == context_id, parts.c.scenario.in_(list(loaded))
+    )
+    if not whole:
+        query = query.where(is_needed)
+    for scenario, *values in connection.execute(query.order_by(parts.c.id)):
+        part, record = Part(*values), loaded[scenario]
+        part.stored = part.state
+        record.parts[part.digest] = part
+        if part.stands:
+            record.place(part)
     return loaded
 
 
 class Saved(NamedTuple):
-    """Counts of what was stored.
+    """Numbers of new measurements, or of such as were hidden: what stands, and what does not."""
 
-    Attributes:
-        standing: Measurements that are new or were hidden, and stand.
-        beside: Those that do not stand.
-        added: Records that readers did not get before, less those that they get no more.
-        is_changed: Whether readers get anything else than before.
-    """
-
-    standing: int = 0
-    beside: int = 0
-    added: int = 0
-    is_changed: bool = False
+    standing: int
+    beside: int
 
 
 def save(
     connection: Connection,
-    context_id: int,
-    changed: Iterable[StoredRecord],
-    present: datetime,
+    context: LockedContext,
+    changed: Collection[StoredRecord],
+    by: str,
     *,
     act: Act | None = None,
     most_characters: int | None = None,
@@ -369,44 +323,53 @@ def save(
     """Store what has changed of records: their parts, and what readers get.
 
     Args:
-        connection: A write transaction that has locked the context.
-        context_id: The context.
+        connection: A write transaction.
+        context: The context.
         changed: The records.
-        present: The present time by the database's clock.
+        by: Who changes them.
         act: In whose name parts were hidden; stored if there are any, and it is not there yet.
         most_characters: The characters to which a record may grow.
 
     Raises:
         TooLargeError: A record outgrew that; the transaction must be rolled back.
     """
-    changed = list(changed)
-    rows = [(record, part) for record in changed for part in record.parts.values()]
-    touched = [part for _, part in rows if part.is_changed]
-    if act is not None and any(part.hidden_by == act.id for part in touched):
+    shown: list[StoredRecord] = []
+    new: dict[tuple[str, str], Part] = {}
+    stored: list[Part] = []
+    hides, added = False, 0
+    for record in changed:
+        gained = record.is_visible - (record.length is not None)
+        if record.is_changed or gained:
+            shown.append(record)
+            added += gained
+        for part in record.parts.values():
+            hides |= act is not None and part.hidden_by == act.id
+            if part.stored is None:
+                new[record.scenario, part.digest] = part
+            elif part.stored != part.state:
+                stored.append(part)
+    if act is not None and hides:
         add_act(connection, act)
-    added = _save_texts(connection, context_id, changed, most_characters)
-    fresh = set(_insert_parts(connection, context_id, rows))
-    _update_parts(connection, [part for part in touched if part.id is not None])
-    _count_writers(connection, context_id, touched, fresh, present)
-    arrived = [part for part in touched if part.counts[0] > 0 and (part.id or part in fresh)]
-    standing = sum(part.stands for part in arrived)
-    is_changed = bool(added) or any(record.is_changed for record in changed)
-    return Saved(standing, len(arrived) - standing, added, is_changed)
+    if shown:
+        _save_records(connection, context.id, shown, most_characters)
+        contexts.bump_revision(connection, context.id, added=added, by=by)
+    if stored:
+        _update_parts(connection, stored)
+    if new:
+        stored += _insert_parts(connection, context.id, new)
+    return _count_writers(connection, context, stored)
 
 
-def _save_texts(
+def _save_records(
     connection: Connection,
     context_id: int,
     changed: Sequence[StoredRecord],
     most_characters: int | None,
-) -> int:
-    """Write the records' rows and summaries; return how many more readers get than before."""
+) -> None:
+    """Write the records' rows and summaries; what is tuned now is missed no more."""
     rows: list[dict[str, Any]] = []
-    added = 0
+    shown: list[Summary] = []
     for record in changed:
-        was_visible = record.length is not None
-        if not record.is_changed and was_visible == record.is_visible:
-            continue
         text = record.text if record.is_visible else None
         if text and most_characters and len(text) > max(most_characters, record.length or 0):
             scenario = Scenario.model_validate_json(record.scenario_text)
@@ -414,113 +377,103 @@ def _save_texts(
                 f"the record of {scenario} would have {len(text)} characters, and may have "
                 f"{most_characters}: leave out configs or cases"
             )
-        added += record.is_visible - was_visible
+        summary = record.summary
+        if text is not None:
+            shown.append(summary)
         rows.append(
             {
                 "context_id": context_id,
                 "scenario": record.scenario,
                 "scenario_text": record.scenario_text,
                 "launches": record.launches,
-                "pinned": record.pinned is not None,
+                "pinned": summary.pinned,
                 "promoted": record.promoted,
                 "text": text,
             }
         )
-    if rows:
-        statement = insert(connection, records).values(updated_at=epoch())
-        names = ("launches", "pinned", "promoted", "updated_at", "text")
-        statement = statement.on_conflict_do_update(
-            index_elements=[records.c.context_id, records.c.scenario],
-            set_={name: excluded(name) for name in names},
-        )
-        connection.execute(statement, rows)
-    shown = {row["scenario"] for row in rows if row["text"] is not None}
-    summaries.drop(connection, context_id, [row["scenario"] for row in rows if row["text"] is None])
-    summaries.save(
-        connection, context_id, [item.summary for item in changed if item.scenario in shown]
+    statement = insert(connection, records).values(updated_at=epoch())
+    names = ("launches", "pinned", "promoted", "updated_at", "text")
+    statement = statement.on_conflict_do_update(
+        index_elements=[records.c.context_id, records.c.scenario],
+        set_={name: excluded(name) for name in names},
     )
-    return added
+    connection.execute(statement, rows)
+    summaries.drop(connection, context_id, [row["scenario"] for row in rows if row["text"] is None])
+    summaries.save(connection, context_id, shown)
+    tuned = [summary.scenario for summary in shown if summary.chosen is not None]
+    is_tuned = (misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
+    connection.execute(delete(misses).where(*is_tuned))
 
 
 def _insert_parts(
-    connection: Connection, context_id: int, rows: Sequence[tuple[StoredRecord, Part]]
+    connection: Connection, context_id: int, new: Mapping[tuple[str, str], Part]
 ) -> list[Part]:
-    """Insert the parts that are not stored yet, and return them."""
-    new = {(record.scenario, part.digest): part for record, part in rows if part.id is None}
-    if not new:
-        return []
+    """Insert parts, given by scenario and digest, and return those that were not there."""
     names = ("kind", "config", "digest", "text", "stands", "hidden_by", "sender", "measured_by")
-    values = [
-        {
-            "context_id": context_id,
-            "scenario": scenario,
-            **{name: getattr(part, name) for name in names},
-        }
-        for (scenario, _), part in new.items()
-    ]
+    rows = []
+    for (scenario, _), part in new.items():
+        row = {"context_id": context_id, "scenario": scenario}
+        rows.append(row | {name: getattr(part, name) for name in names})
     statement = insert(connection, parts).values(received_at=epoch()).on_conflict_do_nothing()
-    inserted = connection.execute(statement.returning(parts.c.scenario, parts.c.digest), values)
+    inserted = connection.execute(statement.returning(parts.c.scenario, parts.c.digest), rows)
     return [new[scenario, digest] for scenario, digest in inserted]
 
 
-def _update_parts(connection: Connection, changed: Sequence[Part]) -> None:
-    by_state: dict[tuple[bool, str | None], list[int]] = defaultdict(list)
+def _update_parts(connection: Connection, changed: Iterable[Part]) -> None:
+    """Update the rows of parts."""
+    by_state: dict[tuple[bool, str | None], list[int | None]] = defaultdict(list)
+    refilled = []
     for part in changed:
-        assert part.id is not None
         by_state[part.stands, part.hidden_by].append(part.id)
+        if part.stored and part.stored[2] != part.text:
+            refilled.append({"row": part.id, "content": part.text})
     for (stands, hidden_by), ids in by_state.items():
         for chunk in chunks(ids):
             statement = update(parts).where(parts.c.id.in_(chunk))
             connection.execute(statement.values(stands=stands, hidden_by=hidden_by))
-    refilled = [{"row": part.id, "content": part.text} for part in changed if part.is_refilled]
     if refilled:
         statement = update(parts).where(parts.c.id == bindparam("row"))
         connection.execute(statement.values(text=bindparam("content")), refilled)
 
 
-def _count_writers(
-    connection: Connection,
-    context_id: int,
-    touched: Iterable[Part],
-    fresh: Collection[Part],
-    present: datetime,
-) -> None:
+def _count_writers(connection: Connection, context: LockedContext, stored: Iterable[Part]) -> Saved:
     """Keep the numbers of the writers' measurements; who sends a winner or a pin is noted, too."""
-    counts: dict[tuple[str, str], list[float]] = {}
-    for part in touched:
-        if part.id is None and part not in fresh:
-            continue
-        count = counts.setdefault((part.sender, part.measured_by), [0, 0, 0.0])
-        visible, standing = part.counts
-        count[0] += visible
-        count[1] += standing
-        if part.id is None:
-            count[2] = present.timestamp()
-    rows = [
-        {
-            "context_id": context_id,
-            "sender": sender,
-            "measured_by": measured_by,
-            "measurements": visible,
-            "standing": standing,
-            "first": last,
-            "last": last,
-        }
-        for (sender, measured_by), (visible, standing, last) in sorted(counts.items())
-    ]
-    if not rows:
-        return
-    statement = insert(connection, writers).on_conflict_do_update(
-        index_elements=list(writers.primary_key.columns),
-        set_={
-            "measurements": writers.c.measurements + excluded("measurements"),
-            "standing": writers.c.standing + excluded("standing"),
-            "last": case(
-                (excluded("last") > writers.c.last, excluded("last")), else_=writers.c.last
-            ),
-        },
-    )
-    connection.execute(statement, rows)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    saved = [0, 0]
+    for part in stored:
+        row = rows.setdefault(
+            (part.sender, part.measured_by),
+            {
+                "context_id": context.id,
+                "sender": part.sender,
+                "measured_by": part.measured_by,
+                "measurements": 0,
+                "standing": 0,
+                "at": 0.0,
+            },
+        )
+        if part.stored is None:
+            row["at"] = context.present.timestamp()
+        if part.kind == "measurement":
+            stood, hidden_by, _ = part.stored or (False, "nothing", "")
+            arrived = (part.hidden_by is None) - (hidden_by is None)
+            row["measurements"] += arrived
+            row["standing"] += part.stands - stood
+            if arrived > 0:
+                saved[not part.stands] += 1
+    if rows:
+        statement = insert(connection, writers).values(first=bindparam("at"), last=bindparam("at"))
+        is_later = excluded("last") > writers.c.last
+        statement = statement.on_conflict_do_update(
+            index_elements=list(writers.primary_key.columns),
+            set_={
+                "measurements": writers.c.measurements + excluded("measurements"),
+                "standing": writers.c.standing + excluded("standing"),
+                "last": case((is_later, excluded("last")), else_=writers.c.last),
+            },
+        )
+        connection.execute(statement, [rows[writer] for writer in sorted(rows)])
+    return Saved(*saved)
 
 
 def add_act(connection: Connection, act: Act) -> None:
@@ -537,19 +490,14 @@ def delete_records(
     Of the parts, only the digests are kept: nobody can take back a deletion.
     """
     add_act(connection, act)
-    deleted = 0
-    for chunk in [None] if scenarios is None else chunks(scenarios):
-        hidden = [parts.c.context_id == context_id, parts.c.hidden_by.is_(None)]
-        gone = [records.c.context_id == context_id, records.c.text.is_not(None)]
-        if chunk is not None:
-            hidden.append(parts.c.scenario.in_(chunk))
-            gone.append(records.c.scenario.in_(chunk))
-        _uncount_writers(connection, context_id, and_(*hidden))
-        connection.execute(
-            update(parts).where(*hidden).values(hidden_by=act.id, stands=false(), text="")
-        )
-        deleted += _empty(connection, and_(*gone), deleted_at=epoch())
-    return deleted
+    chosen = records.c.context_id == context_id
+    if scenarios is not None:
+        chosen = and_(chosen, records.c.scenario.in_(scenarios))
+    visible = _uncount_writers(connection, context_id, chosen)
+    connection.execute(
+        update(parts).where(visible).values(hidden_by=act.id, stands=false(), text="")
+    )
+    return _empty(connection, context_id, chosen, act.actor, deleted_at=epoch())
 
 
 def delete_unpinned(connection: Connection, context_id: int) -> int:
@@ -557,16 +505,11 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
 
     Nothing is recalled, and what was hidden before stays hidden.
     """
-    is_kept = records.c.pinned | records.c.promoted
-    unpinned = and_(records.c.context_id == context_id, records.c.text.is_not(None), ~is_kept)
-    doomed = and_(
-        parts.c.context_id == context_id,
-        parts.c.hidden_by.is_(None),
-        parts.c.scenario.in_(select(records.c.scenario).where(unpinned)),
-    )
-    _uncount_writers(connection, context_id, doomed)
-    connection.execute(delete(parts).where(doomed))
-    deleted = _empty(connection, unpinned)
+    is_kept = records.c.pinned | records.c.promoted | records.c.text.is_(None)
+    chosen = and_(records.c.context_id == context_id, ~is_kept)
+    visible = _uncount_writers(connection, context_id, chosen)
+    connection.execute(delete(parts).where(visible))
+    deleted = _empty(connection, context_id, chosen, None)
     hidden = select(parts.c.id).where(
         parts.c.context_id == records.c.context_id, parts.c.scenario == records.c.scenario
     )
@@ -575,33 +518,47 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
     return deleted
 
 
-def _empty(connection: Connection, chosen: ColumnElement[bool], **values: Any) -> int:
-    """Leave nothing of records to readers, and return their number."""
-    key = tuple_(summary_table.c.context_id, summary_table.c.scenario)
-    chosen_keys = select(records.c.context_id, records.c.scenario).where(chosen)
-    connection.execute(delete(summary_table).where(key.in_(chosen_keys)))
-    values |= {"text": None, "launches": None, "pinned": false(), "promoted": false()}
-    return connection.execute(update(records).where(chosen).values(values)).rowcount
-
-
-def _uncount_writers(connection: Connection, context_id: int, doomed: ColumnElement[bool]) -> None:
-    """Take visible measurements that are about to go from the numbers of their writers."""
+def _uncount_writers(
+    connection: Connection, context_id: int, chosen: ColumnElement[bool]
+) -> ColumnElement[bool]:
+    """Take visible measurements from their writers' numbers; return which parts are visible."""
+    visible = and_(
+        parts.c.context_id == context_id,
+        parts.c.hidden_by.is_(None),
+        parts.c.scenario.in_(select(records.c.scenario).where(chosen)),
+    )
     standing = func.count().filter(parts.c.stands)
     counts = (
         select(parts.c.sender, parts.c.measured_by, func.count(), standing)
-        .where(doomed, parts.c.kind == "measurement")
+        .where(visible, parts.c.kind == "measurement")
         .group_by(parts.c.sender, parts.c.measured_by)
     )
     for sender, measured_by, gone, stood in connection.execute(counts).all():
         connection.execute(
             update(writers)
-            .where(
-                writers.c.context_id == context_id,
-                writers.c.sender == sender,
-                writers.c.measured_by == measured_by,
-            )
+            .filter_by(context_id=context_id, sender=sender, measured_by=measured_by)
             .values(measurements=writers.c.measurements - gone, standing=writers.c.standing - stood)
         )
+    return visible
+
+
+def _empty(
+    connection: Connection,
+    context_id: int,
+    chosen: ColumnElement[bool],
+    by: str | None,
+    **values: Any,
+) -> int:
+    """Leave nothing of records to readers, and return their number."""
+    shown = and_(chosen, records.c.text.is_not(None))
+    key = tuple_(summary_table.c.context_id, summary_table.c.scenario)
+    keys = select(records.c.context_id, records.c.scenario).where(shown)
+    connection.execute(delete(summary_table).where(key.in_(keys)))
+    values |= {"text": None, "launches": None, "pinned": false(), "promoted": false()}
+    deleted = connection.execute(update(records).where(shown).values(values)).rowcount
+    if deleted:
+        contexts.bump_revision(connection, context_id, added=-deleted, by=by)
+    return deleted
 
 
 def list_scenarios(connection: Connection, context_id: int) -> list[str]:
@@ -610,11 +567,3 @@ def list_scenarios(connection: Connection, context_id: int) -> list[str]:
         records.c.context_id == context_id, records.c.text.is_not(None)
     )
     return list(connection.execute(query.order_by(records.c.scenario)).scalars())
-
-
-def list_senders(connection: Connection, context_id: int) -> set[str]:
-    """Return who sent the measurements and the winners of a context that stand."""
-    query = select(parts.c.sender).where(
-        parts.c.context_id == context_id, parts.c.stands, parts.c.kind != "pin"
-    )
-    return set(connection.execute(query.distinct()).scalars())

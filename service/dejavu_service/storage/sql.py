@@ -12,7 +12,6 @@ from sqlalchemy import (
     Double,
     Integer,
     Table,
-    Text,
     func,
     literal_column,
     select,
@@ -77,7 +76,7 @@ def excluded(name: str) -> ColumnElement[Any]:
 
 
 class _Function(FunctionElement[T]):
-    """SQL expression that each database writes in its own way, with its arguments in braces."""
+    """SQL expression that each database writes in its own way, with its argument in braces."""
 
     inherit_cache = True
     postgresql: ClassVar[str]
@@ -87,7 +86,7 @@ class _Function(FunctionElement[T]):
 @compiles(_Function)
 def _compile(element: _Function[Any], compiler: SQLCompiler, **options: Any) -> str:
     template = element.sqlite if compiler.dialect.name == "sqlite" else element.postgresql
-    return template.format(*(compiler.process(clause, **options) for clause in element.clauses))
+    return template.format(compiler.process(element.clauses, **options))
 
 
 class epoch(_Function[float]):  # noqa: N801 - reads like the SQL function it is
@@ -130,30 +129,12 @@ class byte_length(_Function[int]):  # noqa: N801 - reads like an SQL function
     sqlite = "length(CAST({} AS BLOB))"
 
 
-class _Position(_Function[int]):
-    """SQL expression for where a text contains another one, from 1; 0 if it does not."""
-
-    type = Integer()
-    inherit_cache = True
-    postgresql = "strpos({}, {})"
-    sqlite = "instr({}, {})"
-
-
-class _Ending(_Function[str]):
-    """SQL expression for the last characters of a text, or all if it has fewer."""
-
-    type = Text()
-    inherit_cache = True
-    postgresql = "right({}, {})"
-    sqlite = "substr({}, -{})"
-
-
 # LIKE ignores the case of letters on SQLite and minds it on Postgres.
 
 
 def contains(text: ColumnElement[Any], part: str) -> ColumnElement[bool]:
-    """Return whether a text contains a part, letter by letter."""
-    return _Position(text, part) > 0
+    """Return whether a text contains a part that is not empty, letter by letter."""
+    return func.replace(text, part, "") != text
 
 
 def starts_with(text: ColumnElement[Any], beginning: str) -> ColumnElement[bool]:
@@ -163,4 +144,4 @@ def starts_with(text: ColumnElement[Any], beginning: str) -> ColumnElement[bool]
 
 def ends_with(text: ColumnElement[Any], ending: str) -> ColumnElement[bool]:
     """Return whether a text ends with an ending that is not empty, letter by letter."""
-    return _Ending(text, len(ending)) == ending
+    return func.substr(text, func.length(text) - len(ending) + 1, len(ending)) == ending

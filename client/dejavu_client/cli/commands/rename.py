@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.decision_tree import Tree
-from dejavu_cache.model.merge import merge_launches
+from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, first_problem
 from dejavu_cache.model.scenario import Context, Kernel
 from dejavu_cache.stores import Store, tiers_of
@@ -263,7 +263,7 @@ def _holds(written: Record | None, record: Record) -> bool:
         and record.by_config.keys() <= written.by_config.keys()
         and (record.winner is None or written.winner is not None)
         and (record.pinned is None or written.pinned is not None)
-        and merge_launches(written, record) == written.launches
+        and merge_records(written, record).launches == written.launches
     )
 
 

@@ -16,8 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from support.checkout import PROGRAMS
+
 os.environ["DEJAVU_CACHE_URL"] = Path(sys.argv[1]).absolute().as_uri()
-os.environ["DEJAVU_CACHE_POLICY"] = str(Path(__file__).with_name("few_configs.toml"))
+os.environ["DEJAVU_CACHE_POLICY"] = str(PROGRAMS / "few_configs.toml")
 
 from support.compiling_gpu import code_of, without_timing
 from support.identity_check import prepare_process

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.checkout import PROGRAMS, ROOT, environment
+from support.checkout import ROOT, environment
 from support.identity_check import copy_store
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 
@@ -129,7 +129,7 @@ def _launch(folder: Path, edit: _Edited, records: Path | None) -> dict[str, Any]
         copy_store(records, folder / "store")
     env = environment(TRITON_INTERPRET="", PYTHONDONTWRITEBYTECODE="1")
     env["PYTHONPATH"] = f"{folder}:{ROOT / 'tests'}:{env.get('PYTHONPATH', '')}"
-    program = PROGRAMS / "attend_on_pretended_gpu.py"
+    program = Path(__file__).with_name("attend_on_pretended_gpu.py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program), str(folder / "store")],
         env=env, capture_output=True, text=True, timeout=600, check=False,

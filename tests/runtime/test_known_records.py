@@ -1,0 +1,162 @@
+"""What stands in for a missing record: it costs little to find, and never comes of another GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+from support.records import config, context, measurement, record, tuned_record
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.model.selection import distance
+from dejavu_cache.runtime import known_records
+from dejavu_cache.runtime.known_records import KnownRecords
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, file_layout
+from dejavu_cache.triton_internals.config_names import describe
+
+TENSORS = torch.ones(1), torch.ones(1)
+
+
+def make(store: Path) -> Any:
+    return cached_autotune(CONFIGS, ["n"], store=store, mode="reuse")(add_one)
+
+
+def record_sizes(store: Path, *sizes: int, **differing: Any) -> None:
+    """Record the last config as the winner for some sizes, maybe in an environment that differs."""
+    request = make(store).request(*TENSORS, 1)
+    environment = request.context.environment
+    if "device" in differing:
+        differing["device"] = environment.device.model_copy(update=differing["device"])
+    recorded = request.context.model_copy(
+        update={"environment": environment.model_copy(update=differing)}
+    )
+    timed = Measurement(config=describe(CONFIGS[2]), median=1.0, p20=1.0, p80=1.0, at=now())
+    scenarios = (Scenario(args={"n": n}, dtypes=request.scenario.dtypes) for n in sizes)
+    FileStore(store).put(recorded, [tuned_record(scenario, [timed]) for scenario in scenarios])
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """Return a list that grows by the arguments of each call of a function."""
+    calls, function = [], getattr(owner, name)
+
+    def note(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, note)
+    return calls
+
+
+def test_an_untuned_launch_parses_the_nearest_record_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sizes(tmp_path, *range(100, 400))
+    kernel = make(tmp_path)
+    parsed = note_calls(monkeypatch, file_layout, "_read_record")
+    for n, chosen, count in ((402, CONFIGS[2], 1), (5000, CONFIGS[0], 0)):  # near, and too far
+        parsed.clear()
+        launch(kernel, n)
+        assert (kernel.best_config, len(parsed)) == (chosen, count)
+
+
+def test_scenarios_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> None:
+    record_sizes(tmp_path, *range(100, 400))
+    (path,) = tmp_path.glob("*/*/*/*.json")
+    path.write_text(path.read_text().replace('"n": 399', '"n": 777'))  # by hand
+    launch(kernel := make(tmp_path), 770)
+    resolution = kernel.explain(*TENSORS, 770)
+    assert (resolution.how, kernel.best_config) == ("nearest", CONFIGS[2])
+    assert "777" in str(resolution.differences[0])
+    assert kernel.explain(*TENSORS, 777).how == "exact"
+    assert kernel.explain(*TENSORS, 399).how == "nearest"
+
+
+def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path: Path) -> None:
+    record_sizes(tmp_path, 100)
+    kernel = make(tmp_path)
+    request = kernel.request(*TENSORS, 1)
+    scenario = Scenario(args={"n": 110}, dtypes=request.scenario.dtypes)
+    kernel.home.put(request.context, [Record(scenario=scenario)])
+    launch(kernel, 111)
+    assert kernel.best_config is CONFIGS[2]
+    assert kernel.explain(*TENSORS, 111).how == "nearest"
+
+
+@given(st.lists(st.one_of(st.integers(-4, 4), st.floats(-1e9, 1e9)), max_size=8, unique=True))
+def test_near_scenarios_differ_in_numbers_alone_and_the_nearest_comes_first(
+    values: list[float],
+) -> None:
+    def scenario(n: float, **others: Any) -> Scenario:
+        args = {"causal": True, "kind": 'a "quoted (name', "n": n, **others}
+        return Scenario(args=args, dtypes={"x": "float16"})
+
+    store, wanted = MemoryStore(), scenario(3)
+    others = [scenario(3, causal=False), scenario(3, kind="b"), scenario(3, extra=1)]
+    alike = [scenario(value) for value in values]
+    store.put(context(), [Record(scenario=each) for each in [*others, *alike]])
+    records = KnownRecords(TieredStore([store]))
+    found = list(records.near(context(), wanted))
+    expected = sorted(distance(wanted, scenario(value)) for value in values if value >= 0)
+    assert [gap for gap, _ in found] == pytest.approx(expected)
+    assert all(gap == pytest.approx(distance(wanted, each)) for gap, each in found)
+    exact = [each for _, each in records.near(context(), wanted, {"n"})]
+    assert exact == [each for each in alike if each == wanted]
+    assert all(gap <= 1.0 for gap, _ in records.near(context(), wanted, max_distance=1.0))
+
+
+OTHER_GPU = {"device": {"name": "A sibling"}}
+OTHER_TRITON = {"triton": "0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("differing", "how"),
+    [
+        (OTHER_TRITON, "toolchain"),
+        (OTHER_GPU, "default"),
+        ({**OTHER_GPU, **OTHER_TRITON}, "default"),
+        ({**OTHER_TRITON, "variables": {"TRITON_X": "1"}}, "default"),
+    ],
+)
+def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
+    tmp_path: Path, differing: dict[str, Any], how: str
+) -> None:
+    record_sizes(tmp_path, 100, **differing)
+    kernel = make(tmp_path)
+    launch(kernel, 100)
+    resolution = kernel.explain(*TENSORS, 100)
+    assert resolution.how == how
+    assert kernel.best_config is (CONFIGS[0] if how == "default" else CONFIGS[2])
+    fields = [difference.field for difference in resolution.differences]
+    assert how == "default" or fields == ["environment.triton"]
+
+
+def test_later_launches_do_not_list_the_contexts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_sizes(tmp_path, 100, **OTHER_GPU)
+    kernel = make(tmp_path)
+    listed = note_calls(monkeypatch, FileStore, "contexts")
+    launch(kernel, 100)
+    assert listed
+    listed.clear()
+    launch(kernel, 200)
+    assert listed == []
+
+
+def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process believes its own measurements, however many it has made."""
+    monkeypatch.setattr(known_records, "MOST_SCENARIOS", 2)
+    records = KnownRecords(TieredStore([MemoryStore()]))
+    for m, block in ((16, 32), (32, 32), (32, 64)):
+        records.findings(context(), record(m).scenario).add_trials([measurement(block)])
+    assert {*records.findings(context(), record(32).scenario).trials} == {config(32), config(64)}
