@@ -57,7 +57,7 @@ def show_activity(
     )
 
 
-class NamespacesFilter(Wanted):
+class ComparisonFilter(Wanted):
     """Another namespace, and a kernel by its full name, empty for any."""
 
     to: str = Field(default="", max_length=500)
@@ -66,7 +66,7 @@ class NamespacesFilter(Wanted):
 
 @page("/pages/{namespace}/compare")
 def compare_namespaces(
-    namespace: Namespace, call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[ComparisonFilter, Query()]
 ) -> Response:
     """Compare two namespaces; for an admin of both, the preview of a promotion."""
     call.principal.require("read", namespace)
@@ -94,7 +94,7 @@ def compare_namespaces(
 
 
 def _differences(
-    call: Call, namespace: str, other: str, wanted: NamespacesFilter
+    call: Call, namespace: str, other: str, wanted: ComparisonFilter
 ) -> tuple[list[dict[str, Any]], int]:
     """Compare what readers get in a page of the contexts of two namespaces; count all contexts."""
     call.principal.require("read", other)

@@ -130,12 +130,14 @@ class ScenarioRow(NamedTuple):
     @property
     def median(self) -> float:
         """Median of the first side's config in milliseconds; 0 if there is none."""
-        return (self.tuned[0] and self.tuned[0].median) or 0.0
+        first = self.tuned[0]
+        return 0.0 if first is None or first.median is None else first.median
 
     @property
     def excess(self) -> float:
         """Share by which the first side's config is slower than the best; 0 if not known."""
-        return (self.tuned[0] and self.tuned[0].excess) or 0.0
+        first = self.tuned[0]
+        return 0.0 if first is None or first.excess is None else first.excess
 
     @property
     def differs(self) -> bool:

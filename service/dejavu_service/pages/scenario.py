@@ -119,10 +119,10 @@ def _log(call: Call, namespace: str, context: Context, record: Record) -> list[L
     if not call.principal.may("admin", namespace):
         return None
     wanted = LogFilter(kernel=context.kernel.name, limit=_MOST_ENTRIES)
-    page = read_log(call.database, call.principal, namespace, wanted)
+    listed = read_log(call.database, call.principal, namespace, wanted)
     return [
         entry
-        for entry in page.entries
+        for entry in listed.entries
         if entry.detail.get("context") in (None, context.digest)
         and entry.detail.get("scenario") in (None, str(record.scenario))
     ]

@@ -322,11 +322,14 @@ def list_writers(
             contexts.c.namespace == namespace,
             writers.c.last >= since,
             writers.c.measurements > 0,
-            contains(writers.c.sender, actor) | contains(writers.c.measured_by, actor),
         )
         .order_by(writers.c.last.desc(), writers.c.sender, contexts.c.digest)
         .limit(limit)
     )
+    if actor:
+        query = query.where(
+            contains(writers.c.sender, actor) | contains(writers.c.measured_by, actor)
+        )
     return [
         row._asdict() | {"context": _parse_context(row.context)}
         for row in connection.execute(query)
