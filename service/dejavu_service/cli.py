@@ -96,7 +96,11 @@ def serve(
 def pages(
     store: Annotated[
         str,
-        typer.Option("--store", metavar="URL", help="Where the records are; else your own store."),
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
+        ),
     ] = "",
     output: Annotated[
         Path | None,
@@ -104,7 +108,7 @@ def pages(
     ] = None,
     port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    """Show what a store holds: the server's pages for its records, in a browser.
+    """Show a store's records in a browser, by the server's pages.
 
     The records are copied to a temporary database first; nothing is written to the store.
     """
@@ -126,7 +130,10 @@ def upgrade(
     ] = False,
     database: _URL = None,
 ) -> None:
-    """Bring the schema up to date; any number of processes may do so at once."""
+    """Bring the schema up to date.
+
+    Any number of processes may do so at once.
+    """
     with _open_database(database, existing=check) as (_, opened):
         from .storage import schema
 

@@ -77,15 +77,16 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000)]
 _PLACEHOLDER = re.compile(r"\{([a-z_]{1,40})\}")
-_PART = "[A-Za-z0-9][A-Za-z0-9-]{0,40}"
-"""What a placeholder stands for: a part of a namespace's name, which no claim can widen."""
+_PART = "[A-Za-z0-9]{1,41}"
+"""What a placeholder stands for: a part of a namespace's name, which no claim can widen, and which
+ends where the name goes on with another character: `{a}-{b}` is never the name of other claims."""
 
 
 class ClaimRule(BaseModel):
     """Rights for the identity tokens whose claims match.
 
-    A `{word}` in a claim stands for letters, digits and dashes, and for the same ones in `grants`
-    and `name`, so that each pull request gets rights in a namespace of its own.
+    A `{word}` in a claim stands for letters and digits, and for the same ones in `grants` and
+    `name`, so that each pull request gets rights in a namespace of its own.
 
     Attributes:
         claims: The text that each claim must have; with a star at the end, how it must begin.
@@ -111,6 +112,8 @@ class ClaimRule(BaseModel):
             example = _fill(namespace, dict.fromkeys(known, "x"))
             if not re.fullmatch(NAMESPACE_PATTERN, example):
                 raise ValueError(f"{namespace!r} names no namespace")
+            if re.search(r"\}[A-Za-z0-9]*[*{]", namespace):
+                raise ValueError(f"{namespace!r} would reach the namespaces of other claims")
         return self
 
     def match(self, claims: Mapping[str, Any]) -> tuple[str, dict[str, Role]] | None:

@@ -72,8 +72,10 @@ _LARGE_BODIES = 3
 """Large bodies in memory at a time, of which one principal has two at most."""
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
-_PAGES = 4
-"""Pages that are made at a time: each may take long and much memory."""
+_RENDERED = 4
+"""Pages, and answers with records, made at a time: each may take long and much memory."""
+_EXPORTS = 16
+"""Exports at a time: each takes memory until it was read."""
 _LOOK_UPS = 8
 """Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
 _BURST_SECONDS = 20.0
@@ -121,7 +123,9 @@ class Server:
         self.writing = Turns(_WRITERS, _OF_ONE_NAMESPACE)
         self.importing = Turns(_WRITERS, 2)
         self.large_bodies = Turns(_LARGE_BODIES, 2)
-        self.making_pages = Turns(_PAGES, _PAGES)
+        self.making_pages = Turns(_RENDERED, _RENDERED - 1)
+        self.rendering = Turns(_RENDERED, _RENDERED - 1)
+        self.exporting = Turns(_EXPORTS, 2)
         self.exchanging = asyncio.Semaphore(_EXCHANGES)
         self.identities = _open_exchange(settings)
         self.reader = RecordReader(self.database)

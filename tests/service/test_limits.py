@@ -16,6 +16,8 @@ from dejavu_service import server as edge
 from dejavu_service.problems import ProblemError
 from dejavu_service.server import Gate, RateLimiter, Server, Turns
 from dejavu_service.settings import ServerSettings
+from fastapi import FastAPI
+from starlette.types import ASGIApp
 from support.service import Running, running_server
 from support.sweeping import wait_until
 
@@ -54,22 +56,27 @@ def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def ask(gate: Gate, path: str = "/style.css") -> Awaitable[list[int]]:
+def ask(
+    gate: ASGIApp, path: str = "/style.css", headers: Any = (), reads: bool = True
+) -> asyncio.Task[list[int]]:
     """Send a request to an app behind the gate; its statuses are those of what it sent."""
     statuses: list[int] = []
-    scope: Any = {"type": "http", "method": "GET", "path": path, "headers": []}
+    scope: Any = {"type": "http", "method": "GET", "path": path, "headers": headers}
+    scope["query_string"] = b""
 
     async def receive() -> Any:
         await asyncio.sleep(3600)
 
     async def send(message: Any) -> None:
         statuses.append(message.get("status", 0))
+        if not reads:
+            await asyncio.sleep(3600)
 
     async def run() -> list[int]:
         await gate(scope, receive, send)
         return statuses
 
-    return asyncio.ensure_future(run())
+    return asyncio.get_running_loop().create_task(run())
 
 
 async def wait_for_body(scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
@@ -100,6 +107,25 @@ def test_a_request_that_does_not_end_is_ended(
         await asyncio.sleep(0.2)
         assert not long.done(), "an import may take longer"
         long.cancel()
+
+    asyncio.run(serve())
+
+
+def test_exports_that_nobody_reads_leave_room_for_other_requests(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "LONGEST_WAIT", 0.2)
+
+    async def serve() -> None:
+        local = [(b"host", b"localhost")]
+        unread = [ask(app, "/v1/main/export", local, reads=False) for _ in range(2)]
+        assert (await ask(app, "/v1/main/export", local))[0] == 503
+        assert (await ask(app, "/v1/main/contexts", local))[0] == 200
+        for one in unread:
+            one.cancel()
+        await asyncio.wait(unread)
+        assert (await ask(app, "/v1/main/export", local))[0] == 200
+        await app.state.server.close()
 
     asyncio.run(serve())
 

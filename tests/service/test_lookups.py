@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from dejavu_service.storage import contexts
+from dejavu_service.storage import contexts, lookups
 from dejavu_service.storage.contexts import ContextKey
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.lookups import RevisionLookups
+from psycopg.errors import QueryCanceled
 from sqlalchemy import text
 from support.service import context
 
@@ -101,6 +102,23 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
                 )
             await asyncio.sleep(pause)
             assert await grouped.get(KEY) == before
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_a_table_that_stays_locked_is_not_waited_for(
+    database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_LONGEST_QUERY", 0.2)
+
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        with database.write() as connection:
+            connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
+            with pytest.raises(QueryCanceled):
+                await grouped.get(KEY)
+        assert await grouped.get(KEY) is not None
         await grouped.close()
 
     asyncio.run(ask())

@@ -246,6 +246,16 @@ def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(
         assert client.get("/readyz").status_code == 200
 
 
+def test_nothing_is_confirmed_without_the_file_of_the_latest_writes(sqlite_url: str) -> None:
+    """As where a backup is restored while the server runs."""
+    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
+        post = partial(client.post, "/v1/main/records", json=body(record_set()))
+        assert post().status_code == 200
+        Path(f"{sqlite_url.removeprefix('sqlite:///')}-wal").unlink()
+        assert post().status_code == 503
+        assert client.get("/readyz").status_code == 503
+
+
 @pytest.mark.parametrize("replace", [Path.mkdir, Path.touch])
 def test_nothing_is_confirmed_once_the_folder_of_the_file_is_another(
     sqlite_url: str, tmp_path: Path, replace: Callable[[Path], None]

@@ -36,7 +36,7 @@ from ..errors import InvalidRequestError, NotFoundError
 from ..problems import ProblemError
 from ..routes.common import Call, CurrentCall, media_type, read_body
 from ..server import NO_TOKENS, is_page
-from ..services.access import ANYBODY, EVERYWHERE, READER, Principal, Role
+from ..services.access import ANYBODY, EVERYWHERE, NOBODY, READER, Principal, Role
 from ..storage import summaries
 from ..storage.database import Database
 from ..storage.sql import to_datetime
@@ -171,7 +171,8 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.making_pages.turn("pages"):
+            who = request.scope.get("principal", NOBODY).name
+            async with request.app.state.server.making_pages.turn(who):
                 return await handler(request)
 
         return handle_in_turn

@@ -127,7 +127,11 @@ async def _read(
     if current is not None:
         if copy is not None and _names(copy, f'"{current.revision}"'):
             return _respond(Answer(current.revision, None), b"")
-        answer = await reader.read((namespace, context), part, current.revision)
+        wanted = ((namespace, context), part, current.revision)
+        answer = reader.recall(*wanted)
+        if answer is None:
+            async with call.server.rendering.turn(call.principal.name):
+                answer = await reader.read(*wanted)
     if answer is None or answer.body is None:
         if missing is not None:
             raise NotFoundError(missing)

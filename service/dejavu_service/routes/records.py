@@ -98,8 +98,7 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
-    reader = call.server.reader
-    async with reader.render_turns:
+    async with call.server.rendering.turn(call.principal.name):
         changes = await run_in_threadpool(
             records.revalidate,
             call.database,
@@ -107,7 +106,7 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
             namespace,
             copies,
             MOST_RECORDS,
-            reader.note_use,
+            call.server.reader.note_use,
         )
     return json_response(changes)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from typing import IO, Annotated
+from contextlib import AbstractAsyncContextManager
+from typing import IO, Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ..errors import AccessDeniedError
 from ..problems import ProblemError
@@ -64,6 +66,18 @@ class Promoted(BaseModel):
     records: int
 
 
+class _Export(StreamingResponse):
+    """An export in its principal's turn, since a client may take hours to read it."""
+
+    def __init__(self, *args: Any, turn: AbstractAsyncContextManager[None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            await super().__call__(scope, receive, send)
+
+
 @router.get(
     "/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}}
 )
@@ -71,7 +85,8 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
     """Export a record set on each line."""
     call.principal.require("read", namespace)
     lines = transfer.export_lines(call.database, namespace, kernel, call.server.reader)
-    return StreamingResponse(_while_valid(call, lines), media_type=_NDJSON)
+    turn = call.server.exporting.turn(call.principal.name)
+    return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
 
 
 async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:

@@ -8,7 +8,6 @@ current revision, and an answer of another revision is not used.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -35,9 +34,6 @@ _PLAIN_LENGTH = 1000
 """Length up to which a text is not worth compressing."""
 _OVERHEAD = 400
 """Bytes that a cached answer takes besides its body, roughly."""
-_RENDERED_AT_ONCE = 4
-"""Answers that are rendered at a time, each of which may take much memory. More threads that
-compress would also leave the event loop no time."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -65,7 +61,6 @@ class RecordReader:
     Attributes:
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
-        render_turns: The turns to load records, which may take much memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -75,7 +70,6 @@ class RecordReader:
         self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
         self._free_bytes = CACHE_BYTES
         self._rendering: SingleFlight[tuple[AnswerKey, str], Answer | None] = SingleFlight()
-        self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
 
@@ -87,19 +81,23 @@ class RecordReader:
         self.used.add(context)
         return found
 
+    def recall(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
+        """Return a part of a context at `revision`, if it is kept in memory."""
+        answer = self._answers.get((context, part))
+        if answer is None or answer.revision != revision:
+            return None
+        self._answers.move_to_end((context, part))
+        return answer
+
     async def read(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
         """Return a part of a context at `revision` or a later one; None if the context is gone."""
-        key = (context, part)
-        answer = self._answers.get(key)
-        if answer is not None and answer.revision == revision:
-            self._answers.move_to_end(key)
-            return answer
         # Requests that arrive together share the work.
-        return await self._rendering.get((key, revision), lambda: self._render(key))
+        return self.recall(context, part, revision) or await self._rendering.get(
+            ((context, part), revision), lambda: self._render((context, part))
+        )
 
     async def _render(self, key: AnswerKey) -> Answer | None:
-        async with self.render_turns:
-            answer = await run_sync(self._load, *key)
+        answer = await run_sync(self._load, *key)
         if answer is not None:
             self._free_bytes += _size(self._answers.pop(key, None)) - _size(answer)
             self._answers[key] = answer

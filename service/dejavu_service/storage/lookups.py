@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import anyio
 import psycopg
 
 from .contexts import ContextKey, Revision
@@ -20,6 +21,9 @@ _POSTGRES = """
     SELECT namespace, digest, id, revision, records FROM contexts
     WHERE (namespace, digest) IN ({})
 """
+
+_LONGEST_QUERY = 5.0
+"""Seconds that Postgres has to answer: the table may be locked, or the machine may hang."""
 
 
 class RevisionLookups:
@@ -111,10 +115,14 @@ class RevisionLookups:
                 **self._database.psycopg_arguments, autocommit=True, prepare_threshold=None
             )
         try:
-            # Arrays in place of the list would take half as long again to encode.
-            statement = _POSTGRES.format(", ".join(["(%s, %s)"] * len(keys)))
-            cursor = await connection.execute(statement, [part for key in keys for part in key])
-            rows = await cursor.fetchall()
+            with anyio.fail_after(_LONGEST_QUERY):
+                # Arrays in place of the list would take half as long again to encode.
+                statement = _POSTGRES.format(", ".join(["(%s, %s)"] * len(keys)))
+                cursor = await connection.execute(statement, [part for key in keys for part in key])
+                rows = await cursor.fetchall()
+        except TimeoutError:
+            await connection.close()
+            raise psycopg.errors.QueryCanceled("a look-up took too long") from None
         except BaseException:
             await connection.close()
             raise
