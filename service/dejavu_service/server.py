@@ -8,8 +8,6 @@ of tokens are cached, so that a request whose token was seen costs one look-up i
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import ipaddress
 import logging
 import random
@@ -243,7 +241,7 @@ class Gate:
         scope["credential"] = token or ""
         if token is None:
             self._rate.take(client_address(scope), time.monotonic())
-            return await self._without_token(scope, sent)
+            return await self._without_token(sent)
         principal = self._server.principals.recall(token)
         if principal is None:
             async with self._look_ups.turn(client_address(scope)):
@@ -251,18 +249,15 @@ class Gate:
         # A wrong token counts for its address, which refuses no good one behind the same address.
         self._rate.take(principal.name if principal else client_address(scope), time.monotonic())
         if principal is None:
-            raise _token_error(
-                scope, "the token is wrong, expired or revoked: ask an admin for a new one"
-            )
+            raise _token_error("the token is wrong, expired or revoked: ask an admin for a new one")
         return principal
 
-    async def _without_token(self, scope: Scope, sent: Mapping[bytes, bytes]) -> Principal:
+    async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
         principal = await self._server.principals.find(None)
         if principal is None:
             if self._server.settings.open_read:
                 return READER
             raise _token_error(
-                scope,
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
                 " (as a header: Authorization: Bearer TOKEN)",
             )
@@ -270,11 +265,10 @@ class Gate:
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
             raise _token_error(
-                scope, f"{NO_TOKENS}only requests to localhost are answered: create a token"
+                f"{NO_TOKENS}only requests to localhost are answered: create a token"
             )
         if not _PROXY_HEADERS.isdisjoint(sent):
             raise _token_error(
-                scope,
                 f"{NO_TOKENS}no request that came through a proxy is answered: create a token",
             )
         return principal
@@ -361,11 +355,8 @@ def _busy(said: str) -> ProblemError:
     return ProblemError(503, f"{said}: try again", headers=headers)
 
 
-def _token_error(scope: Scope, said: str) -> ProblemError:
-    basic = 'Basic realm="dejavu-cache: any user, the token as password"'
-    return ProblemError(
-        401, said, headers={"WWW-Authenticate": basic if is_page(scope) else "Bearer"}
-    )
+def _token_error(said: str) -> ProblemError:
+    return ProblemError(401, said, headers={"WWW-Authenticate": "Bearer"})
 
 
 class PrincipalCache:
@@ -534,24 +525,19 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
 
 
 def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
-    """Return the token of a request, which browsers present for pages in two more ways.
+    """Return the token of a request; None if it presents none.
 
-    Browsers send Basic and cookies unasked. Both are accepted for pages alone, whose forms carry a
-    proof that this server made them: another site's page could otherwise write with them.
+    Browsers send cookies unasked. They count for pages alone, whose forms carry a proof that this
+    server made them: another site's page could otherwise write with them.
 
     Raises:
         ProblemError: 401, it is presented in another way.
     """
-    scheme, _, value = sent.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip()
     if b"authorization" not in sent:
         cookie = sent.get(b"cookie", b"").decode("latin-1")
         found = _COOKIE.search(cookie) if is_page(scope) else None
         return found.group(1) if found else None
-    if scheme.lower() == "basic" and is_page(scope):
-        try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    raise _token_error(scope, "the token goes into  Authorization: Bearer TOKEN")
+    scheme, _, value = sent[b"authorization"].decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer":
+        raise _token_error("the token goes into  Authorization: Bearer TOKEN")
+    return value.strip()
