@@ -23,9 +23,8 @@ from dejavu_cache import __version__
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.safe_files import data_folder
 
+from . import pages
 from .monitoring import configure_log
-from .pages import compare, kernel, missing, overview, rendering, scenario
-from .pages import tokens as token_pages
 from .problems import install_handlers
 from .routes import (
     health,
@@ -91,18 +90,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        overview,
-        kernel,
-        scenario,
-        compare,
-        missing,
-        token_pages,
-        rendering,
+        pages,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_middleware(Gate, server=server)
-    app.add_middleware(rendering.ErrorPagesMiddleware)
+    app.add_middleware(pages.ErrorPagesMiddleware)
     return app
 
 

@@ -43,7 +43,8 @@ def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) ->
     names = {"namespace": "none", "context": context().digest, "scenario": scenario().digest}
     with client_of(app) as client:
         client.post("/v1/main/records", json=body(record_set()), headers=admin)
-        rows = count_rows(database)
+        # Reuse is counted in one row for each namespace with records and each day.
+        rows = count_rows(database) | {"days": 1}
         readable = [
             route.path_format
             for route in app.routes

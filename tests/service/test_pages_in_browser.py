@@ -51,10 +51,10 @@ def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str)
     token = tokens.issue(database, ANYBODY, "ann", "admin", ["*"], None).token
     database.close()
     with open_browser() as browser:
-        assert "Token" in browser.open(f"{base}/pages/main?sort=tuning")
+        assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")
         browser.fill("#token", token)
         assert "4 of 5" in browser.click("main button")
-        assert browser.path == "/pages/main?sort=tuning"
+        assert browser.path == "/pages/main?sort=seconds"
         browser.show(390)
         walk_to_the_pin(browser, base)
         require_no_page_wider_than(browser, base, 390)
@@ -67,7 +67,7 @@ def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str)
 
 
 def walk_to_the_pin(browser: Browser, base: str) -> None:
-    browser.open(f"{base}/pages/main?sort=tuning")
+    browser.open(f"{base}/pages/main?sort=seconds")
     browser.fill("input[name=q]", "matmul")
     assert "4 of 5" in browser.click(".filters button")
     assert "Which config wins where" in browser.click("tbody th a")

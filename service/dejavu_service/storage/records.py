@@ -235,6 +235,7 @@ class StoredRecord:
     def summary(self) -> Summary:
         """The record in numbers."""
         winner = self.winner.value if self.winner else {}
+        is_compared = self.winner is not None and self.winner.model.is_compared
         pinned = self.pin.value.get("config") if self.pin else None
         chosen = pinned or winner.get("config")
         medians: list[float] = []
@@ -256,7 +257,7 @@ class StoredRecord:
             failed=len(seconds) - len(medians),
             seconds=math.fsum(seconds),
             pinned=pinned is not None,
-            compared=(self.winner is not None and self.winner.model.is_compared) or None,
+            compared=True if is_compared else None,
         )
 
 
