@@ -245,7 +245,8 @@ class RemoteStore(Store):
             is_listed = context in self._listings
             self._forget(context)
             if is_listed:  # here, where no launch waits for it
-                self._list(context)
+                with suppress(RemoteError):  # what has changed must not be lost
+                    self._list(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:
