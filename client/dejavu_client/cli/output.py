@@ -123,12 +123,12 @@ def show_table(
     width = shutil.get_terminal_size().columns
     gap = 2 if _width(table, 2) <= width else 1
     if gap == 1:
-        table = {_stacked(name): cells for name, cells in table.items()}
+        table = {_stack_words(name): cells for name, cells in table.items()}
         if "kernel" in table and _width(table, 1) > width:
             table["kernel"] = shorten_kernels(table["kernel"])
         for name in optional:
             if _width(table, 1) > width:
-                table.pop(_stacked(name), None)
+                table.pop(_stack_words(name), None)
     _print_table(table, gap)
 
 
@@ -151,7 +151,7 @@ def _print_constants(table: Table, names: Sequence[str]) -> None:
         say(f"all: {', '.join(f'{name} {table.pop(name)[0]}' for name in same)}")
 
 
-def _stacked(name: str) -> str:
+def _stack_words(name: str) -> str:
     return name.replace("_", "_\n").replace(" ", "\n")
 
 

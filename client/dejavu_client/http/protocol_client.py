@@ -70,23 +70,27 @@ _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 Count = Annotated[int, Field(ge=0)]
 
 
+def _row(name: str, **fields: Any) -> type[BaseModel]:
+    """Return the model of a row whose fields of these types are all there."""
+    required: dict[str, Any] = {field: (type_, ...) for field, type_ in fields.items()}
+    return create_model(name, **required)
+
+
 _ROWS: dict[str, Any] = {
-    "misses": create_model("Miss", context=Context, scenario=Scenario, count=Count),
-    "writers": create_model(
-        "Writer", sender=str, by=str, measurements=Count, standing=Count, last=str
-    ),
-    "quarantines": create_model(
+    "misses": _row("Miss", context=Context, scenario=Scenario, count=Count),
+    "writers": _row("Writer", sender=str, by=str, measurements=Count, standing=Count, last=str),
+    "quarantines": _row(
         "Quarantine",
         id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
     ),
-    "entries": create_model(
+    "entries": _row(
         "Change",
         at=str, actor=str, action=str, namespace=str, kernel=str, detail=dict[str, Any],
     ),
 }  # fmt: skip
 """What commands need of the rows of a list, by its name; a row may have more."""
 
-_Quarantined = create_model(
+_Quarantined = _row(
     "Quarantined",
     id=str | None, contexts=Count, records=Count, measurements=Count, winners=Count,
 )  # fmt: skip

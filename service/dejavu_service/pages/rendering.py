@@ -391,8 +391,16 @@ async def _read_form(role: Role, request: Request, call: CurrentCall) -> Form:
     return Form(call, fields)
 
 
-AdminForm = Annotated[Form, Depends(partial(_read_form, "admin"))]
-WriterForm = Annotated[Form, Depends(partial(_read_form, "write"))]
+async def _read_admin_form(request: Request, call: CurrentCall) -> Form:
+    return await _read_form("admin", request, call)
+
+
+async def _read_writer_form(request: Request, call: CurrentCall) -> Form:
+    return await _read_form("write", request, call)
+
+
+AdminForm = Annotated[Form, Depends(_read_admin_form)]
+WriterForm = Annotated[Form, Depends(_read_writer_form)]
 
 
 class ErrorPagesMiddleware:
