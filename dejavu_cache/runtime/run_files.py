@@ -115,6 +115,7 @@ def read_events(folder: Path) -> list[ActivityEvent]:
 
     A report that ends within a line, since its process was killed, has lost an event.
     """
+    lost = ActivityEvent(what="lost", about="what a process could not report")
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
@@ -125,12 +126,8 @@ def read_events(folder: Path) -> list[ActivityEvent]:
             with suppress(ValidationError):
                 events.append(ActivityEvent.model_validate_json(line))
         if rest or not lines:
-            events.append(_lost_event())
-    return [*events, *(_lost_event() for _ in folder.glob(f"*{_LOST}"))]
-
-
-def _lost_event() -> ActivityEvent:
-    return ActivityEvent(what="lost", about="what a process could not report")
+            events.append(lost)
+    return [*events, *(lost for _ in folder.glob(f"*{_LOST}"))]
 
 
 def _lines(file: Path) -> list[str]:

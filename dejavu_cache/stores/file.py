@@ -256,7 +256,7 @@ class FileStore(Store):
         self._refuse_if_read_only()
         return _remove_file(self.path(context).with_suffix(_TREE), self.root)
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)

@@ -80,8 +80,8 @@ class CompletionContext:
 @pytest.fixture
 def completing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     store = FileStore(tmp_path)
-    store.put_now(context(), [record(16)])
-    store.put_now(context(kernel="other.matmul", device="NVIDIA B200"), [record(16)])
+    store.put(context(), [record(16)], now=True)
+    store.put(context(kernel="other.matmul", device="NVIDIA B200"), [record(16)], now=True)
     monkeypatch.setenv("DEJAVU_CACHE_URL", str(tmp_path))
     current_settings.cache_clear()
     yield CompletionContext()
@@ -115,8 +115,8 @@ def test_a_name_that_a_shell_would_run_is_not_completed(
     monkeypatch.setenv("_DEJAVU_CACHE_COMPLETE", shell)
     store = FileStore(tmp_path)
     for name in HOSTILE_NAMES:
-        store.put_now(context(kernel=name, device=name), [record(16)])
-    store.put_now(context(kernel="pkg.make.<locals>.inner"), [record(16)])
+        store.put(context(kernel=name, device=name), [record(16)], now=True)
+    store.put(context(kernel="pkg.make.<locals>.inner"), [record(16)], now=True)
     quote = "\\" if shell == "complete_bash" else ""
     assert complete_kernels(completing, "") == ["matmul", "add", "inner"]
     inner = f"pkg.make.{quote}<locals{quote}>.inner"
