@@ -119,7 +119,8 @@ def read_events(folder: Path) -> list[ActivityEvent]:
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            *lines, rest = _lines(path)
+            # A name in a line may have what Python, but not the writer, takes for an end of line.
+            *lines, rest = read_file(path).decode(errors="replace").split("\n")
         except OSError:  # not written by a program: a link, a pipe
             continue
         for line in lines:
@@ -128,11 +129,3 @@ def read_events(folder: Path) -> list[ActivityEvent]:
         if rest or not lines:
             events.append(lost)
     return [*events, *(lost for _ in folder.glob(f"*{_LOST}"))]
-
-
-def _lines(file: Path) -> list[str]:
-    """Return a file's lines and what is behind the last one's end.
-
-    A name in a line may have what Python, but not the writer, takes for an end of line.
-    """
-    return read_file(file).decode(errors="replace").split("\n")
