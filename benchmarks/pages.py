@@ -117,12 +117,12 @@ def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
     kernel = Context.model_validate_json(rows[0].text).kernel.name
     paths = {
         "overview": "/pages/main",
-        "overview, searched and sorted": "/pages/main?q=kernel_1&sort=tuning&days=7",
+        "overview, searched and sorted": "/pages/main?q=kernel_1&sort=seconds",
         "kernel": f"/pages/main/kernel?name={kernel}",
         "context": context,
         "scenario": f"{context}/scenarios/{scenario(0).digest}",
         "compare contexts": f"{context}/compare?other={other}",
-        "compare with a date": f"{context}/compare?until=2999-12-31",
+        "context, over a default": f"{context}?reference={CONFIGS[0].digest}",
         "compare namespaces": "/pages/main/compare?to=copy",
         "overview of a GPU": "/pages/main?device=NVIDIA+B200",
         "missing": "/pages/main/misses",

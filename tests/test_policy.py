@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from support.addition import CONFIGS, add_one
+from support.command_line import run_cli
 from support.kernels import launch
-from support.processes import dejavu
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.policy import Policy, current_policy
@@ -104,7 +104,7 @@ def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(
 
 def test_doctor_lists_what_is_wrong(policy: Path) -> None:
     policy.write_text('[[kernel]]\nmatch = "a.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\n')
-    seen = dejavu("doctor", DEJAVU_CACHE_POLICY=str(policy))
+    seen = run_cli("doctor", DEJAVU_CACHE_POLICY=str(policy))
     assert seen.returncode == 1
     assert "kernel 1: mod: Extra inputs are not permitted" in seen.stdout
     assert f"policy {policy}: 1 rule\n" in seen.stdout

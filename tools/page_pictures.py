@@ -2,37 +2,69 @@
 
     python tools/page_pictures.py [--axe axe.min.js] [--all FOLDER]
 
-The records are those of an H200 that the package ships, sent to a server of this program's own; a
-second GPU, a pull request and what is missing are made up. Without `--all`, it writes what
-docs/pages.md shows into docs/pictures.
+The records are made up: of 24 kernels on three GPUs, the third of which lacks 12,440 scenarios.
+Without `--all`, it writes what docs/pages.md shows into docs/pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import random
 import sys
 import tempfile
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+
+from sqlalchemy import insert, select, update
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from dejavu_service.services import misses, records, tokens  # noqa: E402
+from dejavu_service.services import misses, records, tokens, transfer  # noqa: E402
 from dejavu_service.services.access import ANYBODY, Principal  # noqa: E402
 from dejavu_service.storage import schema  # noqa: E402
 from dejavu_service.storage.database import Database  # noqa: E402
+from dejavu_service.storage.tables import contexts, days, summaries, writers  # noqa: E402
 from support.browser import Browser, open_browser  # noqa: E402
 from support.service import running_server  # noqa: E402
 
-from dejavu_cache.model.record import Record, RecordSet, Winner  # noqa: E402
-from dejavu_cache.model.scenario import Context  # noqa: E402
-from dejavu_cache.stores import FileStore  # noqa: E402
+from dejavu_cache.model.record import (  # noqa: E402
+    Failure,
+    Measurement,
+    OutputVerdict,
+    Record,
+    RecordSet,
+    Winner,
+    record_set_line,
+)
+from dejavu_cache.model.scenario import (  # noqa: E402
+    Config,
+    Context,
+    Device,
+    Environment,
+    Kernel,
+    Problem,
+    Scenario,
+)
 
-SHIPPED = ROOT / "dejavu_cache/attention/records"
-CI = Principal("ci of attention", {"*": "admin"})
-ANNA = Principal("anna", {"*": "admin"})
+CI = Principal("ci of serving (5a1f)", {"*": "admin"})
+ANNA = Principal("anna (b2c4)", {"*": "admin"})
+H100, H200, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"
+KERNELS = [
+    f"serving.{part}.{name}"
+    for part, names in {
+        "attention.kernels": "prefill decode segmented merge_states rope_and_cache mla_decode",
+        "experts.kernels": "fused_moe align_blocks topk_softmax grouped_matmul silu_mul permute",
+        "quantised.kernels": "fp8_matmul int4_matmul scale_blocks quantise_rows dequantise pack",
+        "norms.kernels": "rms_norm layer_norm add_rms_norm softmax gelu_mul cross_entropy",
+    }.items()
+    for name in names.split()
+]
+SCENARIOS, ON_NEW_GPU, KERNELS_ON_NEW_GPU = 600, 200, 10
+NOW = datetime.now(timezone.utc)
 WIDTHS = (390, 1280, 1920)
 
 
@@ -64,33 +96,36 @@ def main() -> None:
 
 def fill(database: Database) -> dict[str, str]:
     """Fill a database, and return the paths of the pages by the name of their picture."""
-    source = FileStore(SHIPPED)
-    contexts = list(source.contexts())
-    for context in contexts:
-        tuned = tuple(source.records(context))
-        send(database, CI, "main", context, tuned)
-        others = [
-            change_winner(record) if index % 5 == 0 else record
-            for index, record in enumerate(tuned)
-        ]
-        send(database, CI, "main", on_another_gpu(context), others[: len(tuned) * 2 // 3])
-        for number, record in enumerate(tuned[len(tuned) * 2 // 3 :]):
-            missed = [(on_another_gpu(context), record.scenario, 40 - number % 40)]
-            misses.count_misses(database, CI, "main", missed, 10)
-        send(database, CI, "pr-7", context, [change_winner(record) for record in tuned[::9]])
-    context = next(item for item in contexts if item.kernel.name.endswith("qblock_kernel"))
-    record = next(iter(source.records(context)))
+    for number, name in enumerate(KERNELS):
+        for device, triton in ((H100, "3.6.0"), (H200, "3.6.0"), (H200, "3.7.0")):
+            send(database, CI, "main", make_context(name, device, triton), range(SCENARIOS))
+        on_new_gpu = make_context(name, B200, "3.6.0")
+        if number < KERNELS_ON_NEW_GPU:
+            send(database, CI, "main", on_new_gpu, range(ON_NEW_GPU))
+        if number < 4:
+            missed = [(on_new_gpu, make_scenario(m), 30 - m % 23) for m in range(400, 440)]
+            misses.count_misses(database, CI, "main", missed, 10_000)
+        send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
+    decode = make_context(KERNELS[1], H100, "3.6.0")
+    imported = [make_record(decode, m, by="bob@lab-3") for m in range(SCENARIOS, SCENARIOS + 40)]
+    lines = io.BytesIO("".join(record_set_line(decode, imported)).encode())
+    transfer.import_lines(database, ANNA, "main", lines, 10_000, lambda: False)
+    scenario = make_scenario(100)
+    record = make_record(decode, 100)
     slow = max(record.measurements, key=lambda measured: measured.median or 0)
-    scenario = record.scenario.digest
-    records.set_pin(database, ANNA, "main", context.digest, scenario, slow.config, "")
-    home = f"/pages/main/contexts/{context.digest}"
-    other = on_another_gpu(context).digest
+    records.set_pin(database, ANNA, "main", decode.digest, scenario.digest, slow.config, "")
+    spread_over_weeks(database)
+    home = f"/pages/main/contexts/{decode.digest}"
+    other = make_context(KERNELS[1], H200, "3.6.0").digest
+    default = record.measurements[0].config.digest
     return {
-        "tuning": "/pages/main?sort=tuning",
-        "missing": "/pages/main/misses?device=Example+GPU",
-        "kernel": f"/pages/main/kernel?name={context.kernel.name}",
+        "tuning": "/pages/main?sort=seconds",
+        "new-gpu": f"/pages/main?device={B200}",
+        "missing": f"/pages/main/misses?device={B200}",
+        "kernel": f"/pages/main/kernel?name={KERNELS[1]}",
         "context": home,
-        "scenario": f"{home}/scenarios/{scenario}",
+        "default": f"{home}?reference={default}",
+        "scenario": f"{home}/scenarios/{scenario.digest}",
         "compare": f"{home}/compare?other={other}",
         "promote": "/pages/pr-7/compare?to=main",
         "activity": "/pages/main/activity",
@@ -101,33 +136,103 @@ def fill(database: Database) -> dict[str, str]:
     }
 
 
-def send(database: Database, by: Principal, namespace: str, context: Context, sent: Any) -> None:
+def make_context(kernel: str, device: str, triton: str) -> Context:
+    """Return a context of a kernel."""
+    return Context(
+        kernel=Kernel(name=kernel, source="0123456789abcdef" * 4),
+        environment=Environment(
+            device=Device(name=device, arch="sm_90", units=132, memory_gib=140),
+            triton=triton,
+            codegen="ptxas 12.8",
+        ),
+        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
+    )
+
+
+def make_scenario(number: int) -> Scenario:
+    """Return the scenario of a number."""
+    return Scenario(
+        args={
+            "M": 16 * (number // 16 + 1),
+            "N": 2 ** (number % 16 // 4 + 10),
+            "K": 128 << number % 4,
+        },
+        dtypes={"x_ptr": "bf16", "w_ptr": "fp8e4nv"},
+    )
+
+
+def make_record(context: Context, number: int, shift: int = 0, by: str = "ci@runner-4") -> Record:
+    """Return a record with times that grow with the sizes, and one failure in some."""
+    draw = random.Random(f"{context.kernel.name} {context.environment.device.name} {number // 7}")
+    best, base = draw.randrange(4), 0.004 * (number + 20) * draw.uniform(0.9, 1.1)
+    measured = []
+    for index in range(4):
+        options = {"num_warps": 4 if index < 2 else 8, "num_stages": 3}
+        config = Config(params={"BLOCK_M": 32 << index, "BLOCK_N": 64}, options=options)
+        if index == 3 and best != 3 and number % 9 == 0:
+            reason = "shared memory: 295 KiB of 227 KiB"
+            failure = Failure(kind="out_of_resources", reason=reason)
+            measured.append(Measurement(config=config, failure=failure, at=NOW, by=by))
+            continue
+        median = base * (1 + 0.11 * abs(index - (best + shift) % 4) + draw.uniform(0, 0.01))
+        quantiles = {"median": median, "p20": median * 0.98, "p80": median * 1.03}
+        measured.append(Measurement(config=config, **quantiles, at=NOW, by=by, seconds=0.4))
+    winner = min(measured, key=lambda item: item.median or 1e9).config
+    return Record(
+        scenario=make_scenario(number),
+        winner=Winner(config=winner, at=NOW, results={"out": OutputVerdict(outcome="equal")}),
+        measurements=tuple(measured),
+    )
+
+
+def send(
+    database: Database,
+    by: Principal,
+    namespace: str,
+    context: Context,
+    numbers: Iterable[int],
+    shift: int = 0,
+) -> None:
     """Send records as somebody."""
-    records.post_records(
-        database, by, namespace, RecordSet(context=context, records=tuple(sent)), 10_000
-    )
+    made = tuple(make_record(context, number, shift) for number in numbers)
+    records.post_records(database, by, namespace, RecordSet(context=context, records=made), 10_000)
 
 
-def on_another_gpu(context: Context) -> Context:
-    """Return a context on a GPU that does not exist."""
-    values = context.model_dump()
-    values["environment"]["device"] |= {"name": "Example GPU", "units": 100}
-    return Context.model_validate(values)
+def spread_over_weeks(database: Database) -> None:
+    """Date what was sent back, as if kernels had been tuned one after the other for four weeks."""
+    draw = random.Random(7)
+    with database.write() as connection:
+        rows = connection.execute(select(contexts.c.id, contexts.c.device)).all()
+        for identity, device in rows:
+            age = draw.uniform(0, 3) if device == B200 else draw.uniform(2, 26)
+            moment = (NOW - timedelta(age)).timestamp()
+            connection.execute(
+                update(contexts).where(contexts.c.id == identity).values(changed_at=moment)
+            )
+            connection.execute(
+                update(summaries)
+                .where(summaries.c.context_id == identity)
+                .values(changed_at=moment)
+            )
+            connection.execute(
+                update(writers)
+                .where(writers.c.context_id == identity, writers.c.sender == CI.name)
+                .values(first=moment, last=moment)
+            )
+        today = int(NOW.timestamp() // 86400)
+        counted = [
+            {
+                "namespace": "main",
+                "day": today - back,
+                "missed": draw.randrange(20, 90) * (6 if back < 3 else 1),
+                "reused": draw.randrange(150, 420) * ((today - back + 3) % 7 < 5),
+            }
+            for back in range(1, 28)
+        ]
+        connection.execute(insert(days), counted)
 
 
-def change_winner(record: Record) -> Record:
-    """Return a record that its second fastest config has won."""
-    timed = sorted(
-        (measured for measured in record.measurements if measured.median),
-        key=lambda measured: measured.median or 0,
-    )
-    if record.winner is None or len(timed) < 2:
-        return record
-    winner = Winner(config=timed[1].config, at=record.winner.at)
-    return record.model_copy(update={"winner": winner})
-
-
-DOCUMENTED = ("tuning", "missing", "scenario", "compare", "promote", "activity", "sweep")
+DOCUMENTED = ("tuning", "missing", "default", "scenario", "compare", "promote", "activity")
 
 
 def take_for_documentation(browser: Browser, base: str, pages: dict[str, str]) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
@@ -180,13 +181,13 @@ Each holds the interpreter's lock for about a tenth of its time: more would wait
 """
 
 
-class Candidate(NamedTuple):
+@dataclass
+class Candidate:
     """A config that is compiled in the background.
 
     Attributes:
         config: the `triton.Config`.
-        kernel: what Triton's asynchronous compilation returned, or the error that it raised at
-            once.
+        kernel: what Triton's asynchronous compilation returned, or its error.
     """
 
     config: Any
@@ -209,11 +210,12 @@ class Candidate(NamedTuple):
         load_binary(self.kernel)
 
     def finish(self) -> None:
-        """Wait for the compiler, after which Triton has the kernel; ignore a failure."""
+        """Wait for the compiler, after which Triton has the kernel; leave a failure to `check`."""
         try:
             await_kernel(self.kernel)
-        except Exception as error:  # kept by the compilation, and raised again
+        except Exception as error:
             forget_frames(error)
+            self.kernel = error  # Triton 3.9 raises it once
 
 
 @contextmanager

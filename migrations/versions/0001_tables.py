@@ -126,6 +126,13 @@ def upgrade() -> None:
         sa.Index(None, "context_id", "changed_at", "seconds"),
     )
     op.create_table(
+        "days",
+        sa.Column("namespace", sa.String(64), primary_key=True),
+        sa.Column("day", sa.Integer, primary_key=True),
+        sa.Column("missed", sa.BigInteger, nullable=False),
+        sa.Column("reused", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
         "tokens",
         sa.Column("id", sa.String(16), primary_key=True),
         sa.Column("name", sa.Text, nullable=False),

@@ -1,23 +1,30 @@
-"""The ASGI application."""
+"""The ASGI application, the checks at its start, and running it in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import logging
+import os
+import resource
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
+import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache import __version__
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.safe_files import data_folder
 
-from .middleware.authentication import AuthenticationMiddleware
-from .middleware.limits import RequestLimits
-from .middleware.request_log import RequestLogMiddleware
-from .pages import compare, kernel, missing, overview, rendering, scenario
-from .pages import tokens as token_pages
+from . import pages
+from .monitoring import configure_log
 from .problems import install_handlers
 from .routes import (
     health,
@@ -30,15 +37,31 @@ from .routes import (
     tokens,
     transfer,
 )
-from .server import Server
+from .server import Gate, Server, is_loopback
+from .services import tokens as token_service
+from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
+from .storage import schema
+from .storage.database import Database
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "has_tokens", "make_server", "prepare", "run", "token_command"]
 
 _logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 60.0
 """Seconds between two writes of which contexts were read."""
+_SHUTDOWN_SECONDS = 10
+"""Seconds that requests have to end after a signal to stop."""
+_DRAIN_STEP = 0.1
+"""Seconds after which a draining server notices that it is to stop at once."""
+_IDLE_SECONDS = 75
+"""Seconds for which an idle connection is kept: longer than proxies keep theirs to a server."""
+_STARTUP_FAILURE = 3
+"""Exit code if the server could not start to listen, as of uvicorn's own command."""
+_ARENA_MAX = -8
+"""Number of `M_ARENA_MAX` among the parameters of glibc's `mallopt`."""
+_ARENAS = 2
+"""Arenas from which all threads allocate."""
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -67,20 +90,12 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transfer,
         log,
         health,
-        overview,
-        kernel,
-        scenario,
-        compare,
-        missing,
-        token_pages,
-        rendering,
+        pages,
     ):
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
-    app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
-    app.add_middleware(RequestLimits, most=settings.requests)
-    app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
-    app.add_middleware(rendering.ErrorPagesMiddleware)
+    app.add_middleware(Gate, server=server)
+    app.add_middleware(pages.ErrorPagesMiddleware)
     return app
 
 
@@ -108,3 +123,137 @@ async def _flush_periodically(server: Server) -> None:
             _logger.warning(
                 "use was not noted", extra={"fields": {"error": str(error).partition("\n")[0]}}
             )
+
+
+def prepare(settings: ServerSettings, database: Database) -> Path | None:
+    """Check that the server may start with these settings, and make the first token if none is.
+
+    Returns:
+        The file with the token that was made, or None.
+
+    Raises:
+        SchemaError: The database must be upgraded first.
+        SettingsError: The server would listen beyond loopback without tokens.
+    """
+    schema.require_current(database)
+    issued = has_tokens(database)
+    if not issued and not is_loopback(settings.host):
+        raise SettingsError(
+            f"{settings.host} can be reached by others, and there is no token yet: "
+            f"run  {token_command(database)}"
+        )
+    if issued or settings.without_tokens:
+        return None
+    return _make_first_token(settings, database)
+
+
+def has_tokens(database: Database) -> bool:
+    """Return whether a token was ever issued, so that requests need one."""
+    with database.read() as connection:
+        return token_service.any_issued(connection)
+
+
+def _make_first_token(settings: ServerSettings, database: Database) -> Path:
+    """Issue an admin token, and write it to a file that only this user can read.
+
+    Raises:
+        SettingsError: the file cannot be written; no token is left whose secret nobody has.
+    """
+    path = settings.token_file
+    if path is None:
+        folder = database.file.parent if database.file else data_folder()
+        path = folder / f"{database.file.name if database.file else 'server'}.token"
+    issued = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="ascii") as file:
+                issued = token_service.issue(
+                    database, ANYBODY, "first admin", "admin", [EVERYWHERE], None
+                )
+                file.write(f"{issued.token}\n")
+        except BaseException:
+            path.unlink()  # an empty file would keep the next start from writing one
+            if issued is not None:
+                token_service.revoke(database, ANYBODY, issued.id)
+            raise
+    except OSError as error:
+        raise SettingsError(
+            f"the first token cannot be written to {path} ({error.strerror}): name another file "
+            f"in DEJAVU_SERVER_TOKEN_FILE, or run  {token_command(database)}"
+        ) from None
+    return path
+
+
+def token_command(database: Database) -> str:
+    """Return the command that makes the first token in a server's database, whoever runs it."""
+    return f"dejavu-cache token create --role admin --name ops {database.option}"
+
+
+def run(settings: ServerSettings) -> None:
+    """Serve until a signal to stop."""
+    _share_arenas()
+    configure_log(settings.log_level)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    server = make_server(settings)
+    # Exclude the objects of start-up from garbage collection: they stay, and a full collection
+    # that went through them would delay every request meanwhile.
+    gc.collect()
+    gc.freeze()
+    with suppress(KeyboardInterrupt):  # raised again once the server has stopped
+        server.run()
+    if not server.started:
+        raise SystemExit(_STARTUP_FAILURE)
+
+
+def _share_arenas() -> None:
+    """Let threads allocate from a few arenas, if the C library is glibc.
+
+    By default up to eight arenas a core keep what was freed in them: pages that SQLite caches and
+    drops are allocated by any of 40 threads, and resident memory would grow for hours.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, _ARENAS)
+
+
+def make_server(settings: ServerSettings) -> StoppingServer:
+    """Make a server that `run` starts."""
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # Trust nobody's X-Forwarded-For by default, loopback included.
+        forwarded_allow_ips=settings.proxies,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    return StoppingServer(config, app.state.server)
+
+
+class StoppingServer(uvicorn.Server):
+    """A server that stops without a failed request.
+
+    For a while it serves and says that it is not ready, so that a load balancer sends no more.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        """Serve the app of `server`."""
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, and close the connections."""
+        self._server.stopping.set()
+        # A client that keeps its connection would otherwise send on it when it is closed.
+        self.server_state.default_headers.append((b"connection", b"close"))
+        deadline = time.monotonic() + self._server.settings.drain
+        while time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(_DRAIN_STEP)
+        await super().shutdown(sockets)

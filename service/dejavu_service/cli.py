@@ -72,13 +72,13 @@ def serve(
     """Run the team's cache server."""
     flags = {"host": host, "port": port, "without_tokens": without_tokens}
     with _open_database(database, flags) as (settings, opened):
-        from . import serving
+        from . import app
 
-        token_file = serving.prepare(settings, opened)
+        token_file = app.prepare(settings, opened)
         if token_file is not None:
             typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
             typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
-        elif settings.without_tokens and serving.has_tokens(opened):
+        elif settings.without_tokens and app.has_tokens(opened):
             typer.echo(
                 "--without-tokens has no effect: there are tokens, so every request needs one.",
                 err=True,
@@ -89,14 +89,18 @@ def serve(
                 "until a token is created.",
                 err=True,
             )
-            typer.echo(f"To serve others:  {serving.token_command(opened)}", err=True)
-        serving.run(settings)
+            typer.echo(f"To serve others:  {app.token_command(opened)}", err=True)
+        app.run(settings)
 
 
 def pages(
     store: Annotated[
         str,
-        typer.Option("--store", metavar="URL", help="Where the records are; else your own store."),
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
+        ),
     ] = "",
     output: Annotated[
         Path | None,
@@ -104,7 +108,7 @@ def pages(
     ] = None,
     port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    """Show what a store holds: the server's pages for its records, in a browser.
+    """Show a store's records in a browser, by the server's pages.
 
     The records are copied to a temporary database first; nothing is written to the store.
     """
@@ -126,7 +130,10 @@ def upgrade(
     ] = False,
     database: _URL = None,
 ) -> None:
-    """Bring the schema up to date; any number of processes may do so at once."""
+    """Bring the schema up to date.
+
+    Any number of processes may do so at once.
+    """
     with _open_database(database, existing=check) as (_, opened):
         from .storage import schema
 
@@ -277,7 +284,7 @@ def _open_database(
         settings = read_settings({"database": url, **(flags or {})})
         if existing:
             require_file(settings.database)
-        with closing(Database(settings.database, settings.pool)) as opened:
+        with closing(Database(settings.database)) as opened:
             if ready:
                 schema.require_current(opened)
             yield settings, opened

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 import secrets
 import ssl
@@ -46,6 +47,8 @@ else:
 
 __all__ = ["MOST_TOKENS", "ClaimRule", "IdentityExchange", "TrustedIssuer", "read_issuers"]
 
+_logger = logging.getLogger(__name__)
+
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
 _LEEWAY = 30.0
@@ -77,15 +80,16 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000)]
 _PLACEHOLDER = re.compile(r"\{([a-z_]{1,40})\}")
-_PART = "[A-Za-z0-9][A-Za-z0-9-]{0,40}"
-"""What a placeholder stands for: a part of a namespace's name, which no claim can widen."""
+_PART = "[A-Za-z0-9]{1,41}"
+"""What a placeholder stands for: a part of a namespace's name, which no claim can widen, and which
+ends where the name goes on with another character: `{a}-{b}` is never the name of other claims."""
 
 
 class ClaimRule(BaseModel):
     """Rights for the identity tokens whose claims match.
 
-    A `{word}` in a claim stands for letters, digits and dashes, and for the same ones in `grants`
-    and `name`, so that each pull request gets rights in a namespace of its own.
+    A `{word}` in a claim stands for letters and digits, and for the same ones in `grants` and
+    `name`, so that each pull request gets rights in a namespace of its own.
 
     Attributes:
         claims: The text that each claim must have; with a star at the end, how it must begin.
@@ -111,6 +115,8 @@ class ClaimRule(BaseModel):
             example = _fill(namespace, dict.fromkeys(known, "x"))
             if not re.fullmatch(NAMESPACE_PATTERN, example):
                 raise ValueError(f"{namespace!r} names no namespace")
+            if re.search(r"\}[A-Za-z0-9]*[*{]", namespace):
+                raise ValueError(f"{namespace!r} would reach the namespaces of other claims")
         return self
 
     def match(self, claims: Mapping[str, Any]) -> tuple[str, dict[str, Role]] | None:
@@ -218,26 +224,22 @@ class IssuerKeys:
             IssuerUnavailableError: The issuer does not answer, and its keys are too old.
         """
         with self._lock:
-            now = time.monotonic()
-            is_wanted = now - self._fetched_at > _FRESH or key_id not in self._keys
-            if is_wanted and now - self._asked_at > _PAUSE:
+            age = time.monotonic() - self._fetched_at
+            is_wanted = age > _FRESH or key_id not in self._keys
+            if is_wanted and time.monotonic() - self._asked_at > _PAUSE:
                 try:
                     self._keys = self._fetch()
                     self._fetched_at = time.monotonic()
                 except _FAILURES as error:
-                    self._require_fresh(error)
-                finally:
-                    # Only now: an issuer may take long not to answer.
-                    self._asked_at = time.monotonic()
-            self._require_fresh()
+                    _logger.warning(
+                        "no keys of an issuer",
+                        extra={"fields": {"issuer": self._issuer.issuer, "error": repr(error)}},
+                    )
+                # Only now: an issuer may take long not to answer.
+                self._asked_at = time.monotonic()
+            if time.monotonic() - self._fetched_at > _STALE:
+                raise IssuerUnavailableError(f"the keys of {self._issuer.issuer} cannot be read")
             return self._keys.get(key_id)
-
-    def _require_fresh(self, error: Exception | None = None) -> None:
-        if time.monotonic() - self._fetched_at > _STALE:
-            reason = f": {type(error).__name__}" if error else ""
-            raise IssuerUnavailableError(
-                f"the keys of {self._issuer.issuer} cannot be read{reason}"
-            ) from error
 
     def _fetch(self) -> dict[str, jwt.PyJWK]:
         jwks = self._issuer.jwks
@@ -250,9 +252,7 @@ class IssuerKeys:
 
     async def _download(self) -> Any:
         context = ssl.create_default_context(cafile=self._issuer.ca)
-        async with httpx.AsyncClient(
-            timeout=_TIMEOUT, verify=context, follow_redirects=False
-        ) as client:
+        async with httpx.AsyncClient(timeout=_TIMEOUT, verify=context) as client:
             if self._issuer.jwks is not None:
                 return await self._get(client, self._issuer.jwks)
             root = self._issuer.issuer.rstrip("/")
@@ -271,10 +271,10 @@ class IssuerKeys:
         own = urlsplit(self._issuer.jwks or self._issuer.issuer).netloc
         if bearer is not None and address.netloc == own:
             headers["Authorization"] = f"Bearer {bearer.read_text(encoding='ascii').strip()}"
+        body = bytearray()
         async with client.stream("GET", url, headers=headers) as answer:
             if answer.status_code != 200:
                 raise ValueError(f"the issuer answered {answer.status_code}")
-            body = bytearray()
             async for chunk in answer.aiter_bytes():
                 body += chunk
                 if len(body) > _LARGEST:

@@ -30,7 +30,6 @@ from .storage.database import FILE_IS_GONE, UNPREPARED, is_damage
 
 __all__ = [
     "ANSWERED_ERRORS",
-    "DATABASE_ERRORS",
     "IS_DAMAGED",
     "RESPONSES",
     "ProblemError",
@@ -45,16 +44,17 @@ _logger = logging.getLogger(__name__)
 _MAX_ERRORS = 20
 """Validation errors of one body that are listed."""
 
-DATABASE_ERRORS: tuple[type[Exception], ...] = (
+ANSWERED_ERRORS: tuple[type[Exception], ...] = (
+    HTTPException,
+    ServiceError,
+    # The database does not answer, or is busy with others.
     OperationalError,
     InterfaceError,
     PoolTimeoutError,
     PsycopgError,
     sqlite3.Error,
 )
-"""Exceptions that mean that the database does not answer, or is busy with others."""
-ANSWERED_ERRORS: tuple[type[Exception], ...] = (ServiceError, *DATABASE_ERRORS)
-"""Exceptions that `respond_to` answers."""
+"""Exceptions that are answers, wherever they are raised."""
 
 
 class Refusal(BaseModel):
@@ -131,21 +131,29 @@ def _reason(cause: BaseException | None) -> str:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer domain errors, malformed requests and database failures with problem details."""
-    for error in ANSWERED_ERRORS:
-        app.add_exception_handler(error, _handle_error)
-    app.add_exception_handler(HTTPException, _handle_http_exception)
-    app.add_exception_handler(RequestValidationError, _handle_validation_error)
-    app.add_exception_handler(OverflowError, _handle_out_of_range)
-    app.add_exception_handler(DataError, _handle_out_of_range)
+    """Answer all expected errors with problem details."""
+
+    async def handle(_: Request, error: Exception) -> Response:
+        return respond_to(error)
+
+    for error in (*ANSWERED_ERRORS, RequestValidationError, OverflowError, DataError):
+        app.add_exception_handler(error, handle)
 
 
 def respond_to(error: Exception) -> Response:
-    """Build the response to a domain error, or log why the database cannot do this now."""
+    """Build the response to an expected error; of one of the database, also log it."""
+    if isinstance(error, HTTPException):
+        return problem(error.status_code, _detail(error), headers=error.headers)
     if isinstance(error, ServiceError):
         seconds = {429: "10", 503: "2"}.get(error.status)
         headers = {"Retry-After": seconds} if seconds else None
         return problem(error.status, str(error), headers=headers)
+    if isinstance(error, RequestValidationError):
+        return _describe_errors(error)
+    if isinstance(error, (OverflowError, DataError)):
+        return problem(
+            422, "a number, a date or a text in the request is outside what can be stored"
+        )
     cause = error.orig if isinstance(error, DBAPIError) else error
     fields = {"error": str(error).partition("\n")[0]}
     if is_damage(cause):
@@ -156,25 +164,16 @@ def respond_to(error: Exception) -> Response:
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
-async def _handle_error(_: Request, error: Exception) -> Response:
-    return respond_to(error)
-
-
-async def _handle_http_exception(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    detail = error.detail
+def _detail(error: HTTPException) -> str:
     # Starlette's own exceptions have the status' name for a detail.
-    if detail == HTTPStatus(error.status_code).phrase:
-        detail = (
-            "there is nothing at this path; see /v1/openapi.json for those there are"
-            if error.status_code == 404
-            else f"{detail}: see /v1/openapi.json for what is accepted here"
-        )
-    return problem(error.status_code, detail, headers=error.headers)
+    if error.detail != HTTPStatus(error.status_code).phrase:
+        return error.detail
+    if error.status_code == 404:
+        return "there is nothing at this path; see /v1/openapi.json for those there are"
+    return f"{error.detail}: see /v1/openapi.json for what is accepted here"
 
 
-async def _handle_validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _describe_errors(error: RequestValidationError) -> Response:
     errors = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()]
     if any(item["loc"][0] == "path" for item in errors):
         parts = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in errors)
@@ -182,7 +181,3 @@ async def _handle_validation_error(_: Request, error: Exception) -> Response:
     first = f"{'.'.join(map(str, errors[0]['loc']))}: {errors[0]['msg']}"
     more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
     return problem(422, first + more, errors=errors[:_MAX_ERRORS])
-
-
-async def _handle_out_of_range(_: Request, error: Exception) -> Response:
-    return problem(422, "a number, a date or a text in the request is outside what can be stored")

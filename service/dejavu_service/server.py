@@ -1,14 +1,34 @@
-"""Objects that live as long as the server and that all requests share."""
+"""The server's objects, and the gate that each request passes: who may ask, how much, how often.
+
+At the gate a request gets an id, its place among those in progress, its time and its principal,
+before anything of its body is read; and it is counted and logged, whatever its end. The principals
+of tokens are cached, so that a request whose token was seen costs one look-up in a dict.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import ipaddress
+import logging
+import random
+import re
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
-from .metrics import Metrics
-from .middleware.authentication import PrincipalCache
-from .middleware.bodies import BodyTurns
-from .middleware.limits import Turns
+import anyio
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .monitoring import Metrics
+from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
+from .services import tokens
+from .services.access import ANYBODY, NOBODY, READER, Principal
 from .services.reads import RecordReader
 from .services.single_flight import SingleFlight
 from .settings import ServerSettings
@@ -18,16 +38,76 @@ from .storage.schema import SchemaState
 if TYPE_CHECKING:
     from .identities import IdentityExchange
 
-__all__ = ["Server"]
+__all__ = [
+    "EXCHANGE_PATH",
+    "LOGIN_COOKIE",
+    "NO_TOKENS",
+    "Gate",
+    "PrincipalCache",
+    "RateLimiter",
+    "Server",
+    "Turns",
+    "is_loopback",
+    "is_page",
+]
 
+EXCHANGE_PATH = "/v1/token-exchange"
+NO_TOKENS = "without tokens, "
+"""Beginning of what is said to those whom a server without tokens does not answer."""
+LOGIN_COOKIE = "dejavu_token"
+"""The cookie with which a browser presents the token that somebody logged in with."""
+
+TOKEN_SECONDS = 5.0
+"""Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
+LONGEST_WAIT = 10.0
+"""Seconds that a request waits for a turn, of which it takes two at most.
+
+Its client shall get a 503 that says when to come again before it, or a proxy, gives the answer up.
+"""
+_WRITERS, _OF_ONE_NAMESPACE = 8, 4
+"""Requests that write at a time, each over a connection to the database."""
+_LARGE_BODIES = 3
+"""Large bodies in memory at a time, of which one principal has two at most."""
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
-_PAGES = 4
-"""Pages that are made at a time: each may take long and much memory."""
+_RENDERED = 4
+"""Pages, and answers with records, made at a time: each may take long and much memory."""
+_EXPORTS = 16
+"""Exports at a time: each takes memory until it was read."""
+_LOOK_UPS = 8
+"""Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
+_BURST_SECONDS = 20.0
+"""A caller who was quiet for so long may send at once what the rate allows in that time."""
+_SECONDS = 60.0
+"""Seconds from a request's head to its answer, and between two pieces of the answer."""
+_LONG_SECONDS = 3600.0
+"""The same for requests that concern a whole namespace."""
+_CHECK_SECONDS = 1.0
+"""Seconds after which requests whose time is over are looked for again."""
+_MAX_CALLERS = 10_000
+"""Callers whose rate is kept; of one that was evicted, nothing is held against him."""
+_MAX_TOKENS = 1000
+"""Tokens whose principals are cached."""
+_LONGEST_PATH = 500
+
+_HEALTH = {"/livez", "/readyz"}
+_PUBLIC_PATHS = {*_HEALTH, "/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
+_WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
+"""Paths where somebody gets a token, or presents one in the body, which their routes verify."""
+_LONG = ("/import", "/export", "/promote")
+_EXPORT = "/v1/{namespace}/export"
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
+_PROXY_HEADERS = {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
+_COOKIE = re.compile(rf"(?:^|;)\s*{LOGIN_COOKIE}=([A-Za-z0-9_-]{{1,200}})\s*(?=;|$)")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+
+_logger = logging.getLogger("dejavu_service.requests")
+_ids = random.Random()
+"""Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 
 class Server:
-    """The settings, the database and the caches of one server."""
+    """The settings, the database, the caches and the turns of one server."""
 
     def __init__(self, settings: ServerSettings) -> None:
         """Create the server's objects without connecting to the database.
@@ -36,13 +116,17 @@ class Server:
             SettingsError: The rules of issuers are wrong.
         """
         self.settings = settings
-        self.database = Database(settings.database, settings.pool)
-        self.principals = PrincipalCache(self.database, settings.token_ttl)
-        self.bodies = BodyTurns(settings.max_body, settings.pool)
-        self.identities = _open_exchange(settings)
+        self.database = Database(settings.database)
+        self.principals = PrincipalCache(self.database)
+        self.writing = Turns(_WRITERS, _OF_ONE_NAMESPACE)
+        self.importing = Turns(_WRITERS, 2)
+        self.large_bodies = Turns(_LARGE_BODIES, 2)
+        self.making_pages = Turns(_RENDERED, _RENDERED - 1)
+        self.rendering = Turns(_RENDERED, _RENDERED - 1)
+        self.exporting = Turns(_EXPORTS, 2)
         self.exchanging = asyncio.Semaphore(_EXCHANGES)
-        self.page_turns = Turns(_PAGES, _PAGES)
-        self.reader = RecordReader(self.database, settings.cache_bytes)
+        self.identities = _open_exchange(settings)
+        self.reader = RecordReader(self.database)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()
         self.stopping = asyncio.Event()
@@ -61,3 +145,399 @@ def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
     from .identities import IdentityExchange, read_issuers
 
     return IdentityExchange(read_issuers(settings.oidc))
+
+
+class Gate:
+    """ASGI middleware that admits requests, and counts and logs each of them.
+
+    Whether the server lives and is ready is answered in any case.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        """Guard an app."""
+        self._app, self._server = app, server
+        self._rate = RateLimiter(server.settings.rate)
+        self._look_ups = Turns(_LOOK_UPS, 2)
+        self._passing: dict[asyncio.Task[Any], _Passage] = {}
+        self._checking: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        passage = _Passage(scope, send)
+        try:
+            if scope["path"] in _HEALTH:
+                await self._app(scope, receive, passage.send)
+            else:
+                await self._admit(scope, receive, passage)
+        except ClientDisconnect:
+            # Nobody is left to answer; the log says so by the number that nginx gave to this.
+            passage.status = passage.status or 499
+        except Exception as error:
+            passage.report(error)
+            if not passage.status:
+                await passage.refuse(error)(scope, receive, passage.send)
+        finally:
+            self._log(passage)
+
+    async def _admit(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
+        """Pass a request on if there is room for it, for as long as it may take."""
+        if len(self._passing) >= self._server.settings.requests:
+            raise _busy("the server has too many requests now")
+        task = asyncio.current_task()
+        assert task is not None
+        self._passing[task] = passage
+        if self._checking is None:
+            self._check_later()
+        try:
+            if scope["path"] not in _PUBLIC_PATHS:
+                scope["principal"] = await self._authenticate(scope)
+            await self._app(scope, receive, passage.send)
+        except asyncio.CancelledError:
+            if task in self._passing:
+                raise
+            # An answer that has begun is cut off by returning: the server closes its connection.
+            if not passage.status:
+                raise _busy(f"the request took over {passage.seconds:g} s") from None
+        finally:
+            self._passing.pop(task, None)
+
+    def _check_later(self) -> None:
+        """Look for requests whose time is over, one timer for all of them.
+
+        A timer for each request would take as long as reading a cached record.
+        """
+        loop = asyncio.get_running_loop()
+        self._checking = loop.call_later(_CHECK_SECONDS, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        overdue = [task for task, passage in self._passing.items() if passage.ends <= now]
+        for task in overdue:
+            del self._passing[task]
+            task.cancel()
+        self._checking = None
+        if self._passing:
+            self._check_later()
+
+    async def _authenticate(self, scope: Scope) -> Principal:
+        """Return who sends a request, whose rate it counts for.
+
+        Raises:
+            ProblemError: The request is refused.
+        """
+        sent: dict[bytes, bytes] = dict(scope["headers"])
+        _refuse_foreign_page(scope, sent)
+        if sent.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ProblemError(
+                415, "compressed bodies are not accepted: leave out Content-Encoding"
+            )
+        if scope["path"] in _WITHOUT_TOKEN:
+            self._rate.take(client_address(scope), time.monotonic())
+            return NOBODY
+        token = _presented_token(scope, sent)
+        scope["credential"] = token or ""
+        if token is None:
+            self._rate.take(client_address(scope), time.monotonic())
+            return await self._without_token(sent)
+        principal = self._server.principals.recall(token)
+        if principal is None:
+            async with self._look_ups.turn(client_address(scope)):
+                principal = await self._server.principals.find(token)
+        # A wrong token counts for its address, which refuses no good one behind the same address.
+        self._rate.take(principal.name if principal else client_address(scope), time.monotonic())
+        if principal is None:
+            raise _token_error("the token is wrong, expired or revoked: ask an admin for a new one")
+        return principal
+
+    async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
+        principal = await self._server.principals.find(None)
+        if principal is None:
+            if self._server.settings.open_read:
+                return READER
+            raise _token_error(
+                "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
+                " (as a header: Authorization: Bearer TOKEN)",
+            )
+        # DNS rebinding: a web page can make its own name resolve to this machine and send requests
+        # from a browser here, but its requests still carry that name.
+        if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
+            raise _token_error(
+                f"{NO_TOKENS}only requests to localhost are answered: create a token"
+            )
+        if not _PROXY_HEADERS.isdisjoint(sent):
+            raise _token_error(
+                f"{NO_TOKENS}no request that came through a proxy is answered: create a token",
+            )
+        return principal
+
+    def _log(self, passage: _Passage) -> None:
+        seconds = time.monotonic() - passage.began
+        scope, status = passage.scope, passage.status
+        template = getattr(scope.get("route"), "path_format", "(none)")
+        # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._server.metrics.count_request(method, template, status, seconds)
+        # A fleet reads all day long: successful reads are logged at the level `debug` only, except
+        # exports, by which somebody takes everything.
+        is_read = method == "GET" and status < 400 and template != _EXPORT
+        level = logging.DEBUG if is_read else logging.INFO
+        if _logger.isEnabledFor(level):
+            fields = passage.fields | {
+                "method": scope["method"],
+                "status": status,
+                "ms": round(seconds * 1000, 2),
+                "client": client_address(scope),
+                "who": getattr(scope.get("principal"), "name", None),
+            }
+            _logger.log(level, "answered", extra={"fields": fields})
+
+
+class _Passage:
+    """A request on its way through the gate, and what was sent of its answer.
+
+    Attributes:
+        status: The status of the answer; 0 before it has begun.
+        began: When the request came.
+        seconds: Those to the answer, in which its body comes, and between two of its pieces.
+        ends: When its time is over.
+    """
+
+    __slots__ = ("_send", "began", "ends", "request_id", "scope", "seconds", "status")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.scope, self._send, self.status = scope, send, 0
+        sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
+        is_fit = _REQUEST_ID.fullmatch(sent_id)
+        self.request_id: bytes = sent_id if is_fit else b"%016x" % _ids.getrandbits(64)
+        self.seconds = _LONG_SECONDS if scope["path"].endswith(_LONG) else _SECONDS
+        self.began = time.monotonic()
+        self.ends = self.began + self.seconds
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, with the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id)]
+        elif message.get("more_body"):
+            self.ends = time.monotonic() + self.seconds
+        await self._send(message)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What each line of the log says of a request."""
+        path: str = self.scope["path"]
+        shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
+        return {"request": self.request_id.decode(), "path": shown}
+
+    def report(self, error: Exception) -> None:
+        """Log an error that the request shall not end with."""
+        if self.status and isinstance(error.__cause__, ANSWERED_ERRORS):
+            # The server closes the connection, by which the client notices it.
+            cause = {"error": str(error.__cause__).partition("\n")[0]}
+            _logger.warning("an answer was cut off", extra={"fields": self.fields | cause})
+        elif not isinstance(error, ANSWERED_ERRORS):
+            _logger.exception("unforeseen", extra={"fields": self.fields})
+
+    def refuse(self, error: Exception) -> ASGIApp:
+        """Return the answer to a request that ended with an error."""
+        if isinstance(error, ANSWERED_ERRORS):
+            return respond_to(error)
+        name = self.request_id.decode()
+        detail = f"this should not happen: tell the server's admin about request {name}"
+        return problem(500, detail)
+
+
+def _busy(said: str) -> ProblemError:
+    headers = {"Retry-After": "2", "Connection": "close"}
+    return ProblemError(503, f"{said}: try again", headers=headers)
+
+
+def _token_error(said: str) -> ProblemError:
+    return ProblemError(401, said, headers={"WWW-Authenticate": "Bearer"})
+
+
+class PrincipalCache:
+    """Principals of tokens, as the database had them at most `TOKEN_SECONDS` ago.
+
+    Attributes:
+        entries: By token, its principal and when the entry ends; by None, whom a request without a
+            token comes from, which is nobody as soon as there are tokens.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Cache look-ups in a database."""
+        self._database = database
+        self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
+        self.entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
+
+    def recall(self, presented: str | None) -> Principal | None:
+        """Return the principal of a token that was looked up a moment ago."""
+        principal, until = self.entries.get(presented, (None, 0.0))
+        return principal if time.monotonic() < until else None
+
+    async def find(self, presented: str | None) -> Principal | None:
+        """Return the principal of a token; None if it is wrong, expired or revoked."""
+        principal, until = self.entries.get(presented, (None, 0.0))
+        if time.monotonic() < until:
+            return principal
+        return await self._looking_up.get(presented, lambda: self._look_up(presented))
+
+    def clear(self) -> None:
+        """Drop all entries, and the results of look-ups in progress."""
+        self.entries, self._looking_up = OrderedDict(), SingleFlight()
+
+    async def _look_up(self, presented: str | None) -> Principal | None:
+        # `clear` replaces the dict: a look-up that began before it must not write to the new one.
+        entries, started = self.entries, time.monotonic()
+        if presented is None:
+            principal = await run_in_threadpool(self._find_anybody)
+            entries[None] = principal, started + TOKEN_SECONDS
+            return principal
+        verified = await run_in_threadpool(tokens.verify, self._database, presented)
+        if verified is None:
+            entries.pop(presented, None)
+            return None
+        left = TOKEN_SECONDS if verified.expires_in is None else verified.expires_in
+        entries[presented] = verified.principal, started + min(TOKEN_SECONDS, left)
+        while len(entries) > _MAX_TOKENS:
+            entries.popitem(last=False)
+        return verified.principal
+
+    def _find_anybody(self) -> Principal | None:
+        with self._database.read() as connection:
+            return None if tokens.any_issued(connection) else ANYBODY
+
+
+class RateLimiter:
+    """How often each caller may ask: at a rate, and faster after a while of silence."""
+
+    def __init__(self, rate: float) -> None:
+        """Allow each caller `rate` requests a second; 0 allows any."""
+        self._rate = rate
+        self._due: OrderedDict[str, float] = OrderedDict()
+        """By caller, when he would have sent his next request at the rate."""
+
+    def take(self, caller: str, now: float) -> None:
+        """Count a request of a caller.
+
+        Raises:
+            ProblemError: 429, with the seconds to wait in `Retry-After`.
+        """
+        if not self._rate:
+            return
+        due = max(self._due.pop(caller, 0.0), now - _BURST_SECONDS)
+        self._due[caller] = due if due > now else due + 1 / self._rate
+        if len(self._due) > _MAX_CALLERS:
+            self._due.popitem(last=False)
+        if due > now:
+            wait = max(1, round(due - now))
+            raise ProblemError(
+                429,
+                f"over {self._rate:g} requests a second: wait {wait} s",
+                headers={"Retry-After": str(wait)},
+            )
+
+
+class Turns:
+    """Turns for requests: `of_each` for each key at a time, and `total` for all keys.
+
+    A request that waits here holds no thread, no connection to the database and no memory.
+    """
+
+    def __init__(self, total: int, of_each: int) -> None:
+        """Give `total` turns at a time, of which `of_each` for the same key."""
+        self._all = asyncio.Semaphore(total)
+        self._of_each = of_each
+        self._by_key: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, key: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it within the block.
+
+        Raises:
+            ProblemError: 503, the requests before this one did not end in time.
+        """
+        queue = self._by_key.setdefault(key, asyncio.Semaphore(self._of_each))
+        taken: list[asyncio.Semaphore] = []
+        try:
+            with anyio.move_on_after(LONGEST_WAIT):
+                for semaphore in (queue, self._all):
+                    await semaphore.acquire()
+                    taken.append(semaphore)
+            if len(taken) < 2:
+                raise ProblemError(
+                    503,
+                    "other requests of this kind take long: try again",
+                    headers={"Retry-After": "2"},
+                )
+            yield
+        finally:
+            for semaphore in taken:
+                semaphore.release()
+
+
+def is_page(scope: Scope) -> bool:
+    """Return whether a request is for a page, and not for the protocol."""
+    return not scope["path"].startswith("/v1/")
+
+
+def client_address(scope: Scope) -> str:
+    """Return the address that a request came from."""
+    return scope["client"][0] if scope.get("client") else "unknown"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address can be reached from this machine only."""
+    name = host.strip("[]")
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return name if port.isdigit() and not host.endswith("]") else host
+
+
+def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
+    """Check that no other site's page sends a request, except for pages, which may be linked to.
+
+    Browsers name the page's site in `Sec-Fetch-Site` or `Origin`, and no page can change either;
+    programs send neither.
+
+    Raises:
+        ProblemError: 403.
+    """
+    origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site", b"").lower()
+    if (scope["method"] in ("GET", "HEAD") and is_page(scope)) or (origin is None and not site):
+        return
+    try:
+        named = urlsplit(origin or b"").netloc.lower()
+    except ValueError:
+        named = b""
+    is_own = origin is None or (named and named == sent.get(b"host", b"").lower())
+    if site in (b"cross-site", b"same-site") or not is_own:
+        raise ProblemError(403, "a page of another site may not send this request")
+
+
+def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
+    """Return the token of a request; None if it presents none.
+
+    Browsers send cookies unasked. They count for pages alone, whose forms carry a proof that this
+    server made them: another site's page could otherwise write with them.
+
+    Raises:
+        ProblemError: 401, it is presented in another way.
+    """
+    if b"authorization" not in sent:
+        cookie = sent.get(b"cookie", b"").decode("latin-1")
+        found = _COOKIE.search(cookie) if is_page(scope) else None
+        return found.group(1) if found else None
+    scheme, _, value = sent[b"authorization"].decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer":
+        raise _token_error("the token goes into  Authorization: Bearer TOKEN")
+    return value.strip()

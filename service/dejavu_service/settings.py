@@ -13,9 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.safe_files import data_folder
 
-__all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_settings"]
+__all__ = [
+    "ENVIRONMENT_PREFIX",
+    "MOST_RECORDS",
+    "ServerSettings",
+    "default_database",
+    "read_settings",
+]
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
+MOST_RECORDS = 10_000
+"""Records or misses in one request: more would keep other writers waiting for seconds."""
 
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+)(_\w+)?=.*|PORT=[a-z]+://.*")
 """Variables that Kubernetes makes for a Service that is called `dejavu-server`."""
@@ -56,20 +64,10 @@ class ServerSettings(BaseModel):
     """Largest body of a request, in bytes."""
     max_import: int = Field(default=2 * 2**30, ge=1024)
     """Largest body of an import, in bytes."""
-    max_records: int = Field(default=10_000, ge=1)
-    """Largest number of records or misses in one request."""
     requests: int = Field(default=1000, ge=1)
     """Requests that may be in progress at a time; others get a 503."""
     rate: float = Field(default=1000.0, ge=0)
-    """Requests a second from one token, or from one address without a token; 0 means no limit."""
-    burst: int = Field(default=20_000, ge=1)
-    """Requests that may arrive at once before `rate` limits them."""
-    pool: int = Field(default=8, ge=1, le=100)
-    """Database connections that a replica keeps open; it opens as many again under load."""
-    cache_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Bytes of compressed answers kept in memory."""
-    token_ttl: float = Field(default=5.0, ge=0)
-    """Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
+    """Requests a second from one token, or one address without a token; 0 means no limit."""
     drain: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which a server that was told to stop still serves, and is not ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -19,12 +19,12 @@ from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store, TieredStore, open_store, tiers_of, wait_longer
 from dejavu_cache.system.safe_files import replace_file
 
+from .app import make_server
 from .pages import rendering
 from .pages.overview import OverviewFilter, overview
 from .services import tokens
 from .services.access import ANYBODY, EVERYWHERE, READER
 from .services.records import merge_record_set
-from .serving import make_server
 from .settings import ServerSettings
 from .storage import contexts, schema
 from .storage.database import Database

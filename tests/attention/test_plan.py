@@ -1,22 +1,33 @@
-"""A plan computes what `paged_attention` does, layer by layer, and refuses other layers."""
+"""A plan computes what `paged_attention` does, layer by layer, and may write new tokens beside."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import REFUSED_MASK, Case, draw, relative_error, vary
+from support.attention_batches import (
+    FEW_SEQUENCES,
+    REFUSED_MASK,
+    Case,
+    Drawn,
+    draw,
+    relative_error,
+    take_new_tokens,
+    vary,
+)
 
-from dejavu_cache.attention import api, plan
+from dejavu_cache.attention import NewTokens, api, plan
 from dejavu_cache.attention.batch import LayerTensors
+from dejavu_cache.attention.kernels.few_sequences import FewSequencesLayers
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
 )
 
 SMALL = Case(new=[1, 5, 1], past=[40, 0, 17], heads=(4, 2), dtype=torch.float16)
-LENGTHS = ("q", "k_cache", "v_cache")
+LAYER = ("q", "k_cache", "v_cache")
 
 
 class CountedLayers:
@@ -36,20 +47,20 @@ class CountedLayers:
         return True
 
 
-def plan_of(arguments: dict[str, Any]) -> Any:
-    tensors = [arguments[name] for name in LENGTHS]
-    return plan(*tensors, **{k: v for k, v in arguments.items() if k not in LENGTHS})
+def plan_layers(arguments: dict[str, Any]) -> Any:
+    tensors = [arguments[name] for name in LAYER]
+    return plan(*tensors, **{k: v for k, v in arguments.items() if k not in LAYER})
 
 
 @REFUSED_MASK
 def test_each_layer_gets_its_own_result() -> None:
     layers = [draw(SMALL), draw(vary(SMALL, seed=0))]
-    for name in LENGTHS:
+    for name in LAYER:
         layers[1].arguments[name] = layers[0].arguments[name] * 0.5
     layers[1].expected = layers[1].run("reference")
-    step = plan_of(layers[0].arguments)
+    step = plan_layers(layers[0].arguments)
     for layer in layers:
-        tensors = [layer.arguments[name] for name in LENGTHS]
+        tensors = [layer.arguments[name] for name in LAYER]
         out = torch.full_like(tensors[0], float("nan"))
         assert step.run(*tensors, out=out) is out
         assert relative_error(out, layer.expected) < 1e-3
@@ -63,17 +74,17 @@ def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(api, "layers_of", lambda *arguments: layers)
     monkeypatch.setattr(api, "queue", lambda: queues[layers.layer])
     batch = draw(SMALL)
-    step = plan_of(batch.arguments)
+    step = plan_layers(batch.arguments)
     for layers.layer in range(len(queues)):
-        step.run(*(batch.arguments[name] for name in LENGTHS))
+        step.run(*(batch.arguments[name] for name in LAYER))
     assert (layers.prepared, layers.repeated) == ([0, 3, 5], [1, 2, 4])
 
 
 @REFUSED_MASK
 def test_each_layer_has_scales_of_its_own() -> None:
     batch = draw(vary(SMALL, cache_dtype=torch.float8_e4m3fn))
-    tensors = [batch.arguments[name] for name in LENGTHS]
-    step = plan_of(batch.arguments)
+    tensors = [batch.arguments[name] for name in LAYER]
+    step = plan_layers(batch.arguments)
     for factors in (None, (0.3, 2.5), (1.9, 0.5)):
         if factors is not None:
             batch.arguments.update(k_scale=factors[0], v_scale=factors[1])
@@ -96,16 +107,16 @@ def test_scales_that_are_no_scales_are_refused(
     cache_dtype: torch.dtype | None, scales: Any, message: str
 ) -> None:
     arguments = draw(vary(SMALL, cache_dtype=cache_dtype)).arguments
-    step = plan_of(arguments)
+    step = plan_layers(arguments)
     with pytest.raises(ValueError, match=message):
-        step.run(*(arguments[name] for name in LENGTHS), scales=scales)
+        step.run(*(arguments[name] for name in LAYER), scales=scales)
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@pytest.mark.parametrize("name", LAYER)
 def test_a_layer_of_another_form_is_refused(name: str) -> None:
     arguments = draw(SMALL).arguments
-    step = plan_of(arguments)
-    tensors = {other: arguments[other] for other in LENGTHS}
+    step = plan_layers(arguments)
+    tensors = {other: arguments[other] for other in LAYER}
     tensors[name] = torch.cat([tensors[name], tensors[name]])
     with pytest.raises(ValueError, match=rf"^{name}: .*; planned was "):
         step.run(*tensors.values())
@@ -114,4 +125,132 @@ def test_a_layer_of_another_form_is_refused(name: str) -> None:
 def test_bad_arguments_are_named_by_the_plan() -> None:
     arguments = draw(SMALL).arguments
     with pytest.raises(ValueError, match=r"^max_seqlen_q: 0; expected"):
-        plan_of({**arguments, "max_seqlen_q": 0})
+        plan_layers({**arguments, "max_seqlen_q": 0})
+
+
+DRAFTED = Case(new=[2, 3], past=[0, 70], heads=(4, 2), dtype=torch.float16)
+
+
+def check_written(batch: Drawn, new: NewTokens) -> None:
+    """Check a layer's results, and the cache, in which each token lies at its slot."""
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    step = plan_layers(batch.arguments)
+    assert step.writes(new)
+    out = step.run(q, k_cache, v_cache, new=new)
+    assert relative_error(out, batch.expected) < 1e-3
+    for cache, rows in zip((k_cache, v_cache), new, strict=False):
+        assert torch.equal(cache.flatten(0, 1)[new.slots], rows)
+
+
+@pytest.fixture
+def for_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose, on the CPU too, what a Hopper GPU chooses for one or two sequences."""
+    monkeypatch.setattr(api, "choose", lambda batch: "few_sequences")
+
+
+@REFUSED_MASK
+@pytest.mark.usefixtures("for_few_sequences")
+@pytest.mark.parametrize("window", [-1, 0, 40])
+@pytest.mark.parametrize("name", [name for name in FEW_SEQUENCES if name != "long"])
+def test_new_tokens_are_computed_and_written(name: str, window: int) -> None:
+    new, past = FEW_SEQUENCES[name]
+    batch = draw(vary(DRAFTED, new=new, past=past, window=window, sinks=True, alibi=True))
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    expected = k_cache.clone(), v_cache.clone()
+    tokens = take_new_tokens(batch.arguments)
+    step = plan_layers(batch.arguments)
+    assert step.writes(tokens)
+    for _ in range(2):  # the second layer repeats the first one's launches
+        out = step.run(q, k_cache, v_cache, new=tokens)
+        assert relative_error(out, batch.expected) < 1e-3
+        for cache, whole in zip((k_cache, v_cache), expected, strict=True):
+            assert torch.equal(cache, whole) or torch.equal(cache.nan_to_num(), whole.nan_to_num())
+    assert relative_error(step.run(q, k_cache, v_cache), batch.expected) < 1e-3
+
+
+@REFUSED_MASK
+@pytest.mark.usefixtures("for_few_sequences")
+def test_a_token_without_a_slot_is_not_written() -> None:
+    batch = draw(DRAFTED)
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    tokens = take_new_tokens(batch.arguments)
+    slot = int(tokens.slots[1])
+    tokens.slots[1] = -1
+    out = plan_layers(batch.arguments).run(q, k_cache, v_cache, new=tokens)
+    assert relative_error(out, batch.expected) < 1e-3
+    for cache in (k_cache, v_cache):
+        rows = cache.flatten(0, 1)
+        assert rows[slot].isnan().all()
+        assert not rows[tokens.slots[tokens.slots >= 0]].isnan().any()
+
+
+@REFUSED_MASK
+@pytest.mark.usefixtures("for_few_sequences")
+def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> None:
+    """As a compiler leaves them: keys that were rotated lie by themselves."""
+    batch = draw(vary(DRAFTED, new=[1, 1]))
+    tokens = take_new_tokens(batch.arguments)
+    tokens = tokens._replace(keys=tokens.keys.contiguous())
+    assert tokens.keys.stride() != tokens.values.stride()
+    check_written(batch, tokens)
+
+
+@REFUSED_MASK
+@pytest.mark.usefixtures("for_few_sequences")
+def test_tokens_that_are_not_computed_as_a_page_are_written_before() -> None:
+    """Several tokens of a sequence, whose keys are not as far apart as their values."""
+    batch = draw(DRAFTED)
+    tokens = take_new_tokens(batch.arguments)
+    tokens = tokens._replace(keys=tokens.keys.contiguous())
+    assert not FewSequencesLayers().writes(plan_layers(batch.arguments).batch, tokens)
+    check_written(batch, tokens)
+
+
+@pytest.mark.parametrize(("head_size", "page"), [(64, 7), (96, 16)])
+def test_every_kernel_finds_the_new_tokens_written(head_size: int, page: int) -> None:
+    batch = draw(
+        Case(
+            new=[1, 40, 3],
+            past=[30, 0, 9],
+            heads=(4, 2),
+            head_size=head_size,
+            page=page,
+            dtype=torch.float16,
+        )
+    )
+    assert plan_layers(batch.arguments).implementation != "few_sequences"
+    check_written(batch, take_new_tokens(batch.arguments))
+
+
+def with_columns_apart(new: NewTokens) -> NewTokens:
+    return new._replace(values=new.values.repeat_interleave(2, 2)[..., ::2])
+
+
+WRONG: dict[str, Callable[[NewTokens], NewTokens]] = {
+    r"^new\.keys: float16\[4, 2, 64\]": lambda new: new._replace(keys=new.keys[1:]),
+    r"^new\.values: float32": lambda new: new._replace(values=new.values.float()),
+    r"^new\.values: .* last dimension contiguous": with_columns_apart,
+    r"^new\.slots: .*; expected int64\[5\]": lambda new: new._replace(slots=new.slots[1:]),
+    r"^new\.slots: int32\[5\]": lambda new: new._replace(slots=new.slots.int()),
+}
+
+
+@pytest.mark.usefixtures("for_few_sequences")
+@pytest.mark.parametrize("message", WRONG)
+def test_new_tokens_that_do_not_fit_are_refused_by_name(message: str) -> None:
+    batch = draw(DRAFTED)
+    tokens = WRONG[message](take_new_tokens(batch.arguments))
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    with pytest.raises(ValueError, match=message):
+        plan_layers(batch.arguments).run(q, k_cache, v_cache, new=tokens)
+
+
+@pytest.mark.usefixtures("for_few_sequences")
+def test_a_quantized_cache_is_not_written() -> None:
+    tokens = take_new_tokens(draw(DRAFTED).arguments)
+    batch = draw(vary(DRAFTED, cache_dtype=torch.float8_e4m3fn))
+    step = plan_layers(batch.arguments)
+    assert not step.writes(tokens)
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    with pytest.raises(ValueError, match=r"^new: .* a cache of torch.float8_e4m3fn; write them"):
+        step.run(q, k_cache, v_cache, new=tokens)

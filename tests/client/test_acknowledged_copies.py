@@ -88,30 +88,6 @@ def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
     assert kernels_on(server) == ["k.0", "k.2"]
 
 
-def test_a_record_that_is_too_large_for_a_request_is_sent_in_parts(
-    server: Running, export: Callable[..., Path]
-) -> None:
-    large = record(16, *(measurement(block) for block in range(300)))
-    out = dejavu("import", export((large,)), "--store", server.base)
-    assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "1 new, 0 known"), out
-    client = ProtocolClient(server.base)
-    (of,) = client.contexts()
-    stored = client.record(of, large.scenario)
-    assert stored is not None
-    assert set(stored.by_config) == set(large.by_config)
-
-
-def test_many_records_of_one_context_are_sent_in_parts(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'limited.sqlite3'}"
-    FileStore(tmp_path / "local").put(context(), [record(size) for size in range(2000)])
-    limits = {"DEJAVU_SERVER_MAX_RECORDS": "1000"}
-    with running_server(url, tmp_path / "log2", limits) as limited:
-        out = dejavu("sync", "--push-only", "--store", f"{tmp_path / 'local'},{limited.base}")
-        assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
-        out = dejavu("sync", "--pull-only", "--store", f"{tmp_path / 'copy'},{limited.base}")
-        assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
-
-
 def test_a_server_that_dies_takes_what_it_acknowledged_and_the_rest_is_named(
     server: Running, export: Callable[..., Path]
 ) -> None:

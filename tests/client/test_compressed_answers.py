@@ -58,20 +58,9 @@ def zeros(mebibytes: int) -> bytes:
     return first + more * (mebibytes - 1)
 
 
-def zstd_zeros(mebibytes: int) -> bytes:
-    """Return a zstd frame of blocks that repeat one byte 131,072 times."""
-    block = (131_072 << 3 | 2).to_bytes(3, "little") + b"\0"
-    last = (131_072 << 3 | 3).to_bytes(3, "little") + b"\0"
-    return b"\x28\xb5\x2f\xfd\x00\x58" + block * (8 * mebibytes - 1) + last
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows measures no peak")
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "zstd"])
-def test_a_small_answer_does_not_fill_the_memory(encoding: str) -> None:
-    body = zstd_zeros(1024) if encoding == "zstd" else zeros(1024)
-    if encoding == "gzip, gzip":
-        body = gzip.compress(body)
-    with compressed_server(encoding, body) as url:
+def test_a_small_answer_does_not_fill_the_memory() -> None:
+    with compressed_server("gzip", zeros(1024)) as url:
         growth = int(run_python(READ_AND_MEASURE, url).stdout)
     assert growth < 2 * transport.LARGEST_BODY >> 20
 
@@ -103,7 +92,7 @@ def test_a_body_at_the_limit_is_read_and_a_longer_one_is_not(
     ("encoding", "body", "reason"),
     [
         ("gzip, gzip", gzip.compress(PACKED, mtime=0), "encoding 'gzip, gzip'"),
-        ("zstd", zstd_zeros(1), "encoding 'zstd'"),
+        ("zstd", ROWS, "encoding 'zstd'"),
         ("deflate", zlib.compress(ROWS), "encoding 'deflate'"),
         ("gzip", PACKED[:-12], "not JSON"),
         ("gzip", ROWS, "damaged"),

@@ -52,38 +52,30 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     )
 
 
-def test_ctrl_c_while_a_command_is_imported_prints_no_traceback() -> None:
-    code = """
-        import signal
-        import sys
-
+WHILE_IMPORTED = """
         class Interrupter:
             @staticmethod
             def find_spec(name, path=None, target=None):
                 if name == "typer":
                     signal.raise_signal(signal.SIGINT)
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.meta_path.insert(0, Interrupter)
-        sys.argv = ["dejavu-cache", "ls"]
-        from dejavu_client.__main__ import main
-        main()
-    """
-    out = run_python(code, check=False)
-    assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
-
-
-def test_ctrl_c_while_the_arguments_are_parsed_prints_no_traceback() -> None:
-    code = """
-        import signal
-        import sys
+"""
+WHILE_PARSED = """
         import typer.main
 
-        def interrupt(*args, **options):
-            signal.raise_signal(signal.SIGINT)
+        typer.main.get_command = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("interrupted", [WHILE_IMPORTED, WHILE_PARSED], ids=["import", "parse"])
+def test_ctrl_c_before_a_command_begins_prints_no_traceback(interrupted: str) -> None:
+    code = f"""
+        import signal
+        import sys
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        typer.main.get_command = interrupt
+        {interrupted}
         sys.argv = ["dejavu-cache", "ls"]
         from dejavu_client.__main__ import main
         main()

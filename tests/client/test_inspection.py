@@ -33,19 +33,6 @@ def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
     assert "all winners: num_warps=4" in out
 
 
-def test_show_filters_by_scenario(store: FileStore) -> None:
-    lines = json.loads(
-        run_cli("show", "add", "--where", "M=32", "--store", store.root, "--json").stdout
-    )
-    assert [line["record"]["scenario"]["args"]["M"] for line in lines] == [32]
-
-
-def test_show_of_what_is_not_there_exits_1(store: FileStore) -> None:
-    out = run_cli("show", "nothing", "--store", store.root)
-    assert (out.returncode, out.stdout) == (1, "")
-    assert "has no kernel 'nothing'" in out.stderr
-
-
 def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Path) -> None:
     assert run_cli("diff", store.root, store.root).returncode == 0
     other = FileStore(tmp_path / "other")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dejavu_client.cli.errors import NothingFoundError
-from dejavu_client.cli.kernel_names import matching_kernels, shorten_kernels
+from dejavu_client.cli.queries import matching_kernels, shorten_kernels
 
 
 @pytest.mark.parametrize(

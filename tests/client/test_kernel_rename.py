@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from dejavu_client.cli.commands.rename import KernelRename, apply_rename, preview_rename
+from dejavu_client.cli.commands.rename import KernelRename, apply_rename
 from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
@@ -122,7 +122,8 @@ def test_names_that_cannot_be_renamed_are_refused(old: str, new: str) -> None:
 
 def test_a_preview_writes_nothing(store: FileStore) -> None:
     sealed = FileStore(store.root, read_only=True)
-    assert preview_rename(sealed, KernelRename.parse("pkg.old.add", "pkg.new.add")).records == 2
+    names = KernelRename.parse("pkg.old.add", "pkg.new.add")
+    assert apply_rename(sealed, names, preview=True).records == 2
 
 
 @pytest.mark.parametrize("name", ["pkg.\n", "pkg.\udcff", "pkg." + "x" * 500])

@@ -37,22 +37,20 @@ def pinned_in(store: FileStore) -> object:
 
 
 @pytest.mark.parametrize("ahead", CLOCKS_AHEAD, ids=str)
-def test_a_pin_replaces_one_that_is_dated_ahead(store: FileStore, ahead: timedelta) -> None:
-    pin_ahead(store, ahead)
-    out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
-    assert out.returncode == 0, out.stderr
-    assert "pinned to BLOCK=32, num_warps=4, 2.00x the time of the fastest" in out.stdout
-    assert pinned_in(store) == SLOW
-    assert "BLOCK=32" in run_cli("explain", "add", "--store", store.root).stdout
-
-
-@pytest.mark.parametrize("ahead", CLOCKS_AHEAD, ids=str)
-def test_a_pin_that_is_dated_ahead_is_removed(store: FileStore, ahead: timedelta) -> None:
-    pin_ahead(store, ahead)
-    out = run_cli("pin", "add", "--remove", "--store", store.root)
-    assert out.returncode == 0, out.stderr
-    assert "no longer pinned" in out.stdout
-    assert pinned_in(store) is None
+def test_a_pin_that_is_dated_ahead_is_replaced_and_removed(
+    store: FileStore, ahead: timedelta
+) -> None:
+    for option, said, pinned in (
+        ("--config BLOCK=32", "pinned to BLOCK=32, num_warps=4, 2.00x the time of the fast", SLOW),
+        ("--remove", "no longer pinned", None),
+    ):
+        pin_ahead(store, ahead)
+        out = run_cli("pin", "add", *option.split(), "--store", store.root)
+        assert out.returncode == 0, out.stderr
+        assert said in out.stdout
+        assert pinned_in(store) == pinned
+        shown = run_cli("explain", "add", "--store", store.root).stdout
+        assert ("pinned: BLOCK=32" in shown) == (pinned == SLOW)
 
 
 def test_the_scenarios_of_a_file_are_pinned_by_one_write(
@@ -78,16 +76,6 @@ def test_the_scenarios_of_a_file_are_pinned_by_one_write(
         == 6
     )
     assert len(written) == 4
-
-
-def test_pins_set_in_turn_replace_each_other(store: FileStore) -> None:
-    pin_ahead(store, timedelta(hours=10))
-    for block in (32, 64, 32):
-        assert (
-            run_cli("pin", "add", "--config", f"BLOCK={block}", "--store", store.root).returncode
-            == 0
-        )
-        assert pinned_in(store) == config(block)
 
 
 def test_two_stores_that_are_read_together_are_pinned_together(

@@ -63,50 +63,24 @@ def test_ls_and_the_list_of_trees_fit() -> None:
         assert len({name.rpartition(".")[2] for name in kernels}) == len(kernels)
 
 
-def test_ls_sorts_and_selects(small: Path) -> None:
-    out = run_cli("ls", "*segmented.*", "--store", SHIPPED, "--sort=-scenarios", "--json")
-    assert [row["scenarios"] for row in json.loads(out.stdout)] == [93, 1]
-    out = run_cli("ls", "--store", small, "--sort=-tuning_seconds", "--limit", "1", "--json")
-    (first,) = json.loads(out.stdout)
+def test_ls_selects(small: Path) -> None:
+    out = run_cli("ls", "*segmented.*", "--store", SHIPPED, "--json")
+    assert sorted(row["scenarios"] for row in json.loads(out.stdout)) == [1, 93]
+    (first,) = json.loads(run_cli("ls", "--store", small, "--json").stdout)
     assert first["tuning_seconds"] == 185.2
     assert "no records of Triton 1.0" in run_cli("ls", "--store", SHIPPED, "--triton", "1.0").stdout
 
 
-def test_show_prices_a_config_by_the_best() -> None:
-    options = ("qblock_kernel", "--store", SHIPPED, "--cost", "num_stages=2", "--cost", "TILE=64")
-    out = run_cli("show", *options, "--sort=-cost", "--limit", "9")
-    header, *rows = (line.split("\t") for line in out.stdout.splitlines()[-10:])
-    costs = [float(row[header.index("cost")].removesuffix("x")) for row in rows]
-    assert costs == sorted(costs, reverse=True)
-    assert costs[0] > 1
-    (best,) = json.loads(run_cli("show", *options, "--sort=-cost", "--limit", "1", "--json").stdout)
-    timed = {
-        tuple(sorted({**item["config"]["params"], **item["config"]["options"]}.items())): item
-        for item in best["record"]["measurements"]
-        if item["median"] is not None
-    }
-    fits = [
-        item["median"]
-        for config, item in timed.items()
-        if {("num_stages", 2), ("TILE", 64)} <= set(config)
-    ]
-    assert costs[0] == round(min(fits) / min(item["median"] for item in timed.values()), 2)
-    assert run_cli("show", *options, "--cost", "num_stages=77").returncode == 1
-
-
-def test_conditions_order_and_limit() -> None:
+def test_conditions_choose_scenarios_in_the_order_of_their_values() -> None:
     out = run_cli(
-        "show", "qblock_kernel", "--store", SHIPPED, "--sort=-ms", "--limit", "5",
+        "show", "qblock_kernel", "--store", SHIPPED,
         "--where", "num_seqs>=64", "--where", "avg_query==1", "--device", "h200",
     )  # fmt: skip
     table = out.stdout.partition("num_seqs\t")[2].splitlines()[1:]
-    rows = [line.split("\t") for line in table]
-    assert len(rows) == 5
-    assert all(int(row[0]) >= 64 for row in rows)
+    numbers = [int(line.split("\t")[0]) for line in table]
+    assert numbers
+    assert numbers == sorted(number for number in numbers if number >= 64)
     assert re.search(r"all scenarios: .*avg_query=1,", out.stdout)
-    times = [float(row[-3]) for row in rows]
-    assert times == sorted(times, reverse=True)
-    assert "more scenarios" in out.stderr
 
 
 @pytest.mark.parametrize(
@@ -115,7 +89,6 @@ def test_conditions_order_and_limit() -> None:
         (("--where", "nonsense"), 2, "write NAME=VALUE"),
         (("--where", "nobody>1"), 2, "no such argument"),
         (("--where", "num_seqs>9999"), 1, "has no scenario"),
-        (("--sort", "nobody"), 2, "no such column"),
         (("--device", "L4"), 1, "'L4'"),
     ],
 )

@@ -14,44 +14,31 @@ from dejavu_cache.engines.vllm import plugin
 from dejavu_cache.engines.vllm.plugin import follow_worker, warm_up_when_loaded
 
 
-@pytest.mark.parametrize("mode", ["tune", "reuse"])
+@pytest.mark.parametrize(
+    ("mode", "options", "measured", "warmed_up"),
+    [
+        ("tune", [], [6, []], [3, []]),
+        ("reuse", [], [0, [16, 32]], [0, [48]]),
+        ("tune", ["--memory-is-given"], None, [6, []]),
+    ],
+    ids=["tune", "reuse", "memory is given"],
+)
 def test_adopted_kernels_are_tuned_in_the_warm_up_and_never_while_serving(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: str, options: list[str], measured: Any, warmed_up: Any
 ) -> None:
+    """What each call benchmarks, and the sizes that it misses."""
     done = fork_program(
-        "start_engine.py",
-        str(tmp_path),
-        TRITON_INTERPRET="0",
-        DEJAVU_CACHE_SHIPPED="0",
-        DEJAVU_CACHE_INSTALL="1",
-        DEJAVU_CACHE_CHECK="0",  # a pretended GPU computes nothing that could be compared
-        DEJAVU_CACHE_MODE=mode,
+        "start_engine.py", str(tmp_path), *options, TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0",
+        DEJAVU_CACHE_INSTALL="1", DEJAVU_CACHE_MODE=mode, DEJAVU_CACHE_CHECK="0",
         DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(),
-    )
+    )  # fmt: skip
     report = json.loads(done.stdout)
     assert report["adopted"]
-    tuned = mode == "tune"
     assert report["load_model"] == [0, []], "vLLM chooses some sizes afterwards"
-    assert report["determine_available_memory"] == ([6, []] if tuned else [0, [16, 32]])
-    assert report["compile_or_warm_up_model"] == ([3, []] if tuned else [0, [48]])
+    assert report.get("determine_available_memory") == measured
+    assert report["compile_or_warm_up_model"] == warmed_up
     assert report["execute_model"] == [0, [64]], "a miss, on the worklist once"
     assert report["launched"]
-
-
-def test_layers_are_warmed_up_where_the_memory_is_given(tmp_path: Path) -> None:
-    done = fork_program(
-        "start_engine.py",
-        str(tmp_path),
-        "--memory-is-given",
-        TRITON_INTERPRET="0",
-        DEJAVU_CACHE_SHIPPED="0",
-        DEJAVU_CACHE_INSTALL="1",
-        DEJAVU_CACHE_CHECK="0",  # a pretended GPU computes nothing that could be compared
-        DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(),
-    )
-    report = json.loads(done.stdout)
-    assert report["compile_or_warm_up_model"] == [6, []]
-    assert report["execute_model"] == [0, [64]]
 
 
 def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:

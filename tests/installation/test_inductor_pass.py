@@ -12,6 +12,7 @@ from dejavu_cache.installation.inductor_pass import (
     install_inductor_pass,
     uninstall_inductor_pass,
 )
+from dejavu_cache.runtime.launch import leave_untraced
 
 
 def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
@@ -131,3 +132,18 @@ def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(
     assert graph_pass.uuid() is None
     assert "Is a directory" in caplog.text
     uninstall_inductor_pass()
+
+
+def test_a_torch_that_takes_no_rules_of_what_to_trace_breaks_no_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They keep torch.compile out of the code behind a launch, and are private to torch."""
+    import torch._dynamo.trace_rules as rules
+
+    def add(*_: Any) -> None:
+        raise NotImplementedError("rules are files now")
+
+    monkeypatch.setattr(rules, "add", add)
+    leave_untraced.cache_clear()
+    leave_untraced()
+    assert "rules are files now" in caplog.text

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.records import MOMENT, config, measurement, record
@@ -15,48 +17,31 @@ from dejavu_cache.model.selection import distance, winner
 ALL = {config(16), config(32), config(64)}
 
 
-def test_the_fastest_declared_config_wins() -> None:
-    full = record(32, measurement(16, 1.0), measurement(32, 2.0), measurement(64, 3.0))
-    assert winner(full, ALL) == config(16)
-    assert winner(full, ALL - {config(16)}) == config(32)
-    assert winner(full, {config(128)}) is None
+WINNERS: dict[str, tuple[dict[int, float], int | None, int | None, int]] = {
+    "the fastest": ({16: 1.0, 32: 2.0, 64: 3.0}, None, None, 16),
+    "a near tie does not flip": ({16: 1.0, 32: 1.005}, 32, None, 32),
+    "a clear difference flips": ({16: 1.0, 32: 1.2}, 32, None, 16),
+    "the default where it ties with the best": ({16: 1.0, 32: 1.005, 64: 1.002}, 32, 64, 64),
+}
+"""Medians by block, the recorded winner, the default, and who wins."""
 
 
-def test_a_failed_config_never_wins() -> None:
-    failed = Measurement(
-        config=config(16), failure=Failure(kind="compile_error", reason="no"), at=MOMENT
-    )
-    assert winner(record(32, failed, measurement(32, 9.0)), ALL) == config(32)
-    assert winner(record(32, failed), ALL) is None
+@pytest.mark.parametrize("case", WINNERS)
+def test_who_wins(case: str) -> None:
+    medians, recorded, default, best = WINNERS[case]
+    won = Winner(config=config(recorded), at=MOMENT) if recorded else None
+    full = record(32, *(measurement(block, at) for block, at in medians.items()), winner=won)
+    assert winner(full, ALL, default=config(default) if default else None) == config(best)
 
 
-def test_a_near_tie_does_not_flip() -> None:
-    full = record(
-        32,
-        measurement(16, 1.0),
-        measurement(32, 1.005),
-        winner=Winner(config=config(32), at=MOMENT),
-    )
-    assert winner(full, ALL) == config(32)
-
-
-def test_a_clear_difference_flips() -> None:
-    full = record(
-        32, measurement(16, 1.0), measurement(32, 1.2), winner=Winner(config=config(32), at=MOMENT)
-    )
-    assert winner(full, ALL) == config(16)
-
-
-def test_the_default_wins_where_it_ties_with_the_best() -> None:
-    """And so takes the place of a previous winner that is slower than it."""
-    full = record(
-        32,
-        measurement(16, 1.0),
-        measurement(32, 1.005),
-        measurement(64, 1.002),
-        winner=Winner(config=config(32), at=MOMENT),
-    )
-    assert winner(full, ALL, default=config(64)) == config(64)
+def test_only_declared_configs_that_ran_win() -> None:
+    failure = Failure(kind="compile_error", reason="no")
+    failed = Measurement(config=config(16), failure=failure, at=MOMENT)
+    some = record(32, failed, measurement(32, 9.0), measurement(64, 9.9))
+    assert winner(some, ALL) == config(32)
+    assert winner(some, {config(16), config(64)}) == config(64)
+    assert winner(some, {config(16)}) is None
+    assert winner(some, {config(128)}) is None
 
 
 @given(
@@ -74,39 +59,22 @@ def test_by_its_own_measurements_the_winner_beats_the_default(
     assert chosen <= medians.get(default, math.inf)
 
 
-def test_distances_are_on_a_log_scale() -> None:
-    wanted = record(64).scenario
-    assert distance(wanted, record(16).scenario) == 2.0
-    assert distance(wanted, record(1024).scenario) == 4.0
-
-
-def test_only_numbers_may_differ() -> None:
-    scenario = Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float16"})
-    assert (
-        distance(scenario, Scenario(args={"M": 64, "causal": True}, dtypes={"x": "float16"})) == 1.0
-    )
-    assert (
-        distance(scenario, Scenario(args={"M": 32, "causal": False}, dtypes={"x": "float16"}))
-        == math.inf
-    )
-    assert (
-        distance(scenario, Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float32"}))
-        == math.inf
-    )
-    assert (
-        distance(scenario, Scenario(args={"M": None, "causal": True}, dtypes={"x": "float16"}))
-        == math.inf
-    )
-    assert (
-        distance(scenario, Scenario(args={"M": -32, "causal": True}, dtypes={"x": "float16"}))
-        == math.inf
-    )
+def test_distances_are_on_a_log_scale_and_only_numbers_may_differ() -> None:
+    wanted = Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float16"})
+    for args, dtypes, gap in (
+        ({"M": 8}, {}, 2.0),
+        ({"M": 512}, {}, 4.0),
+        ({"causal": False}, {}, math.inf),
+        ({}, {"x": "float32"}, math.inf),
+        ({"M": None}, {}, math.inf),
+        ({"M": -32}, {}, math.inf),
+    ):
+        other = Scenario(args={**wanted.args, **args}, dtypes={**wanted.dtypes, **dtypes})
+        assert distance(wanted, other) == gap, other
 
 
 def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:
     """Close contenders are repeated before the tuner decides; a reader need not know that."""
-    from datetime import timedelta
-
     later = MOMENT + timedelta(seconds=1)
     decided = record(
         32, measurement(16, 1.0), measurement(32, 1.05), winner=Winner(config=config(32), at=later)

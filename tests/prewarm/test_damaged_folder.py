@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.command_line import run_cli
 from support.prewarming import prewarm
-from support.processes import dejavu
 
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.manifest import MANIFEST, SCHEMA
@@ -79,7 +79,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_the_doctor_names_what_would_not_be_used(case: str, out: Path) -> None:
     damage, named = DAMAGES[case]
     damage(out)
-    said = dejavu("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
+    said = run_cli("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
     assert said.returncode == 1, said.stdout
     (line, *_) = [line for line in said.stdout.splitlines() if line.startswith("wrong prewarmed")]
     assert named in line
@@ -95,5 +95,5 @@ def test_the_doctor_names_what_would_not_be_used(case: str, out: Path) -> None:
 )
 def test_the_doctor_compares_triton(changes: dict[str, str], named: str, out: Path) -> None:
     change_manifest(out, **changes)
-    said = dejavu("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
+    said = run_cli("doctor", "--store", f"prewarmed://{out}", TRITON_INTERPRET="")
     assert (said.returncode, named in said.stdout) == (int(bool(changes)), True), said.stdout

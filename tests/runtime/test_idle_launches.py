@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from support.addition import Bench, make
-from support.processes import fork_program
+from support.processes import in_own_process
 from torch.distributed import HashStore
 
 import dejavu_cache
@@ -172,6 +173,71 @@ def test_declared_outputs_must_be_arguments(tmp_path: Path) -> None:
         decorate(tmp_path, check=CheckOptions(outputs=["z"]))
 
 
-def test_an_argument_that_cannot_be_copied_is_no_error() -> None:
-    done = fork_program("launch_uncopyable_arguments.py", TRITON_INTERPRET="0")
-    assert json.loads(done.stdout.splitlines()[-1]) == {}
+class Packed(torch.Tensor):
+    """Refuses what it has no meaning for, as classes of quantized weights do."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of packed weights")
+
+
+class Strict(torch.Tensor):
+    """Refuses torch's functions; has an address and a dtype."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("data_ptr", "__get__"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise NotImplementedError(f"{func} of packed weights")
+
+
+class Address:
+    """An address and a dtype, and nothing else."""
+
+    dtype = torch.float32
+
+    def data_ptr(self) -> int:
+        return 1 << 20
+
+
+def arguments_that_cannot_be_copied() -> Iterator[Any]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    yield torch.ones(64).as_subclass(Packed)
+    yield torch.ones(64).as_subclass(Strict)
+    yield torch.conj(torch.ones(64, dtype=torch.complex64)).imag
+    yield torch.ones(1).expand(64)
+    yield Address()
+    yield FakeTensorMode().from_tensor(torch.ones(64))
+
+
+def copy(x, o, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(o + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@in_own_process(TRITON_INTERPRET="0")
+def test_an_argument_that_cannot_be_copied_is_no_error(tmp_path: str) -> None:
+    from support import pretended_gpu
+
+    def decorate(**options: Any) -> Any:
+        store = Path(tmp_path) / str(next(numbers))
+        options = {"configs": [RIGHT, FAST], "store": store, **options}
+        return make(Bench((1.0,)), triton.jit(copy), **options)
+
+    def adopt() -> Any:
+        dejavu_cache.install()
+        try:
+            return triton.autotune([RIGHT, FAST], ["n"], do_bench=Bench((1.0,)))(triton.jit(copy))
+        finally:
+            dejavu_cache.uninstall()
+
+    numbers, plain = itertools.count(), torch.zeros(64)
+    for odd in arguments_that_cannot_be_copied():
+        for arguments in ((odd, plain), (plain, odd)):
+            decorate()[(4,)](*arguments, 64)
+            decorate(check=CheckOptions(ignore=["x"]))[(4,)](*arguments, 64)
+            decorate(check=CheckOptions(outputs=["x", "o"]))[(4,)](*arguments, 64)
+            decorate(mode="reuse")[(4,)](*arguments, 64)
+            adopt()[(4,)](*arguments, 64)
+    assert pretended_gpu.LAUNCHED

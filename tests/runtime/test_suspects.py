@@ -59,7 +59,7 @@ def start_process(**options: Any) -> Any:
 
 
 @contextmanager
-def measuring(*places: int) -> Iterator[Path]:
+def mark_configs(*places: int) -> Iterator[Path]:
     """Mark configs as a process that measures them; after the block, as one that died there."""
     request = start_process().request(torch.ones(100), torch.ones(100), 100)
     marks = [MeasurementMark(request.context, request.scenario) for _ in places]
@@ -73,7 +73,7 @@ def measuring(*places: int) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mode", ["reuse", "tune"])
 def test_the_default_config_may_be_the_one_that_kills(mode: str) -> None:
-    with measuring(0):
+    with mark_configs(0):
         pass
     kernel = start_process(mode=mode)
     launch(kernel, 100)
@@ -82,7 +82,7 @@ def test_the_default_config_may_be_the_one_that_kills(mode: str) -> None:
 
 
 def test_a_program_of_which_every_config_kills_ends_with_the_reasons() -> None:
-    with measuring(0, 1, 2):
+    with mark_configs(0, 1, 2):
         pass
     with pytest.raises(NoValidConfigError, match="ended while it measured it"):
         launch(start_process(), 100)
@@ -92,7 +92,7 @@ def test_a_program_of_which_every_config_kills_ends_with_the_reasons() -> None:
 @pytest.mark.parametrize("age", [90_000, -90_000])
 def test_a_suspicion_ends_after_a_day(age: int) -> None:
     """One from the future was dated by a clock that was put back since."""
-    with measuring(2) as mark:
+    with mark_configs(2) as mark:
         os.utime(mark, (time.time() - age,) * 2)
     kernel = start_process()
     launch(kernel, 100)
@@ -101,7 +101,7 @@ def test_a_suspicion_ends_after_a_day(age: int) -> None:
 
 
 def test_a_process_that_measures_is_no_reason_to_suspect_its_config() -> None:
-    with measuring(2):
+    with mark_configs(2):
         kernel = start_process()
         launch(kernel, 100)
     assert kernel.best_config is CONFIGS[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,23 @@ import torch
 import triton
 from support.addition import CONFIGS, add_one
 from support.kernels import launch
-from support.records import MOMENT
+from support.records import MOMENT, tuned_record
 
 from dejavu_cache import Resolution, ScenarioNotTuned, cached_autotune
 from dejavu_cache.errors import StoreError
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.decision_tree import Leaf, Tree
-from dejavu_cache.model.record import Measurement, OutputVerdict, Record, RecordSet, Winner
+from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, shipped_stores
+from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, shipped_stores
+from dejavu_cache.system import notices
 from dejavu_cache.triton_internals.config_names import describe
 
 SIZES = [2**exponent for exponent in range(1, 12)]
 FAR = 12_500
 
 
-def make(store: FileStore, configs: Any = CONFIGS, **options: Any) -> Any:
+def make(store: Store, configs: Any = CONFIGS, **options: Any) -> Any:
     options = {"key": ["n"], "mode": "reuse", "store": store, **options}
     return cached_autotune(configs=configs, **options)(add_one)
 
@@ -42,38 +42,24 @@ def store(tmp_path: Path) -> FileStore:
     return FileStore(tmp_path / "store")
 
 
-@pytest.fixture
-def context(store: FileStore) -> Context:
-    """Return the context under which this machine records the kernel."""
-    return resolve(make(store), 1).context
-
-
-@pytest.fixture
-def record_set(context: Context) -> RecordSet:
+@pytest.fixture(scope="module")
+def record_set() -> RecordSet:
     """Up to n = 1000, 32 is the best block, and 64 from there on; 16 never is."""
 
     def record(n: int) -> Record:
-        medians = {16: 3.0, 32: 1.0 if n <= 1000 else 2.0, 64: 2.0 if n <= 1000 else 1.0}
-        measurements = [
-            Measurement(config=describe(config), median=medians[config.kwargs["BLOCK"]], at=MOMENT)
-            for config in CONFIGS
+        medians = (3.0, 1.0, 2.0) if n <= 1000 else (3.0, 2.0, 1.0)
+        timings = [
+            Measurement(config=describe(config), median=median, at=MOMENT)
+            for config, median in zip(CONFIGS, medians, strict=True)
         ]
         dtypes = {"x_ptr": "float32", "y_ptr": "float32"}
-        best = min(measurements, key=lambda measurement: measurement.median or 0.0)
-        return Record(
-            scenario=Scenario(args={"n": n}, dtypes=dtypes),
-            winner=Winner(
-                config=best.config,
-                at=MOMENT,
-                results={"out": OutputVerdict(outcome="equal")},
-            ),
-            measurements=tuple(measurements),
-        )
+        return tuned_record(Scenario(args={"n": n}, dtypes=dtypes), timings)
 
+    context = resolve(make(MemoryStore()), 1).context  # in which this machine records the kernel
     return RecordSet(context=context, records=tuple(map(record, SIZES)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tree(record_set: RecordSet) -> Tree:
     return fit(record_set)
 
@@ -188,13 +174,10 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
         caplog.clear()
         path.write_text(text)
         with caplog.at_level(logging.WARNING):
-            assert [difference.field for difference in resolve(make(store), FAR).differences] == [
-                "environment.triton"
-            ]
+            (difference,) = resolve(make(store), FAR).differences
+        assert difference.field == "environment.triton"
         assert said in caplog.text
         assert path.read_text() == text
-        from dejavu_cache.system import notices
-
         notices._said.clear()
 
 
@@ -220,21 +203,19 @@ def test_a_tree_goes_to_the_first_store_that_keeps_trees(store: FileStore, tree:
         TieredStore([read_only, MemoryStore()]).put_tree(tree)
 
 
-def test_an_installed_package_ships_trees_with_its_records(
+def test_an_installed_package_ships_trees_with_its_records_and_is_not_imported(
     store: FileStore, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "site" / "shipping"
+    """A launch must not import what else a package has, such as all of its kernels."""
+    package = tmp_path / "shipping"
     FileStore(package / "records").put_tree(tree)
-    (package / "__init__.py").touch()
-    (package / "records" / "__init__.py").touch()
-    info = tmp_path / "site" / "shipping-1.dist-info"
+    (package / "__init__.py").write_text("raise RuntimeError('the package is imported')")
+    info = tmp_path / "shipping-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shipping\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[dejavu_cache.records]\nshipping = shipping.records\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path))
     shipped_stores.cache_clear()
     resolution = resolve(make(store), FAR)
     shipped_stores.cache_clear()
     assert (resolution.how, str(package) in str(resolution.store)) == ("tree", True)
-    for name in [name for name in sys.modules if name.startswith("shipping")]:
-        del sys.modules[name]

@@ -59,19 +59,17 @@ def try_put(store: FileStore) -> None:
         store.put(_context(), [_record(1)])
 
 
-def test_a_link_as_the_lock(store: FileStore, victim: Path) -> None:
-    plant(store.root / ".locks" / f"{_context().digest}.lock", victim / "file")
-    try_put(store)
-    assert_unhurt(victim)
-
-
-def test_a_link_as_the_temporary_file_of_a_thread(store: FileStore, victim: Path) -> None:
-    """The temporary file's name cannot be known beforehand, and is never one that exists."""
+@pytest.mark.parametrize("place", ["the lock", "a thread's temporary file"])
+def test_a_link_under_a_name_of_the_stores(store: FileStore, victim: Path, place: str) -> None:
+    """The name of a temporary file cannot be known beforehand, and is never one that exists."""
     path = store.path(_context())
-    name = f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}"
-    plant(path.with_name(name), victim / "file")
-    store.put(_context(), [_record(1)])
+    planted = store.root / ".locks" / f"{_context().digest}.lock"
+    if place != "the lock":
+        planted = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
+    plant(planted, victim / "file")
+    try_put(store)
     assert not path.is_symlink()
+    assert path.exists() == (place != "the lock")
     assert_unhurt(victim)
 
 
@@ -187,17 +185,13 @@ def test_targets_that_a_user_names_are_not_written_through_a_link(
     assert_unhurt(victim)
 
 
-def test_a_link_is_not_appended_to(tmp_path: Path, victim: Path) -> None:
+def test_links_are_not_appended_to(tmp_path: Path, victim: Path) -> None:
     plant(tmp_path / "link", victim / "file")
-    with pytest.raises(OSError, match="symbolic"):
-        open_to_append(tmp_path / "link")
+    os.link(victim / "file", tmp_path / "hard")
+    for name, said in (("link", "symbolic"), ("hard", "somebody else")):
+        with pytest.raises(OSError, match=said):
+            open_to_append(tmp_path / name)
     assert_unhurt(victim)
-
-
-def test_a_hard_link_is_not_appended_to(tmp_path: Path, victim: Path) -> None:
-    os.link(victim / "file", tmp_path / "link")
-    with pytest.raises(OSError, match="somebody else"):
-        open_to_append(tmp_path / "link")
 
 
 def test_activity_reports_of_strangers_are_passed_over(tmp_path: Path, victim: Path) -> None:

@@ -168,6 +168,12 @@ def namespace_url(shared_server: Running) -> str:
 
 
 @pytest.fixture(autouse=True)
+def fresh_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the apps in this process look each token up, so that it counts as soon as it is made."""
+    monkeypatch.setattr("dejavu_service.server.TOKEN_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def all_closed() -> Iterator[None]:
     """Close the stores that a test opened, as the end of a process would."""
     yield
@@ -227,9 +233,7 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
 
 
 def _app(url: str) -> FastAPI:
-    return create_app(
-        ServerSettings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50)
-    )
+    return create_app(ServerSettings(database=url, rate=0, max_body=100_000))
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:

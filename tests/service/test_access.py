@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware.authentication import PrincipalCache
+from dejavu_service.server import PrincipalCache
 from dejavu_service.services import tokens
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
@@ -42,7 +43,8 @@ def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) ->
     names = {"namespace": "none", "context": context().digest, "scenario": scenario().digest}
     with client_of(app) as client:
         client.post("/v1/main/records", json=body(record_set()), headers=admin)
-        rows = count_rows(database)
+        # Reuse is counted in one row for each namespace with records and each day.
+        rows = count_rows(database) | {"days": 1}
         readable = [
             route.path_format
             for route in app.routes
@@ -68,14 +70,6 @@ def count_rows(database: Database) -> dict[str, int]:
         }
 
 
-def test_a_token_knows_only_its_namespaces(client: httpx.Client, token: MakeToken) -> None:
-    mine = token("admin", "pr-1", "pr-2")
-    assert "'main'" in client.get("/v1/main/contexts", headers=mine).json()["detail"]
-    assert client.post("/v1/pr-1/records", json=body(record_set()), headers=mine).status_code == 200
-    assert client.post("/v1/pr-1/promote", json={"to": "pr-2"}, headers=mine).status_code == 200
-    assert client.post("/v1/pr-1/promote", json={"to": "main"}, headers=mine).status_code == 403
-
-
 def test_a_token_lives_until_it_is_revoked(
     client: httpx.Client, token: MakeToken, database: Database
 ) -> None:
@@ -93,6 +87,10 @@ def test_a_token_lives_until_it_is_revoked(
     assert client.delete(f"/v1/tokens/{made['id']}", headers=admin).status_code == 204
     assert client.get("/v1/main/contexts", headers=mine).status_code == 401
     assert client.delete(f"/v1/tokens/{made['id']}", headers=admin).status_code == 404
+    client.delete(f"/v1/tokens/{admin['Authorization'].split('_')[1]}", headers=admin)
+    answer = client.get("/v1/main/contexts")
+    assert answer.status_code == 401, "without a valid token, the server is still not open"
+    assert "set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE" in answer.json()["detail"]
 
 
 def test_tokens_are_listed_page_by_page(client: httpx.Client, token: MakeToken) -> None:
@@ -185,7 +183,7 @@ def test_requests_that_come_at_once_look_a_token_up_once(
     look_ups.clear()
 
     async def ask() -> None:
-        principals = PrincipalCache(database, ttl=5)
+        principals = PrincipalCache(database)
         results = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
         assert {principal.may("read", "*") if principal else None for principal in results} == {
             True
@@ -201,7 +199,7 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     presented = token("read")["Authorization"].removeprefix("Bearer ")
 
     async def ask() -> None:
-        principals = PrincipalCache(database, ttl=5)
+        principals = PrincipalCache(database)
         asking = asyncio.create_task(principals.find(presented))
         await asyncio.sleep(0.01)
         principals.clear()
@@ -211,36 +209,33 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize(
-    "presented", ["", "x", "dejavu__", "dejavu_{id}_wrong", "dejavu_\x7f_x", "Bearer"]
-)
-def test_a_wrong_token_is_refused(client: httpx.Client, token: MakeToken, presented: str) -> None:
-    identity = token("admin")["Authorization"].split("_")[1]
-    answer = client.get(
-        "/v1/main/contexts",
-        headers={"Authorization": f"Bearer {presented.replace('{id}', identity)}"},
-    )
-    assert answer.status_code == 401
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.headers["www-authenticate"] == "Bearer"
+WRONG = ["", "x", "{token}", "Basic {basic}", "Bearer", "Bearer Bearer", "Bearer dejavu__"]
+WRONG += ["Bearer dejavu_{id}_wrong", "Bearer dejavu_\x7f_x"]
+
+
+@pytest.mark.parametrize("path", ["/v1/main/contexts", "/pages/main"])
+def test_what_is_no_bearers_token_is_refused(
+    client: httpx.Client, token: MakeToken, path: str
+) -> None:
+    secret = token("admin")["Authorization"].removeprefix("Bearer ")
+    basic = base64.b64encode(f"anyone:{secret}".encode()).decode()
+    for presented in WRONG:
+        sent = presented.format(id=secret.split("_")[1], basic=basic, token=secret)
+        answer = client.get(path, headers={"Authorization": sent})
+        assert answer.status_code == 401, presented
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+LOCAL = [{"Host": host} for host in ("127.0.0.1:8765", "[::1]:8765", "localhost")]
+STRANGE = [{"Host": host} for host in ("evil.example", "localhost.evil.example", "10.0.0.1")]
+STRANGE += [{name: "203.0.113.9"} for name in ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")]
 
 
 def test_without_tokens_only_this_machine_is_answered(client: httpx.Client) -> None:
-    assert client.get("/v1/main/contexts").status_code == 200
-    for host in ("127.0.0.1:8765", "[::1]:8765", "localhost"):
-        assert client.get("/v1/main/contexts", headers={"Host": host}).status_code == 200
-    for host in ("evil.example", "localhost.evil.example", "10.0.0.1"):
-        assert client.get("/v1/main/contexts", headers={"Host": host}).status_code == 401
-
-
-def test_a_revoked_token_does_not_open_the_server_again(
-    client: httpx.Client, token: MakeToken, database: Database
-) -> None:
-    admin = token("admin")
-    client.delete(f"/v1/tokens/{admin['Authorization'].split('_')[1]}", headers=admin)
-    answer = client.get("/v1/main/contexts")
-    assert answer.status_code == 401
-    assert "set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE" in answer.json()["detail"]
+    for sent in (*LOCAL, *STRANGE):
+        status = client.get("/v1/main/contexts", headers=sent).status_code
+        assert status == (200 if sent in LOCAL else 401), sent
 
 
 def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
@@ -249,24 +244,6 @@ def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
         for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
             assert client.get(path).status_code == 200
         assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
-
-
-def test_pages_take_the_token_as_a_password(client: httpx.Client, token: MakeToken) -> None:
-    secret = token("read")["Authorization"].removeprefix("Bearer ")
-    answer = client.get("/pages/main")
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"].startswith("Basic")
-    assert client.get("/pages/main", auth=("anyone", secret)).status_code == 200
-    assert client.get("/pages/main", auth=("anyone", "wrong")).status_code == 401
-    assert client.get("/v1/main/contexts", auth=("anyone", secret)).status_code == 401, (
-        "browsers send it unasked"
-    )
-
-
-def test_health_needs_no_token(client: httpx.Client, token: MakeToken) -> None:
-    token("admin")
-    for path in ("/livez", "/readyz", "/v1/openapi.json"):
-        assert client.get(path).status_code == 200
 
 
 FOREIGN_PAGES: list[dict[str, str]] = [
@@ -309,14 +286,9 @@ def test_an_import_is_none_of_the_types_that_a_form_sends(client: httpx.Client) 
     assert client.post("/v1/main/import", content=line, headers=own).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP"])
-def test_without_tokens_no_proxy_is_answered(client: httpx.Client, name: str) -> None:
-    assert client.get("/v1/tokens", headers={name: "203.0.113.9"}).status_code == 401
-
-
 def test_guesses_shut_out_nobody_behind_the_same_address(url: str, token: MakeToken) -> None:
     good = token("read")
-    app = create_app(ServerSettings(database=url, rate=0.1, burst=5, token_ttl=0))
+    app = create_app(ServerSettings(database=url, rate=0.2))
     with client_of(app) as client:
         guesses = [
             client.get(

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
-from dejavu_service import serving
+from dejavu_service import app as service
 from dejavu_service.cli import register
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
@@ -78,7 +78,7 @@ def test_a_first_token_that_cannot_be_kept_is_not_left(
 
     monkeypatch.setattr(tokens, "issue", fail)
     with pytest.raises((SettingsError, UnicodeEncodeError)):
-        serving.prepare(settings, database)
+        service.prepare(settings, database)
     assert not list(tmp_path.glob("*.token"))
     assert all(token.revoked for token in tokens.list_tokens(database, ANYBODY))
     database.close()
@@ -155,7 +155,7 @@ def test_a_missing_file_is_named_and_not_created(tmp_path: Path, arguments: str)
 
 def test_the_hint_masks_a_password() -> None:
     opened = Database("postgresql://me:secret@db/x")
-    assert "me:***@db/x" in serving.token_command(opened)
+    assert "me:***@db/x" in service.token_command(opened)
     opened.close()
 
 

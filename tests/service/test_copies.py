@@ -35,7 +35,7 @@ from support.service import (
 )
 from support.sweeping import wait_until
 
-from dejavu_cache.model.merge import part_digest, without_parts
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, MemoryStore, Store
@@ -291,9 +291,3 @@ def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() ->
     lying = ProtocolClient("http://x", transport=Transport(httpx.MockTransport(answer)))
     (changes,) = CopyCheck().changes(lying, {context(): [scenario(1)]}).values()
     assert set(changes.recalls) == {asked}
-
-
-def test_nothing_is_left_of_a_record_without_its_parts() -> None:
-    parts = {part_digest(part) for part in record().measurements}
-    assert without_parts(record(), parts) is None
-    assert without_parts(record(), set()) == record()

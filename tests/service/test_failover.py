@@ -35,7 +35,7 @@ def set_read_only(url: str, value: str) -> None:
 @pytest.fixture
 def client(postgres_url: str) -> Iterator[httpx.Client]:
     """Ask an app whose sessions may only read, although new ones may write."""
-    settings = ServerSettings(database=postgres_url, rate=0, pool=2)
+    settings = ServerSettings(database=postgres_url, rate=0)
     with client_of(create_app(settings)) as opened:
         yield opened
 

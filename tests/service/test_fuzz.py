@@ -38,9 +38,7 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(
     token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
     database.close()
     there = {"namespace": "main", "context": context().digest, "scenario": scenario().digest}
-    with running_server(
-        postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}
-    ) as server:
+    with running_server(postgres_url, tmp_path / "log") as server:
         authorized = {"Authorization": f"Bearer {token}"}
         sent = httpx.post(
             f"{server.base}/v1/main/records", json=body(record_set()), headers=authorized

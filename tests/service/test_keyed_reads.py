@@ -10,19 +10,17 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_service.app import create_app
-from dejavu_service.settings import ServerSettings
 from support.bad_server import BadServer, hang
 from support.remote_stores import through
 from support.service import (
     body,
-    client_of,
     context,
     record,
     record_set,
     running_server,
     scenario,
 )
+from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Record
 
@@ -64,16 +62,6 @@ def test_a_read_by_key_is_never_older_than_the_request(client: httpx.Client) -> 
     assert client.get(url_of(1), headers=tag).status_code == 404
 
 
-def test_the_smallest_pool_leaves_connections_to_the_others(url: str) -> None:
-    """Reads keep a connection of their own."""
-    with client_of(create_app(ServerSettings(database=url, pool=1))) as client:
-        for m in range(2):
-            post(client, record(m))
-            assert client.get(url_of(m)).status_code == 200
-            assert client.get(f"/v1/main/contexts/{context().digest}/records").status_code == 200
-            assert client.get("/readyz").status_code == 200
-
-
 def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> None:
     assert client.get(f"{CONTEXT}/scenarios").json() == {"scenarios": []}
     post(client, record(2), record(1))
@@ -106,7 +94,12 @@ def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     assert asking.scenario_texts(context()) == [scenario(1).text, scenario(2).text]
 
 
-def test_a_launch_finds_neighbours_and_learns_of_new_ones(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_launch_finds_neighbours_and_learns_of_new_ones(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_unreachable(*_: object) -> None:
+        raise UnreachableError("away")
+
     with running_server(sqlite_url, tmp_path / "log") as server:
         store = RemoteStore(ProtocolClient(server.base), wait=5, spool=Spool("x", tmp_path))
         with httpx.Client(base_url=server.base) as client:
@@ -121,7 +114,11 @@ def test_a_launch_finds_neighbours_and_learns_of_new_ones(sqlite_url: str, tmp_p
             post(client, record(2))
             assert store.get(context(), scenario(2)) is None, "as the server last answered"
             assert store.revision(context()) == listed
-            store.revalidate({context(): {scenario(2)}})
+            with monkeypatch.context() as away:
+                away.setattr(ProtocolClient, "scenario_texts", raise_unreachable)
+                changed = store.revalidate({context(): {scenario(2)}})
+            assert [found.scenario for found in changed[context()].records] == [scenario(2)]
+            wait_until(lambda: store.circuit.closed)
             assert store.revision(context()) != listed
             assert store.get(context(), scenario(2)) is not None
             assert len(list(store.scenario_texts(context()))) == 2

@@ -61,7 +61,9 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     assert by_action["promote"]["detail"]["source"] == "pr-1"
     assert by_action["promote"]["detail"]["records"] == 1
     assert by_action["delete"]["detail"]["records"] == 1
-    assert by_action["import"]["detail"] == {"sets": 1, "records": 1}
+    assert by_action["import"]["detail"] == {
+        "sets": 1, "records": 1, "kernels": [KERNEL], "measured_by": ["ann@h200-1"],
+    }  # fmt: skip
     created = {"id": made["id"], "name": "ci", "grants": {"pr-1": "write"}}
     assert by_action["create token"]["detail"] == created
     assert made["token"].split("_", 2)[2] not in str(logged)

@@ -1,4 +1,4 @@
-"""Look-ups of revisions in Postgres are shared, never stale, and back after a failure."""
+"""Look-ups of revisions are shared, never stale, and back after a failure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from dejavu_service.storage import contexts
+from dejavu_service.storage import contexts, lookups
 from dejavu_service.storage.contexts import ContextKey
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.lookups import RevisionLookups
+from psycopg.errors import QueryCanceled
 from sqlalchemy import text
 from support.service import context
 
@@ -106,6 +107,23 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
     asyncio.run(ask())
 
 
+def test_a_table_that_stays_locked_is_not_waited_for(
+    database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookups, "_LONGEST_QUERY", 0.2)
+
+    async def ask() -> None:
+        grouped = RevisionLookups(database)
+        with database.write() as connection:
+            connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
+            with pytest.raises(QueryCanceled):
+                await grouped.get(KEY)
+        assert await grouped.get(KEY) is not None
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
 def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
     async def ask() -> None:
         grouped = RevisionLookups(database)
@@ -128,3 +146,24 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
         await grouped.close()
 
     asyncio.run(ask())
+
+
+def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
+    """A request that is read from its connection afterwards is such a callback."""
+    database = Database(sqlite_url)
+
+    async def ask() -> None:
+        lookups = RevisionLookups(database)
+        assert await lookups.get(KEY) is None
+        with database.write() as connection:
+            identity = contexts.ensure(connection, "main", [context()])[context().digest]
+            contexts.bump_revision(connection, identity, added=1)
+        assert await lookups.get(KEY) is None, "the same callback asks once"
+        await asyncio.sleep(0)
+        found = await lookups.get(KEY)
+        assert found is not None
+        assert found.records == 1
+        await lookups.close()
+
+    asyncio.run(ask())
+    database.close()

@@ -12,7 +12,7 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from dejavu_service.storage.tables import misses as missed
 from sqlalchemy import func, select, update
-from support.service import body, context, record, record_set, scenario
+from support.service import body, context, record_set, scenario
 
 from dejavu_cache.model.scenario import Context
 
@@ -130,26 +130,3 @@ def test_readers_report_no_miss_that_is_endless(
         sent = {"misses": [long, miss(2)]}
         answer = client.post("/v1/main/misses", json=sent, headers=token(role))
         assert answer.json() == {"counted": counted}, role
-
-
-def test_a_scenario_with_a_record_is_no_miss(client: httpx.Client) -> None:
-    report(client, miss(1), miss(2))
-    client.post("/v1/main/records", json=body(record_set(record(1))))
-    report(client, miss(1))
-    assert list_misses(client) == [(2, 1)]
-
-
-def test_a_scenario_is_missed_until_its_tune_has_a_winner(client: httpx.Client) -> None:
-    report(client, miss(1), miss(2))
-    timings = record(1).model_copy(update={"winner": None})
-    client.post("/v1/main/records", json=body(record_set(timings)))
-    report(client, miss(1))
-    assert list_misses(client) == [(1, 2), (2, 1)]
-    client.post("/v1/main/records", json=body(record_set(record(1))))
-    assert list_misses(client) == [(2, 1)]
-
-
-def test_a_missed_context_holds_nothing_yet(client: httpx.Client) -> None:
-    report(client, miss(1))
-    assert client.get("/v1/main/contexts").json()["contexts"] == []
-    assert client.get(f"/v1/main/contexts/{context().digest}/records").status_code == 404

@@ -1,140 +1,151 @@
-"""The pages and the metrics."""
+"""What the pages show, and the metrics."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from datetime import datetime, timezone
+from typing import Any
 
 import httpx
 import pytest
-from dejavu_service import metrics
-from dejavu_service.middleware import limits
+from dejavu_service import monitoring, server
 from dejavu_service.pages import overview, rendering
-from dejavu_service.pages.scenario import timing_bars
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.transfer import import_lines
 from dejavu_service.storage import summaries
+from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
-from dejavu_cache.model.record import OutputVerdict, Record
+from dejavu_cache.model.record import OutputVerdict, Record, record_set_line
 from dejavu_cache.model.scenario import Context
+
+Tokens = Callable[..., dict[str, str]]
+HOME = f"/pages/main/contexts/{context().digest}"
+SCENARIO = f"{HOME}/scenarios/{scenario(1).digest}"
+
+
+def post(client: httpx.Client, *records: Record, to: str = "main", **options: Any) -> None:
+    """Send records of a context, by default of those of the H200."""
+    of, headers = options.get("of"), options.get("headers")
+    sent = body(record_set(*records, of=of))
+    client.post(f"/v1/{to}/records", json=sent, headers=headers).raise_for_status()
 
 
 def fill(client: httpx.Client) -> None:
     for name in ("shop.kernels.matmul", "shop.kernels.<script>alert(1)</script>"):
         for device in ("NVIDIA H200", "AMD Instinct MI300X"):
-            client.post(
-                "/v1/main/records",
-                json=body(record_set(record(1), record(64), of=context(name, device))),
-            )
-    client.post(
-        "/v1/main/misses",
-        json={"misses": [{"context": body(context()), "scenario": body(scenario(7))}]},
-    )
+            post(client, record(1), record(64), of=context(name, device))
+    missed = {"misses": [{"context": body(context()), "scenario": body(scenario(7))}]}
+    client.post("/v1/main/misses", json=missed)
+
+
+def show(
+    client: httpx.Client, path: str, headers: dict[str, str] | None = None, **query: Any
+) -> str:
+    """Return a page, with each run of spaces as one."""
+    answer = client.get(path, params=query, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return " ".join(answer.text.split())
 
 
 def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
-    assert "No records" in client.get("/pages/main").text
+    assert "No records" in show(client, "/pages/main")
     fill(client)
-    page = client.get("/pages/main")
-    shown = " ".join(page.text.split())
-    assert "8 records of 2 kernels; measuring them took <strong>10 s</strong>." in shown
-    assert "<b>2 of 3</b>" in shown, "the scenario that was missed counts"
+    page = show(client, "/pages/main")
     for shown in (
-        "NVIDIA H200",
+        "8 records of 2 kernels; measuring them took <strong>10 s</strong>.",
+        "<b>2 of 3</b>",  # the scenario that was missed counts
         "AMD Instinct MI300X",
         context().digest,
         "shop.<wbr>kernels.<wbr>matmul",
     ):
-        assert shown in page.text
-    assert "<script" not in page.text
-    assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert shown in page
+    assert "<script" not in page
     assert client.get("/").headers["location"] == "/pages/main"
-    assert client.get("/style.css").headers["content-type"].startswith("text/css")
+    for path, kind in (("/style.css", "text/css"), ("/favicon.ico", "image/svg+xml")):
+        assert client.get(path).headers["content-type"].startswith(kind)
+    for path in ("/pages/main", "/pages/main/misses", "/favicon.ico", "/namespaces"):
+        assert client.head(path).status_code == 200, path
 
 
 def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.Client) -> None:
-    sizes = (2, 100, 16, 1024)
-    client.post("/v1/main/records", json=body(record_set(*map(record, sizes))))
-    where = f"contexts/{context().digest}"
+    post(client, *map(record, (2, 100, 16, 1024)))
     for m, block in ((2, 64), (16, 16)):
-        pin = f"/v1/main/{where}/pins/{scenario(m).digest}"
+        pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(m).digest}"
         client.put(pin, json={"config": body(config(block)), "by": "ann"})
-    page = client.get(f"/pages/main/{where}").text
-    rows = re.findall(r'<tr>\s*<td class="number">(\d+)</td>', page)
-    assert rows == ["2", "16", "100", "1024"]
+
+    def order(**query: Any) -> list[str]:
+        return re.findall(r'<tr> <td class="number">(\d+)</td>', show(client, HOME, **query))
+
+    assert order() == ["2", "16", "100", "1024"]
+    assert order(sort="excess")[0] == "2"
+    page = show(client, HOME)
     assert page.count("<b>4096</b>") == 2, "what all scenarios share stands above the table, once"
-    shown = " ".join(page.split())
-    assert "<strong>1 pinned config costs 5% or more</strong>" in shown
-    assert '<td class="number bad">+20.0%</td>' in shown
+    assert "<strong>1 pinned config costs 5% or more</strong>" in page
+    assert '<td class="number bad">+20.0%</td>' in page
     assert client.get(f"/pages/main/contexts/{'0' * 24}").status_code == 404
-    costly = client.get(f"/pages/main/{where}", params={"sort": "excess"}).text
-    assert re.findall(r'<tr>\s*<td class="number">(\d+)</td>', costly)[0] == "2"
 
 
-def test_a_context_compares_all_configs_with_a_default(client: httpx.Client) -> None:
-    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
-    path = f"/pages/main/contexts/{context().digest}"
-    page = " ".join(client.get(path, params={"reference": config(64).digest}).text.split())
-    assert "Compared with <strong>BLOCK_M=64</strong>: on average 1.20" in page
-    assert "-16.7%" in page
-    assert "-8.3%" in page
+def test_a_context_says_what_was_gained_over_a_default(client: httpx.Client) -> None:
+    post(client, record(1), record(2))
+    page = show(client, HOME, reference=config(64).digest)
+    assert "In the 2 scenarios shown here, <strong>BLOCK_M=64</strong>" in page
+    assert "takes <strong>1.20\N{MULTIPLICATION SIGN}</strong> the time of what readers" in page
+    assert page.count('<td class="number">+20.0%</td>') == 2
+    assert "did not run in" in show(client, HOME, reference="0" * 24)
 
 
 def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
     for start in (0, 40):
-        client.post(
-            "/v1/main/records",
-            json=body(record_set(*(record(m, configs=1) for m in range(start, start + 40)))),
-        )
-    path = f"/pages/main/contexts/{context().digest}"
-    first, second = client.get(path).text, client.get(f"{path}?page=2").text
-    assert first.count("/scenarios/") == 50
-    assert "Page 2 of 2" in second
-    assert second.count("/scenarios/") == 30
+        post(client, *(record(m, configs=1) for m in range(start, start + 40)))
+    first, second = show(client, HOME), show(client, HOME, page=2)
+    assert (first.count("/scenarios/"), second.count("/scenarios/")) == (50, 30)
+    assert "Page 2 of 2, 80 scenarios" in second
 
 
 def test_a_kernel_is_shown_across_gpus(client: httpx.Client) -> None:
-    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
-    other = record_set(record(1), of=context(device="AMD Instinct MI300X"))
-    client.post("/v1/main/records", json=body(other))
-    page = client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).text
-    shown = " ".join(page.split())
-    assert "2 scenarios over 2 GPUs and Tritons" in shown
+    post(client, record(1), record(2))
+    post(client, record(1), of=context(device="AMD Instinct MI300X"))
+    page = show(client, "/pages/main/kernel", name="shop.kernels.matmul")
+    assert "2 scenarios over 2 GPUs and Tritons" in page
     assert page.count("not tuned") == 1
-    assert '<td class="number">1 of 1</td><td class="number">2 of 2</td>' in shown
+    assert '<td class="number">1 of 1</td><td class="number">2 of 2</td>' in page
     assert page.count("not compared") == 3
     won = record(1).winner
     assert won is not None
     compared = won.model_copy(update={"results": {"out": OutputVerdict(outcome="equal")}})
-    client.post(
-        "/v1/main/records", json=body(record_set(Record(scenario=scenario(1), winner=compared)))
-    )
-    page = client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).text
+    post(client, Record(scenario=scenario(1), winner=compared))
+    page = show(client, "/pages/main/kernel", name="shop.kernels.matmul")
     assert page.count("not compared") == 2
     assert client.get("/pages/main/kernel", params={"name": "matmul"}).status_code == 404
 
 
-def test_a_scenario_tells_why_its_config_runs(
-    client: httpx.Client, token: Callable[..., dict[str, str]]
-) -> None:
+def test_a_scenario_tells_why_its_config_runs(client: httpx.Client, token: Tokens) -> None:
     admin, reader = token("admin"), token("read")
-    client.post("/v1/main/records", json=body(record_set(record(1), record(2))), headers=admin)
-    again = body(record_set(record(1, median=0.3)))
-    client.post("/v1/main/records", json=again, headers=admin)
-    path = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(1).digest}"
-    page = " ".join(client.get(path, headers=reader).text.split())
-    assert "it won when the scenario was tuned" in page
-    assert "Not compared with the default config's results: all outputs: no comparison" in page
-    assert "The runner-up, BLOCK_M=32, is 10.0% slower" in page
-    assert "M=2" in page, "its neighbour"
+    post(client, record(1), record(2), headers=admin)
+    post(client, record(1, median=0.3), headers=admin)
+    post(client, record(1), of=context(device="AMD Instinct MI300X"), headers=admin)
+    page = show(client, SCENARIO, reader)
+    for shown in (
+        "it won when the scenario was tuned on 2026-01-02 03:04 UTC",
+        "Not compared with the default config's results: all outputs: no comparison",
+        "The runner-up, BLOCK_M=32, is 10.0% slower",
+        "AMD Instinct MI300X</a></th><td>3.6.0</td> <td>the same</td> <td>the same</td>",
+        "<td>ann@h200-1</td>",  # measured, and a token sent
+        "An admin of this namespace also sees here",
+    ):
+        assert shown in page
     assert page.count("no: an earlier one stands") == 3
-    assert "An admin of this namespace also sees here" in page
     pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
     client.put(pin, json={"config": body(config(64)), "by": "ann"}, headers=admin)
-    page = " ".join(client.get(path, headers=admin).text.split())
+    page = show(client, SCENARIO, admin)
     assert "<strong>This pin costs 20.0%.</strong>" in page
     assert "<strong>ann</strong> pinned" in page
     assert re.search(r"<td>a admin \(\w+\)</td><td>pin BLOCK_M=64", page)
@@ -144,9 +155,9 @@ def test_a_scenario_tells_why_its_config_runs(
 def test_a_name_neither_turns_the_text_around_it_nor_hides_a_letter(
     client: httpx.Client, mark: str
 ) -> None:
-    name = f"shop.kernels.matmul{mark}"
-    client.post("/v1/main/records", json=body(record_set(record(1), of=context(name))))
-    for path in ("/pages/main", f"/pages/main/contexts/{context(name).digest}"):
+    of = context(f"shop.kernels.matmul{mark}")
+    post(client, record(1), of=of)
+    for path in ("/pages/main", f"/pages/main/contexts/{of.digest}"):
         page = client.get(path).text
         assert f"matmul\\u{ord(mark):04x}" in page
         assert mark not in page
@@ -154,34 +165,27 @@ def test_a_name_neither_turns_the_text_around_it_nor_hides_a_letter(
 
 def test_times_have_three_digits() -> None:
     shown = {
-        0.0005: "0.500 µs",
-        0.006: "6.00 µs",
-        0.27: "270 µs",
-        1.5: "1.50 ms",
-        0.9996: "1.00 ms",
-        123.4: "123 ms",
-        999.6: "1.00 s",
-        1234.5: "1.23 s",
-        86_400_000: "86,400 s",
-    }
+        0.0005: "0.500 µs", 0.006: "6.00 µs", 0.27: "270 µs", 1.5: "1.50 ms", 0.9996: "1.00 ms",
+        123.4: "123 ms", 999.6: "1.00 s", 1234.5: "1.23 s", 86_400_000: "86,400 s",
+    }  # fmt: skip
     assert {value: rendering.format_milliseconds(value) for value in shown} == shown
 
 
 def test_the_worklist(client: httpx.Client) -> None:
-    assert "No program missed a scenario" in client.get("/pages/main/misses").text
+    worklist = "/pages/main/misses"
+    assert "No program missed a scenario" in show(client, worklist)
     fill(client)
-    page = client.get("/pages/main/misses").text
+    page = show(client, worklist)
     assert "shop.<wbr>kernels.<wbr>matmul" in page
     assert "<td>nobody</td>" in page
     lease = {"context": body(context()), "scenario": body(scenario(7)), "holder": "node7", "ttl": 9}
     client.post("/v1/main/leases", json=lease)
-    query = {"device": "NVIDIA H200", "kernel": "shop.kernels.matmul"}
-    assert "<td>node7 by anybody, now</td>" in client.get("/pages/main/misses", params=query).text
-    elsewhere = client.get("/pages/main/misses", params={"device": "NVIDIA B200"}).text
+    here = show(client, worklist, device="NVIDIA H200", kernel="shop.kernels.matmul")
+    assert "<td>node7 by anybody, now</td>" in here
+    elsewhere = show(client, worklist, device="NVIDIA B200")
     assert "node7" not in elsewhere
     assert "Nothing is known on NVIDIA B200 that is missing there" in elsewhere
-    unknown = client.get("/pages/main/misses", params={"kernel": "zzz"}).text
-    assert "has a record" not in unknown, "it may have been misspelled"
+    assert "has a record" not in show(client, worklist, kernel="zzz"), "it may be misspelled"
 
 
 def test_what_is_tuned_elsewhere_is_missing_on_a_new_gpu(client: httpx.Client) -> None:
@@ -189,49 +193,44 @@ def test_what_is_tuned_elsewhere_is_missing_on_a_new_gpu(client: httpx.Client) -
     new, old = "NVIDIA B200", "NVIDIA H200"
     for name, there in (("a.whole", 3), ("b.half", 1), ("c.none", 0)):
         tuned = [record(m) for m in range(3)]
-        client.post("/v1/main/records", json=body(record_set(*tuned, of=context(name, old))))
+        post(client, *tuned, of=context(name, old))
         if there:
-            sent = record_set(*tuned[:there], of=context(name, new))
-            client.post("/v1/main/records", json=body(sent))
-    overview = client.get("/pages/main", params={"device": new}).text
+            post(client, *tuned[:there], of=context(name, new))
+    overview = show(client, "/pages/main", device=new)
     assert re.findall(r"<b>(\d of \d)</b>", overview) == ["3 of 3", "1 of 3", "0 of 3"]
-    assert "4 records of 3 kernels on NVIDIA B200;" in " ".join(overview.split()), "not of all GPUs"
-    everywhere = client.get("/pages/main").text
+    assert "4 records of 3 kernels on NVIDIA B200;" in overview, "not of all GPUs"
+    everywhere = show(client, "/pages/main")
     assert re.findall(r"<b>(\d of \d)</b>", everywhere).count("0 of 3") == 1
-    missing = client.get("/pages/main/misses", params={"device": new}).text
+    missing = show(client, "/pages/main/misses", device=new)
     assert re.findall(r'"number">(\d of \d)</td><td class="number"><b>(\d)', missing) == [
         ("0 of 3", "3"),
         ("1 of 3", "2"),
     ]
+    assert "<strong>5 scenarios</strong> of 2 kernels are missing here" in missing
     assert "dejavu-cache sweep SUITE</code>" in missing
-    complete = client.get("/pages/main/misses", params={"device": old}).text
+    complete = show(client, "/pages/main/misses", device=old)
     assert "Nothing is missing on NVIDIA H200" in complete
-    one = client.get("/pages/main/misses", params={"device": new, "kernel": "c.none"}).text
+    one = show(client, "/pages/main/misses", device=new, kernel="c.none")
     assert "0 of 3" in one
     assert "1 of 3" not in one
 
 
-def tuned_again(of: Context) -> Context:
-    kernel = of.kernel.model_copy(update={"source": "f" * 16})
-    return Context.model_validate(of.model_copy(update={"kernel": kernel}).model_dump())
-
-
 def test_the_overview_folds_earlier_sources_and_names_who_changed_them(
-    client: httpx.Client, token: Callable[..., dict[str, str]]
+    client: httpx.Client, token: Tokens
 ) -> None:
     ci = token("write")
-    client.post("/v1/main/records", json=body(record_set(record(1), record(2))), headers=ci)
-    again = record_set(record(1), of=tuned_again(context()))
-    client.post("/v1/main/records", json=body(again), headers=ci)
-    page = " ".join(client.get("/pages/main", headers=ci).text.split())
-    assert "<b>1 of 2</b>" in page
-    assert "1 of earlier source" in page
-    assert "a write (" in page
+    kernel = context().kernel.model_copy(update={"source": "f" * 16})
+    again = Context.model_validate(context().model_copy(update={"kernel": kernel}).model_dump())
+    post(client, record(1), record(2), headers=ci)
+    post(client, record(1), of=again, headers=ci)
+    page = show(client, "/pages/main", ci)
+    for shown in ("<b>1 of 2</b>", "1 of earlier source", "a write ("):
+        assert shown in page
 
 
 def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> None:
     fill(client)
-    client.post("/v1/main/records", json=body(record_set(*map(record, range(5)), of=context("z"))))
+    post(client, *map(record, range(5)), of=context("z"))
 
     def rows(**query: str) -> list[str]:
         page = client.get("/pages/main", params=query).text
@@ -243,29 +242,16 @@ def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> N
     assert rows(sort="missing")[0].endswith("matmul")
     assert len(rows(device="AMD Instinct MI300X")) == 3, "what has nothing there is shown, too"
     assert rows(triton="3.4.0") == []
-    assert len(rows(days="1")) == 3
     assert client.get("/pages/main", params={"sort": "password"}).status_code == 422
-
-
-def test_reuse_is_counted_where_a_machine_had_nothing(client: httpx.Client, app: FastAPI) -> None:
-    fill(client)
-    home = f"/v1/main/contexts/{context().digest}/records"
-    tag = client.get(home).headers["etag"]
-    client.get(f"{home}/{scenario(1).digest}")
-    client.get(home, headers={"If-None-Match": tag})
-    client.get(home, headers={"If-None-Match": '"an earlier one"'})
-    app.state.server.reader.flush()
-    # Two fetches, of a kernel whose scenarios cost 3 configs at 0.4 s.
-    assert "reuse saved about <strong>2 s" in " ".join(client.get("/pages/main").text.split())
 
 
 def test_namespaces_are_searched_and_opened(client: httpx.Client) -> None:
     for number in range(3):
-        client.post(f"/v1/pr-{number}/records", json=body(record_set()))
-    assert client.get("/namespaces", params={"q": "PR-"}).text.count('scope="row"') == 3
+        post(client, to=f"pr-{number}")
+    assert show(client, "/namespaces", q="PR-").count('scope="row"') == 3
     opened = client.get("/namespaces", params={"open": "pr-1"})
     assert (opened.status_code, opened.headers["location"]) == (303, "/pages/pr-1")
-    assert "like <strong>pr-9" in client.get("/namespaces", params={"open": "pr-9"}).text
+    assert "like <strong>pr-9" in show(client, "/namespaces", open="pr-9")
 
 
 def test_pages_stay_small_however_many_names_a_writer_invents(
@@ -274,9 +260,8 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     monkeypatch.setattr(rendering, "_MOST_NAMES", 2)
     monkeypatch.setattr(overview, "_MOST_NAMESPACES", 3)
     for number, records in enumerate((1, 3, 2, 1)):
-        sent = record_set(*(record(m) for m in range(records)))
-        client.post(f"/v1/pr-{number}/records", json=body(sent))
-    listed = client.get("/namespaces").text
+        post(client, *map(record, range(records)), to=f"pr-{number}")
+    listed = show(client, "/namespaces")
     assert re.findall(r'<option value="(.*?)"', listed) == ["pr-1", "pr-2"]
     assert listed.count('scope="row"') == 3
     assert "4 namespaces match" in listed
@@ -286,59 +271,119 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     assert (refused.status_code, "quarantine list --writers" in refused.text) == (413, True)
     assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
     monkeypatch.setattr(summaries, "MOST_SCENARIOS", 1)
-    where = f"/pages/main/contexts/{context().digest}"
-    for path in (where, f"{where}/scenarios/{scenario(1).digest}", f"{where}/compare?to=pr-1"):
+    for path in (HOME, f"{HOME}/compare?to=pr-1"):
         assert client.get(path).status_code == 413, path
     client.post("/v1/main/quarantines", json={"host": "ann@h200-1"}).raise_for_status()
     assert client.get("/pages/main").status_code == 200, "what is in quarantine is not loaded"
 
 
-def test_icons_need_no_token(client: httpx.Client, token: Callable[..., dict[str, str]]) -> None:
-    token("admin")
-    for path in ("/favicon.svg", "/favicon.ico"):
-        assert client.get(path).headers["content-type"] == "image/svg+xml"
-
-
-def test_activity_names_who_changed_what(
-    client: httpx.Client, token: Callable[..., dict[str, str]]
+def test_activity_names_who_wrote_what_an_import_brought_and_what_people_changed(
+    client: httpx.Client, token: Tokens, database: Database
 ) -> None:
     admin, reader, writer = token("admin"), token("read"), token("write")
-    client.post("/v1/main/records", json=body(record_set()), headers=writer)
+    post(client, headers=writer)
+    brought = record_set_line(context("shop.imported"), [record(1, by="bob@lab-3")])
+    lines = io.BytesIO("".join(brought).encode())
+    import_lines(database, ANYBODY, "main", lines, 100, lambda: False)
     pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
-    page = client.get("/pages/main/activity", headers=reader).text
-    assert "a write (" in page
-    assert "An admin of this namespace sees here" in page
     client.put(pin, json={"config": body(config(64))}, headers=admin)
-    page = client.get("/pages/main/activity", headers=admin).text
+    page = show(client, "/pages/main/activity", reader)
+    assert re.search(r"<td>a write \(\w+\)</td><td>ann@h200-1</td>", page)
+    assert "<td>anybody</td><td>bob@lab-3</td> <th scope" in page
+    assert "shop.<wbr>imported" in page
+    assert "An admin of this namespace sees here" in page
+    page = show(client, "/pages/main/activity", admin)
     assert re.search(r"<td>a admin \(\w+\)</td><td>pin</td>", page)
+    for named in ("kernels: shop.imported", "measured_by: bob@lab-3", "records: 1"):
+        assert named in page, "the log names whose records an import brought"
     for name, shown in (("a admin", True), ("zoe", False), ("A admin", False)):
-        page = client.get("/pages/main/activity", params={"actor": name}, headers=admin).text
+        page = show(client, "/pages/main/activity", admin, actor=name)
         assert ("<td>pin</td>" in page) == shown, name
-        assert ("<td>a admin (" in page) == shown, "the lists of changes and of tunes agree"
 
 
-def test_pages_answer_head(client: httpx.Client) -> None:
-    for path in ("/pages/main", "/pages/main/misses", "/favicon.ico", "/style.css", "/namespaces"):
-        assert client.head(path).status_code == 200, path
+def test_what_was_tuned_missed_and_reused_is_counted_by_day(
+    client: httpx.Client, app: FastAPI
+) -> None:
+    fill(client)
+    home = f"/v1/main/contexts/{context().digest}/records"
+    tag = client.get(home).headers["etag"]
+    client.get(f"{home}/{scenario(1).digest}")
+    client.get(home, headers={"If-None-Match": tag})
+    client.get(home, headers={"If-None-Match": '"an earlier one"'})
+    app.state.server.reader.flush()
+    # Two fetches, of a kernel whose scenarios cost 3 configs at 0.4 s.
+    assert "reuse saved about <strong>2 s" in show(client, "/pages/main")
+    days = client.get("/pages/main/activity", params={"days": 7, "export": "days.json"}).json()
+    assert len(days) == 7
+    assert days[-1] == {
+        "day": f"{datetime.now(timezone.utc):%F}", "tuned": 8, "seconds": pytest.approx(9.6),
+        "missed": 1, "reused": 2,
+    }  # fmt: skip
+    assert {row["tuned"] + row["missed"] + row["reused"] for row in days[:-1]} == {0}
+    page = show(client, "/pages/main/activity")
+    assert f"<title>{days[-1]['day']}: 8</title>" in page
 
 
-def test_configs_are_shown_fastest_first_and_then_those_that_failed() -> None:
-    medians = {128: None, 64: 0.3, 16: 0.1, 32: 0.101}
-    measured = tuple(measurement(config(block), median) for block, median in medians.items())
-    bars = timing_bars(Record(scenario=scenario(), measurements=measured), config(16))
-    assert [bar.measurement.median for bar in bars] == [0.1, 0.101, 0.3, None]
-    assert [bar.chosen for bar in bars] == [True, False, False, False]
-    assert [bar.share for bar in bars] == [33, 34, 100, 0]
+LISTS = {
+    "/namespaces": ("namespaces", 2),
+    "/pages/main": ("kernels", 4),
+    f"{HOME}": ("scenarios", 2),
+    f"{HOME}/compare?to=pr-1": ("scenarios", 3),
+    "/pages/main/kernel?name=shop.kernels.matmul": ("scenarios", 4),
+    SCENARIO: ("measurements", 3),
+    f"{SCENARIO}?": ("arrivals", 3),
+    "/pages/main/misses": ("misses", 1),
+    "/pages/main/misses?device=NVIDIA+H200": ("gaps", 1),
+    "/pages/main/activity": ("writers", 4),
+    "/pages/main/activity?days=14": ("days", 14),
+    "/pages/main/activity?actor=anybody": ("log", 1),
+    "/pages/main/compare?to=pr-1": ("differences", 4),
+    "/tokens": ("tokens", 0),
+}
+
+
+def test_every_list_is_there_as_csv_and_json(client: httpx.Client) -> None:
+    fill(client)
+    post(client, to="pr-1")
+    client.delete(f"/v1/main/contexts/{context('x').digest}/records")
+    client.put(
+        f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}",
+        json={"config": body(config(16))},
+    )
+    for path, (name, number) in LISTS.items():
+        path += "&" if "?" in path else "?"
+        listed = client.get(f"{path}export={name}.json")
+        assert len(listed.json()) == number, path
+        assert listed.headers["x-content-type-options"] == "nosniff"
+        assert listed.headers["cache-control"] == "private, no-store"
+        table = client.get(f"{path}export={name}.csv")
+        assert len(list(csv.DictReader(io.StringIO(table.text)))) == number, path
+    missed = client.get("/pages/main/misses?export=misses.json").json()
+    assert (missed[0]["kernel"], missed[0]["scenario.M"]) == ("shop.kernels.matmul", 7)
+    assert datetime.fromisoformat(missed[0]["last_seen"]).utcoffset() is not None
+    assert client.get("/pages/main?export=secrets.json").status_code == 404
+
+
+def test_no_name_of_a_kernel_is_a_formula(client: httpx.Client) -> None:
+    post(client, record(1, by="=cmd()"), of=context("=HYPERLINK(0)"))
+    table = client.get("/pages/main?export=kernels.csv").text
+    assert next(csv.DictReader(io.StringIO(table)))["kernel"] == "'=HYPERLINK(0)"
 
 
 def test_a_record_without_timings_is_shown_too(client: httpx.Client) -> None:
     measured = (measurement(config(), None), measurement(config(16), 0.0))
-    untimed = Record(scenario=scenario(), measurements=measured)
-    client.post("/v1/main/records", json=body(record_set(untimed))).raise_for_status()
-    where = f"/pages/main/contexts/{context().digest}"
-    assert "no winner yet" in client.get(where).text
-    page = client.get(f"{where}/scenarios/{scenario().digest}")
-    assert "No config has won yet" in page.text
+    post(client, Record(scenario=scenario(), measurements=measured))
+    assert "no winner yet" in show(client, HOME)
+    assert "No config has won yet" in show(client, SCENARIO)
+
+
+def test_configs_are_shown_fastest_first_and_then_those_that_failed(client: httpx.Client) -> None:
+    medians = {128: None, 64: 0.3, 16: 0.1, 32: 0.101}
+    measured = tuple(measurement(config(block), median) for block, median in medians.items())
+    post(client, Record(scenario=scenario(), measurements=measured))
+    rows = re.findall(r'<th scope="row">BLOCK_M=(\d+)', show(client, SCENARIO))
+    assert rows == ["16", "32", "64", "128"]
+    assert re.findall(r'<meter[^>]* value="(\d+)"', show(client, SCENARIO)) == ["33", "34", "100"]
 
 
 def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
@@ -367,7 +412,7 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
 def test_invented_names_make_no_more_metrics(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_MOST_SERIES", 2)
+    monkeypatch.setattr(monitoring, "_MOST_SERIES", 2)
     for kernel, records in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
         sent = record_set(*map(record, range(records)), of=context(kernel=kernel))
         client.post("/v1/main/records", json=body(sent))
@@ -394,7 +439,7 @@ def test_few_pages_are_made_at_a_time(
         making.pop()
         return render(template, **values)
 
-    monkeypatch.setattr(limits, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(server, "LONGEST_WAIT", 60.0)
     monkeypatch.setattr(rendering, "render", render_slowly)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(client.get, ["/pages/main"] * 20))
@@ -411,7 +456,7 @@ def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
         over.wait(60)
         return render(template, **values)
 
-    monkeypatch.setattr(limits, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(server, "LONGEST_WAIT", 0.2)
     monkeypatch.setattr(rendering, "render", render_at_the_end)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]

@@ -33,8 +33,7 @@ SCENARIO = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(3).dige
 @pytest.fixture
 def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
     """Yield the URL of a server with records, a miss, a costly pin and one token, an admin's."""
-    extra = {"DEJAVU_SERVER_TOKEN_TTL": "0"}  # a token counts as soon as it is made
-    with running_server(sqlite_url, tmp_path / "log", extra) as server:
+    with running_server(sqlite_url, tmp_path / "log") as server:
         sent = body(record_set(*map(record, range(1, 5))))
         for namespace in ("main", "pr-7"):
             httpx.post(f"{server.base}/v1/{namespace}/records", json=sent)
@@ -52,10 +51,10 @@ def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str)
     token = tokens.issue(database, ANYBODY, "ann", "admin", ["*"], None).token
     database.close()
     with open_browser() as browser:
-        assert "Token" in browser.open(f"{base}/pages/main?sort=tuning")
+        assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")
         browser.fill("#token", token)
         assert "4 of 5" in browser.click("main button")
-        assert browser.path == "/pages/main?sort=tuning"
+        assert browser.path == "/pages/main?sort=seconds"
         browser.show(390)
         walk_to_the_pin(browser, base)
         require_no_page_wider_than(browser, base, 390)
@@ -68,7 +67,7 @@ def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str)
 
 
 def walk_to_the_pin(browser: Browser, base: str) -> None:
-    browser.open(f"{base}/pages/main?sort=tuning")
+    browser.open(f"{base}/pages/main?sort=seconds")
     browser.fill("input[name=q]", "matmul")
     assert "4 of 5" in browser.click(".filters button")
     assert "Which config wins where" in browser.click("tbody th a")

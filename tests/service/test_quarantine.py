@@ -12,9 +12,8 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
-from support.service import config, measurement, record, scenario
+from support.service import config, record, scenario
 
-from dejavu_cache.model.merge import part_digest, without_parts
 from dejavu_cache.model.scenario import now
 
 
@@ -143,23 +142,14 @@ def test_a_host_is_found_behind_every_token(
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
 
 
-def test_what_was_promoted_of_it_goes_from_there(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token
-) -> None:
-    post(client, fleet, record(1, median=0.5, after=60))
-    post(client, evil, record(1), record(2), at="pr-1")
-    client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers).raise_for_status()
-    assert read(client, admin)[0].by_config[config(16)].median == 0.1
-    assert quarantine(client, admin, token=admin.id)["measurements"] == 6
-    left = read(client, admin)
-    assert [item.measurements for item in left] == [record(1, median=0.5, after=60).measurements]
-    assert post(client, fleet, record(1, median=0.5, after=60))["measurements"] == 0
-    assert read(client, admin)[0].winner is not None
-    assert len(read(client, admin, "pr-1")) == 2
-
-
+@pytest.mark.parametrize(("order", "left"), [((1, 0), 0.1), ((0, 1), 0.2)])
 def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
-    client: httpx.Client, admin: Token, fleet: Token, database: Database
+    client: httpx.Client,
+    admin: Token,
+    fleet: Token,
+    database: Database,
+    order: tuple[int, int],
+    left: float,
 ) -> None:
     """Whoever sends a replaced measurement again is refused only while it is replaced."""
     ops = [Token(database, name, "admin") for name in ("first", "second")]
@@ -174,9 +164,9 @@ def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
 
     assert stands() == 0.2
     assert post(client, fleet, record(1, median=0.1))["refused"] == 3
-    taken = [quarantine(client, admin, token=ops[1].id)["id"]]
-    assert stands() == 0.1
-    taken.append(quarantine(client, admin, token=ops[0].id)["id"])
+    taken = [quarantine(client, admin, token=ops[order[0]].id)["id"]]
+    assert stands() == left
+    taken.append(quarantine(client, admin, token=ops[order[1]].id)["id"])
     assert stands() == 0.5
     assert "refused" not in post(client, fleet, record(1, median=0.5))
     for identity in taken:
@@ -211,10 +201,3 @@ def test_it_is_an_admins_listed_and_logged(client: httpx.Client, admin: Token, e
     assert undo(client, admin, "0" * 16).status_code == 404
     elsewhere = client.delete(f"/v1/pr-1/quarantines/{identity}", headers=admin.headers)
     assert elsewhere.status_code == 404
-
-
-def test_the_digests_of_a_record_are_those_of_all_its_parts() -> None:
-    whole = record(1)
-    parts = [part_digest(part) for part in (*whole.measurements, whole.winner) if part]
-    assert without_parts(whole, parts) is None
-    assert without_parts(whole, [part_digest(measurement(config(16), 9.0))]) is whole

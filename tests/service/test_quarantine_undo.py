@@ -63,19 +63,6 @@ def cut_an_undo_short(
         assert undo(client, admin, number).status_code == 500
 
 
-def test_an_undo_that_was_cut_short_is_completed_by_another(
-    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    post(client, evil, *(record(m) for m in range(1, 5)))
-    before = read(client, admin)
-    done = quarantine(client, admin, token=evil.id)
-    cut_an_undo_short(client, admin, done["id"], monkeypatch)
-    assert read(client, admin) == before[:2]
-    rest = undo(client, admin, done["id"]).json()
-    assert rest == {**done, "records": 2, "measurements": 6, "winners": 2}
-    assert read(client, admin) == before
-
-
 def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
     client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:

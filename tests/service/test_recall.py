@@ -15,8 +15,8 @@ from dejavu_service.services.records import tag_of
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import part_digest, without_parts
-from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import canonical_json, now
+from dejavu_cache.model.record import Pin, Record, RecordSet
+from dejavu_cache.model.scenario import canonical_json
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
@@ -36,10 +36,6 @@ def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
     return list(RecordSet.model_validate_json(answer.content).records)
 
 
-def measured_now(m: int = 1) -> Record:
-    return record(m, after=(now() - START).total_seconds())
-
-
 def changes(
     client: httpx.Client, revision: str = "", tags: dict[str, str] | None = None
 ) -> dict[str, Any]:
@@ -51,35 +47,11 @@ def changes(
     return changed.get(context().digest, {})
 
 
-def test_what_was_deleted_is_refused_and_a_later_measurement_is_welcome(
-    client: httpx.Client,
-) -> None:
-    post(client, record(1), record(2))
-    client.delete(f"{HOME}?scenario={scenario(1).digest}")
-    assert post(client, record(1), record(2))["refused"] == 3
-    assert read(client) == [record(2)]
-    later = measured_now()
-    assert "refused" not in post(client, later)
-    assert read(client) == [later, record(2)]
-
-
-def test_a_deletion_refuses_what_it_never_saw_if_that_is_older(client: httpx.Client) -> None:
+def test_an_older_pin_does_not_make_a_deleted_record_anew(client: httpx.Client) -> None:
     post(client, record(1))
     client.delete(HOME)
-    never_sent = record(1, median=0.01, after=60, by="bob@h200-2")
-    assert post(client, never_sent)["refused"] == 3
-    assert read(client) == []
-
-
-@pytest.mark.parametrize("field", ["winner", "pin"])
-def test_what_remains_of_a_deleted_record_does_not_make_it_anew(
-    client: httpx.Client, field: str
-) -> None:
-    old = Winner(config=config(16), at=START) if field == "winner" else None
-    pin = Pin(config=config(16), at=START, by="ann") if field == "pin" else None
-    post(client, record(1))
-    client.delete(HOME)
-    post(client, Record(scenario=scenario(1), winner=old, pin=pin))
+    pin = Pin(config=config(16), at=START, by="ann")
+    post(client, Record(scenario=scenario(1), pin=pin))
     assert read(client) == []
 
 
@@ -97,12 +69,6 @@ def test_an_import_brings_back_what_was_deleted(client: httpx.Client) -> None:
     client.delete(HOME)
     assert client.post("/v1/main/import", content=dump).json()["measurements"] == 3
     assert read(client) == [record(1)]
-
-
-def test_another_namespace_recalls_nothing_here(client: httpx.Client) -> None:
-    post(client, record(1), namespace="pr-1")
-    client.delete(HOME.replace("main", "pr-1"))
-    assert "refused" not in post(client, record(1))
 
 
 def test_copies_learn_of_every_change(client: httpx.Client) -> None:

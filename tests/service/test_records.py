@@ -19,13 +19,12 @@ from support.service import (
     client_of,
     config,
     context,
-    measurement,
     record,
     record_set,
     scenario,
 )
 
-from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
+from dejavu_cache.model.record import Pin, Record, RecordSet
 from dejavu_cache.model.scenario import now
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
@@ -78,42 +77,6 @@ def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Data
             .order_by(parts.c.stands)
         ).all()
     assert [tuple(row) for row in rows] == [(False, 3), (True, 3)]
-
-
-def test_new_configs_join_and_the_first_winner_stands(client: httpx.Client) -> None:
-    post(client, record_set(record(configs=1)))
-    better = Record(
-        scenario=scenario(),
-        winner=Winner(config=config(8), at=now()),
-        measurements=(measurement(config(8), 0.01),),
-    )
-    assert post(client, record_set(better))["measurements"] == 1
-    (stored,) = read(client)
-    assert len(stored.measurements) == 2
-    assert stored.winner == record(configs=1).winner
-
-
-def test_a_record_without_a_winner_gets_the_first_one_sent(client: httpx.Client) -> None:
-    post(client, record_set(Record(scenario=scenario(), measurements=(measurement(config()),))))
-    post(client, record_set(record()))
-    assert read(client)[0].winner == record().winner
-
-
-def test_failures_are_claims_too(client: httpx.Client) -> None:
-    failed = Record(scenario=scenario(), measurements=(measurement(config(), None),))
-    assert post(client, record_set(failed))["measurements"] == 1
-    timed = Record(scenario=scenario(), measurements=(measurement(config(), 0.1),))
-    assert post(client, record_set(timed))["measurements"] == 1, "a timing stands against it"
-    refused = measurement(config(), None, after=9, by="bob@h200-2")
-    again = Record(scenario=scenario(), measurements=(refused,))
-    assert post(client, record_set(again))["beside"] == 1
-    assert read(client)[0].measurements == timed.measurements
-
-
-def test_one_scenario_twice_in_one_post_merges(client: httpx.Client) -> None:
-    twice = record_set(record(configs=1), record(configs=3))
-    assert post(client, twice) == {"records": 2, "measurements": 3, "beside": 0}
-    assert read(client) == [record(configs=3)]
 
 
 def test_pins_in_a_post_count_only_from_an_admin(client: httpx.Client, token: Any) -> None:
@@ -187,17 +150,18 @@ def test_no_read_takes_more_memory_than_a_client_does(
     assert client.get(HOME).status_code == 200
 
 
-def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
+def test_a_full_cache_lets_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_service.app import create_app
     from dejavu_service.settings import ServerSettings
 
-    app = create_app(ServerSettings(database=url, cache_bytes=1500))
+    monkeypatch.setattr("dejavu_service.services.reads.CACHE_BYTES", 1500)
+    app = create_app(ServerSettings(database=url))
     with client_of(app) as client:
         for name in "abcd":
             of = context(name)
             client.post("/v1/main/records", json=body(record_set(of=of)))
             assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
-        cached = app.state.server.reader._cache._answers
+        cached = app.state.server.reader._answers
         assert 0 < sum(len(answer.body) for answer in cached.values()) <= 1500
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -93,31 +92,27 @@ def wait_until_empty(spool: Spool, seconds: float) -> bool:
     return not len(spool)
 
 
-def test_the_spool_empties_when_the_server_is_back(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_later", [False, True], ids=["this process", "a later one"])
+def test_the_spool_empties_when_the_server_is_back(
+    is_later: bool, url: str, tmp_path: Path
+) -> None:
     """Exactly once in effect, whoever sends it."""
-    port = free_port()
-    base = f"http://127.0.0.1:{port}"
-    away = open_remote(base, tmp_path, wait=0.2)
+    base = f"http://127.0.0.1:{(port := free_port())}"
+    store = open_remote(base, tmp_path, wait=0.2)
     for m in range(5):
-        away.put(context(), [record(m)])
-    away.close()
-    assert len(away.spool) >= 1
-    with running_server(url, tmp_path / "server.log", port=port):
-        back = open_remote(base, tmp_path)
-        assert wait_until_empty(back.spool, 240)
-        assert [entry.scenario.args["M"] for entry in back.records(context())] == [0, 1, 2, 3, 4]
-        assert all(len(entry.measurements) == 1 for entry in back.records(context()))
-
-
-def test_a_long_lived_process_sends_its_spool_by_itself(postgres_url: str, tmp_path: Path) -> None:
-    port = free_port()
-    store = open_remote(f"http://127.0.0.1:{port}", tmp_path, wait=0.2)
-    store.put(context(), [record(1)])
+        store.put(context(), [record(m)])
     assert store.sender.flush(240)
-    assert len(store.spool) == 1
-    with running_server(postgres_url, tmp_path / "server.log", port=port):
+    assert len(store.spool) == 5
+    if is_later:
+        store.close()
+    with running_server(url, tmp_path / "server.log", port=port):
+        if is_later:
+            store = open_remote(base, tmp_path)
         assert wait_until_empty(store.spool, 240)
         assert store.circuit.closed
+        stored = list(ProtocolClient(base).records(context()))
+        assert [entry.scenario.args["M"] for entry in stored] == [0, 1, 2, 3, 4]
+        assert all(len(entry.measurements) == 1 for entry in stored)
 
 
 def test_a_read_only_token_reads(
@@ -232,15 +227,3 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         for row in json.loads(run("show", "--misses", "--store", server.base, "--json"))
     ] == [1]
     assert "known in" in run("sync", "--store", f"{copy.root},{server.base}")
-
-
-def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
-    kernel = load(tmp_path / "kernels.py").add
-    kernel._options["store"] = TieredStore(
-        [FileStore(tmp_path / "records"), open_remote(server.base, tmp_path, wait=0.25)]
-    )
-    launch(kernel, 100)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
-    launch(kernel, 200)
-    assert kernel.benchmarked == 6

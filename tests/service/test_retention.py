@@ -38,7 +38,6 @@ def test_unused_records_go_with_their_measurements(
 READS = {
     "bulk": ("GET", HOME, None),
     "key": ("GET", f"{HOME}/{scenario().digest}", None),
-    "waiting": ("GET", f"{HOME}/{scenario().digest}?wait=1", None),
     "scenarios": ("GET", f"/v1/main/contexts/{context().digest}/scenarios", None),
     "export": ("GET", "/v1/main/export", None),
     "export of a kernel": ("GET", f"/v1/main/export?kernel={context().kernel.name}", None),

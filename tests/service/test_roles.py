@@ -167,7 +167,7 @@ def test_every_route_wants_the_role_that_the_table_says(
                 assert answer.status_code == (403 if headers else 401), said
 
 
-def stored(database: Database) -> dict[str, list[Any]]:
+def read_tables(database: Database) -> dict[str, list[Any]]:
     with database.read() as connection:
         return {
             table.name: sorted(map(repr, connection.execute(select(table))))
@@ -182,14 +182,14 @@ def test_a_writer_of_pull_requests_changes_nothing_in_what_it_may_read(
     _, admin = issue(database, "admin", "*")
     _, mine = issue(database, "write", "pr-*", main="read")
     assert client.post("/v1/main/records", json=body(record_set()), headers=admin).is_success
-    before = stored(database)
+    before = read_tables(database)
     for method, template in sorted(routes(app)):
         if "{namespace}" not in template:
             continue
         answer = ask(client, method, template, mine)
         may = (method, template) in REQUIRED["read"]
         assert (answer.status_code == 403) != may, (method, template, answer.text)
-    assert stored(database) == before
+    assert read_tables(database) == before
     for name in ("pr-7", "pr-", "pr-7.x"):
         sent = client.post(f"/v1/{name}/records", json=body(record_set()), headers=mine)
         assert sent.status_code == 200

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from dejavu_service import serving
-from dejavu_service.serving import StoppingServer, make_server
+from dejavu_service import app
+from dejavu_service.app import StoppingServer, make_server
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
@@ -31,7 +31,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     standing = Clock()
-    monkeypatch.setattr(serving, "time", standing)
+    monkeypatch.setattr(app, "time", standing)
     return standing
 
 

@@ -28,7 +28,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore
 
-SMALL = {"DEJAVU_SERVER_MAX_RECORDS": "50", "DEJAVU_SERVER_MAX_BODY": "100000"}
+SMALL = {"DEJAVU_SERVER_MAX_BODY": "25000"}
 
 
 @pytest.fixture

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.processes import environment
+from support.processes import PROGRAMS, environment
 from support.sweeping import Sweeps
 
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Pin
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore
+from dejavu_cache.sweep.suite import load_suite
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +34,10 @@ def swept(first: Sweeps, tmp_path: Path) -> Sweeps:
     return first.copy(tmp_path)
 
 
-def test_the_second_sweep_measures_nothing(swept: Sweeps) -> None:
-    assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
-    assert len(swept.measurements_taken) == 8
-
-
-@pytest.mark.parametrize("options", [(), ("--dry-run",)])
-def test_a_sweep_of_nothing_ends_with_the_reason(sweeps: Sweeps, options: tuple[str, ...]) -> None:
-    printed = sweeps.run(*options, suite=":empty")
-    assert printed == "nothing to tune: these sizes need no tuning\n"
-
-
-def test_the_reason_is_part_of_a_report_in_json(sweeps: Sweeps) -> None:
-    assert sweeps.json("--dry-run")["why_empty"] is None
-    assert sweeps.json(suite=":empty")["why_empty"] == "these sizes need no tuning"
+def test_a_sweep_of_nothing_ends_with_the_reason(sweeps: Sweeps) -> None:
+    reason = "these sizes need no tuning"
+    assert sweeps.run(suite=":empty") == f"nothing to tune: {reason}\n"
+    assert sweeps.json("--dry-run", suite=":empty")["why_empty"] == reason
 
 
 def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
@@ -53,10 +46,12 @@ def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
     assert len(set(swept.measurements_taken)) == len(swept.measurements_taken) == 32
 
 
-def test_a_dry_run_says_what_is_not_tuned_and_measures_nothing(swept: Sweeps) -> None:
-    outcomes = swept.json("--dry-run")["outcomes"]
-    assert [outcome["status"] for outcome in outcomes] == ["known"] * 2 + ["due"] * 6
+def test_neither_a_dry_run_nor_a_second_sweep_measures_anything(swept: Sweeps) -> None:
+    report = swept.json("--dry-run")
+    statuses = [outcome["status"] for outcome in report["outcomes"]]
+    assert (statuses, report["why_empty"]) == (["known"] * 2 + ["due"] * 6, None)
     assert "2 were there already, 6 not tuned in" in swept.run("--dry-run")
+    assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
     assert len(swept.measurements_taken) == 8
 
 
@@ -95,27 +90,51 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "options", "message"),
     [
-        ({"suite": ":nothing"}, "has no suite 'nothing'"),
-        ({"suite": ":broken"}, "the suite raised ZeroDivisionError: mine"),
-        ({"suite": ":leaves"}, "the suite raised SystemExit: 3"),
-        ({"suite": ":strange"}, "the suite gave 'n=101', which is no Case"),
-        ({"suite": ":forgetful"}, "the suite raised TypeError: 'NoneType' object is not iterable"),
+        ("nothing", {}, "has no suite 'nothing'"),
+        ("leaves", {}, "the suite raised SystemExit: 3"),
+        ("strange", {}, "the suite gave 'n=101', which is no Case"),
+        ("forgetful", {}, "the suite raised TypeError: 'NoneType' object is not iterable"),
+        ("suite", {"case": "5"}, "got an unexpected keyword argument 'case'"),
     ],
 )
-def test_a_suite_that_cannot_be_used_is_said_in_a_line(
-    sweeps: Sweeps, arguments: dict[str, str], message: str
+def test_a_suite_that_cannot_be_used_is_an_error(
+    name: str, options: dict[str, str], message: str
 ) -> None:
-    out = sweeps.run(code=2, **arguments)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        load_suite(f"{PROGRAMS / 'logged_suite.py'}:{name}").load_cases(options)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "message"),
+    [
+        ("cases.py", "import sys\nsys.exit(3)\n", "cannot be imported: SystemExit: 3"),
+        ("json.py", "", "json is another module: rename the file"),
+    ],
+)
+def test_a_file_that_is_no_module_of_its_own_is_an_error(
+    file: str, source: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(source)
+    with pytest.raises(SettingsError, match=message):
+        load_suite(str(tmp_path / file))
+
+
+@pytest.mark.parametrize(
+    ("suite", "arguments", "message"),
+    [
+        (":broken", [], "the suite raised ZeroDivisionError: mine"),
+        ("", ["--gpus", "all", "--ray", "local"], "give one of them"),
+        ("", ["--gpus", "²"], "--gpus ²: this machine has"),
+        ("", ["--store", "memory://"], "would be lost"),
+    ],
+)
+def test_a_sweep_that_cannot_be_made_is_refused_in_a_line(
+    sweeps: Sweeps, suite: str, arguments: list[str], message: str
+) -> None:
+    out = sweeps.run(*arguments, code=2, suite=suite)
     assert message in out
-    assert "Traceback" not in out
-
-
-def test_a_module_that_exits_is_said_in_a_line(sweeps: Sweeps) -> None:
-    sweeps.suite.write_text("import sys\nsys.exit(3)\n")
-    out = sweeps.run(code=2)
-    assert "cannot be imported: SystemExit: 3" in out
     assert "Traceback" not in out
 
 
@@ -125,33 +144,12 @@ def test_a_case_that_reads_standard_input_finds_it_empty(sweeps: Sweeps) -> None
     assert sweeps.recorded_times == sweeps.whole(2)
 
 
-def test_a_suite_that_has_the_name_of_a_library_is_refused(sweeps: Sweeps) -> None:
-    sweeps.suite = sweeps.suite.rename(sweeps.folder / "colorsys.py")
-    assert "colorsys is another module: rename the file" in sweeps.run(code=2)
-
-
 def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
     sweeps.suite.write_text(
         sweeps.suite.read_text() + "from beside import CASES\nthree = lambda: suite(CASES)\n"
     )
     assert "3 not tuned" in sweeps.run("--dry-run", suite=":three")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpus", "all", "--ray", "local"], "give one of them"),
-        (["--option", "case=5"], "got an unexpected keyword argument 'case'"),
-        (["--gpus", "²"], "--gpus ²: this machine has"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_refused(
-    sweeps: Sweeps, arguments: list[str], message: str
-) -> None:
-    out = sweeps.run(*arguments, code=2)
-    assert message in out
-    assert "Traceback" not in out
 
 
 def test_a_case_that_only_its_author_can_mend_is_not_to_be_tried_again(sweeps: Sweeps) -> None:
@@ -171,7 +169,3 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
-
-
-def test_a_sweep_into_memory_is_refused(sweeps: Sweeps) -> None:
-    assert "would be lost" in sweeps.run("--store", "memory://", code=2)

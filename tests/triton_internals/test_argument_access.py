@@ -2,45 +2,122 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import fork_program
+from support.processes import in_own_process
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-from dejavu_cache.triton_internals.argument_access import watch_interpreter
+from dejavu_cache.triton_internals.argument_access import accesses_of_kernel, watch_interpreter
 from dejavu_cache.tuning.expected_results import spans_of_arguments
 
-
-@pytest.fixture(scope="module")
-def accesses_by_kernel() -> dict[str, list[Any]]:
-    done = fork_program("tell_accesses.py", TRITON_INTERPRET="0")
-    found: dict[str, list[Any]] = json.loads(done.stdout)
-    return found
+FLOATS = {"x": "*fp32", "o": "*fp32", "n": "i32"}
 
 
-@pytest.mark.parametrize(
-    ("kernel", "expected"),
-    {
-        "copy": ["x", "o", False],
-        "walk": ["o x", "o x", False],
-        "choose": ["x", "o", False],
-        "count": ["o", "o", False],
-        "lock": ["o", "o x", False],
-        "tuples": ["xs[0]", "xs[1]", False],
-        "descriptors": ["x", "o", False],
-        "behind_pointers": ["o x", "", True],
-        "called": None,
-        "nothing": ["", "", False],
-    }.items(),
-)
-def test_compiled_code_tells(
-    kernel: str, expected: list[Any] | None, accesses_by_kernel: dict[str, list[Any]]
-) -> None:
-    assert accesses_by_kernel[kernel] == expected
+@triton.jit
+def copy(x, o, n):
+    at = tl.arange(0, 16)
+    tl.store(o + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def walk(x, o, n):
+    """Move both pointers in one loop."""
+    at = tl.arange(0, 16)
+    source, target = x + at, o + at
+    for _ in range(n):
+        tl.store(target, tl.load(source))
+        source += 16
+        target += n
+
+
+@triton.jit
+def choose(x, o, n):
+    at = tl.arange(0, 16)
+    target = o + at
+    if n > 3:
+        target = target + n
+    tl.store(target, tl.load(x + at))
+
+
+@triton.jit
+def count(x, o, n):
+    tl.atomic_add(o, 1.0)
+
+
+@triton.jit
+def lock(x, o, n):
+    while tl.atomic_cas(o, 0, 1) == 1:
+        pass
+    tl.store(x, 1.0)
+
+
+@triton.jit
+def tuples(xs, n):
+    tl.store(xs[1], tl.load(xs[0]))
+
+
+@triton.jit
+def descriptors(x, o, n):
+    o.store([0, 0], x.load([0, 0]))
+
+
+@triton.jit
+def behind_pointers(x, o, n):
+    tl.store(tl.load(x).to(tl.pointer_type(tl.float32)), tl.load(o))
+
+
+@triton.jit(noinline=True)
+def helper(o):
+    tl.store(o, 1.0)
+
+
+@triton.jit
+def called(x, o, n):
+    helper(o)
+
+
+@triton.jit
+def nothing(x, o, n):
+    pass
+
+
+DESCRIPTORS = {"x": "tensordesc<fp32[32,32]>", "o": "tensordesc<fp32[32,32]>", "n": "i32"}
+SIGNATURES: dict[Any, dict[str, Any]] = {
+    lock: {**FLOATS, "o": "*i32"},
+    tuples: {"xs": ("*fp32", "*fp32"), "n": "i32"},
+    descriptors: DESCRIPTORS,
+    behind_pointers: {**FLOATS, "x": "*i64"},
+}
+
+
+READS_AND_WRITES: dict[Any, tuple[str, str, bool] | None] = {
+    copy: ("x", "o", False),
+    walk: ("o x", "o x", False),
+    choose: ("x", "o", False),
+    count: ("o", "o", False),
+    lock: ("o", "o x", False),
+    tuples: ("xs[0]", "xs[1]", False),
+    descriptors: ("x", "o", False),
+    behind_pointers: ("o x", "", True),
+    called: None,
+    nothing: ("", "", False),
+}
+
+
+@in_own_process(TRITON_INTERPRET="0")
+def test_compiled_code_tells() -> None:
+    for kernel, expected in READS_AND_WRITES.items():
+        source = ASTSource(kernel, SIGNATURES.get(kernel, FLOATS), {})
+        found = accesses_of_kernel(triton.compile(source, target=GPUTarget("cuda", 90, 32)))
+        told = None
+        if found is not None:
+            names = [" ".join(sorted(each)) for each in (found.read, found.written)]
+            told = (*names, found.elsewhere)
+        assert told == expected, kernel
 
 
 def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:
@@ -51,8 +128,8 @@ def interpret(kernel: Any, **arguments: Any) -> tuple[set[str], set[str], bool]:
 
 
 def test_the_interpreter_shows_what_a_launch_does() -> None:
-    @triton.jit  # type: ignore[untyped-decorator]
-    def copy(x, o, n, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    @triton.jit
+    def copy(x, o, n, B: tl.constexpr):
         at = tl.program_id(0) * B + tl.arange(0, B)
         tl.store(o + at, tl.load(x + at, mask=at < n), mask=at < n)
 
@@ -62,7 +139,7 @@ def test_the_interpreter_shows_what_a_launch_does() -> None:
     assert interpret(copy, x=x, o=x, n=32, B=16) == ({"x", "o"}, {"x", "o"}, False)
 
     @triton.jit
-    def add(o, table):  # type: ignore[no-untyped-def]
+    def add(o, table):
         tl.atomic_add(o, 1)
         tl.store(tl.load(table).to(tl.pointer_type(tl.float32)), 1.0)
 

@@ -1,62 +1,130 @@
-"""Configs compile in parallel for an absent GPU, and those that cannot run fail early."""
+"""Configs, and kernels of many launches, compile at once; what cannot run fails early."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 import triton
-from support.processes import fork_program
+import triton.language as tl
+from support.processes import in_own_process
+from triton.runtime.autotuner import Autotuner
 
-from dejavu_cache.tuning.compile_ahead import _tile_of_a_warp
-
-HAS_ASYNC = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
-
-
-def compile_for_absent_gpu(folder: Path, *arguments: str) -> list[Any]:
-    """Return what a program says of the configs that it compiles."""
-    done = fork_program(
-        "compile_for_absent_gpu.py",
-        *arguments,
-        TRITON_INTERPRET="0",
-        TRITON_CACHE_DIR=str(folder / "cache"),
-    )
-    answers: list[Any] = json.loads(done.stdout)
-    return answers
+from dejavu_cache.attention.kernels.kernel_call import KernelCall
+from dejavu_cache.triton_internals.config_names import DeclaredConfigs
+from dejavu_cache.tuning import compile_ahead as compile_ahead_module
+from dejavu_cache.tuning.compile_ahead import (
+    _tile_of_a_warp,
+    compile_ahead,
+    compile_failure_of,
+    compile_together,
+)
+from dejavu_cache.tuning.tuner import CandidateLaunch
 
 
-@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
-def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
-    seen, hooked, threads, after, begun = compile_for_absent_gpu(tmp_path, "5")
-    assert seen[0] == seen[4] == "runs"
-    assert seen[1].startswith("out_of_resources: out of resource: shared memory, Required: 5")
-    assert seen[2].startswith("compile_error: ")
-    assert "32 is refused" in seen[2]
-    assert seen[3].startswith("compile_error: ")
-    assert "waves_per_eu" in seen[3]
-    assert hooked == [4096], "a hook may change what is compiled"
-    assert threads
-    assert all(name.startswith("dejavu-cache compile") for name in threads)
-    assert after == "CompiledKernel"
-    assert begun == [64, 128, 64, 64, 32], "the default, and then large tiles, which take longest"
+@triton.jit
+def product(
+    a_ptr, b_ptr, c_ptr, K,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, LIMIT: tl.constexpr = 0,
+):  # fmt: skip
+    tl.static_assert(BLOCK != 32, "32 is refused")
+    rows, inner = tl.arange(0, TILE), tl.arange(0, BLOCK)
+    total = tl.zeros((TILE, TILE), dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        a = tl.load(a_ptr + rows[:, None] * K + start + inner[None, :])
+        b = tl.load(b_ptr + (start + inner)[:, None] * TILE + rows[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + rows[:, None] * TILE + rows[None, :], total.to(tl.float16))
 
 
-@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
-def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
-    seen, _, _, after, _ = compile_for_absent_gpu(tmp_path, "1")
-    assert seen == ["runs"]
-    assert after == "CompiledKernel"
+DTYPES = (torch.float16, torch.float16, torch.float16, 4096)
+ARGUMENTS = tuple(map(triton.runtime.jit.MockTensor.wrap_dtype, DTYPES))
+HOOKED: list[int] = []
+CONFIGS = [
+    triton.Config({"BLOCK": 64, "TILE": 64}, pre_hook=lambda args: HOOKED.append(args["K"])),
+    triton.Config({"BLOCK": 128, "TILE": 256}, num_stages=4, num_warps=8),
+    triton.Config({"BLOCK": 32, "TILE": 64}),
+    triton.Config({"BLOCK": 64, "TILE": 64, "waves_per_eu": 2}),
+    triton.Config({"BLOCK": 64, "TILE": 128}),
+]
+
+absent = in_own_process(TRITON_INTERPRET="0", TRITON_ALWAYS_COMPILE="1")
 
 
-@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
-def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch(tmp_path: Path) -> None:
+def note_threads() -> list[str]:
+    """Let the process have an H200 that is absent; return a list of the threads that compile."""
+    from support import absent_h200  # noqa: F401 - replaces the driver
+
+    threads: list[str] = []
+    initialise = triton.compiler.compiler.CompiledKernel.__init__
+
+    def note(self: Any, *rest: Any) -> None:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        initialise(self, *rest)
+
+    triton.compiler.compiler.CompiledKernel.__init__ = note
+    return threads
+
+
+def compile_some(configs: list[triton.Config], count: int) -> list[str]:
+    """Compile configs, take some, and return what became of them; the last one can be launched."""
+    tuner = Autotuner(product, product.arg_names, configs, [], None, None)
+    tuner.nargs = dict(zip(tuner.arg_names, ARGUMENTS, strict=False))
+    declared, outcomes = DeclaredConfigs("product", configs), []
+    launch = CandidateLaunch(tuner, declared, next(iter(declared)), ARGUMENTS, {"grid": (1,)})
+    with compile_ahead(launch, list(declared)) as candidates:
+        for candidate in list(candidates.values())[:count]:
+            assert candidate is not None
+            try:
+                candidate.check()
+                outcomes.append("runs")
+            except Exception as error:
+                failure = compile_failure_of(error)
+                assert failure is not None
+                outcomes.append(f"{failure.kind}: {failure.reason}")
+    after = product.run(*ARGUMENTS, grid=(1,), warmup=True, **CONFIGS[-1].all_kwargs())
+    assert type(after).__name__ == "CompiledKernel"
+    return outcomes
+
+
+@absent
+def test_what_cannot_run_is_known_before_any_launch() -> None:
+    threads, begun, run = note_threads(), [], product.run
+
+    def note_block(*arguments: Any, **options: Any) -> Any:
+        begun.append(options["BLOCK"])
+        return run(*arguments, **options)
+
+    product.run = note_block
+    runs, too_large, refused, unknown, also = compile_some(CONFIGS, 5)
+    assert runs == also == "runs"
+    assert too_large.startswith("out_of_resources: out of resource: shared memory, Required: 5")
+    assert refused.startswith("compile_error: ")
+    assert "32 is refused" in refused
+    assert unknown.startswith("compile_error: ")
+    assert "waves_per_eu" in unknown
+    assert HOOKED == [4096], "a hook may change what is compiled"
+    assert {*threads} == {"dejavu-cache compile"}
+    order = [64, 128, 64, 64, 32, 64]
+    assert begun == order, "the default, and then large tiles, which take longest"
+
+
+@absent
+def test_what_is_given_up_halfway_can_still_be_launched() -> None:
+    note_threads()
+    assert compile_some(CONFIGS, 1) == ["runs"]
+
+
+@absent
+def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch() -> None:
     """A compilation that failed is repeated, and then it is often alone."""
-    (seen,), _, _, after, _ = compile_for_absent_gpu(tmp_path, "1", "3")
+    note_threads()
+    (seen,) = compile_some(CONFIGS[3:4], 1)
     assert seen.startswith("compile_error: ")
     assert "waves_per_eu" in seen
-    assert after == "CompiledKernel"
 
 
 @pytest.mark.parametrize(
@@ -69,3 +137,52 @@ def test_a_config_without_sizes_has_a_place_in_the_order_too(
     config = triton.Config(values)
     config.num_warps = warps
     assert isinstance(_tile_of_a_warp(config), float)
+
+
+@in_own_process(TRITON_INTERPRET="0")
+def test_launches_compile_each_kernel_once_and_run_nothing(
+    tmp_path: str,
+) -> None:
+    triton.knobs.cache.dir = tmp_path
+    threads, noted = note_threads(), []
+
+    def launch(block: int, grid: Any = (1,), tile: int = 64) -> None:
+        assert KernelCall(product, grid, ARGUMENTS, {"BLOCK": block, "TILE": tile})() is None
+
+    def note_grid(meta: Any) -> tuple[int, ...]:
+        noted.append(meta["BLOCK"])
+        return (1,)
+
+    def fail_as_grid(meta: Any) -> Any:
+        """Fail, as a grid does that asks for an argument's default."""
+        raise KeyError("LIMIT")
+
+    def compile_later(block: int) -> None:
+        product.run(*ARGUMENTS, grid=(1,), warmup=True, BLOCK=block, TILE=64)
+
+    with compile_together():
+        launch(16)
+        call = KernelCall(product, (1,), ARGUMENTS, {"BLOCK": 32, "TILE": 64})
+        assert call.launch(()) is None
+        launch(64, note_grid)
+        for _ in range(2):
+            launch(2 * noted[-1])
+    assert threads == ["dejavu-cache compile"] * 3
+    threads.clear()
+    for block in (16, 64, 128):
+        compile_later(block)
+    with pytest.raises(Exception, match="32 is refused"):
+        compile_later(32)
+    assert threads == [], "the launches that follow find the kernels in memory"
+    compile_ahead_module.threads_for = lambda most: 1  # type: ignore[assignment]
+    with compile_together():
+        for block in (16, 64, 128):
+            with suppress(KeyError):
+                launch(block, fail_as_grid, 16)
+    assert threads == ["dejavu-cache compile"] * 3, "none was cancelled, though one waited"
+
+
+def test_where_nothing_can_be_compiled_ahead_nothing_is_called() -> None:
+    """Triton's interpreter would run the launches."""
+    with compile_together() as is_compiling:
+        assert not is_compiling

@@ -98,24 +98,32 @@ def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> Non
     assert NOT_REPEATABLE in verdict.reason
 
 
-def test_declared_scratch_memory_is_not_compared() -> None:
+def slightly_off(arguments: dict[str, Any]) -> None:
+    double(arguments)
+    arguments["out"].mul_(1.05)
+
+
+def with_scratch(arguments: dict[str, Any]) -> None:
+    double(arguments)
+    arguments["scratch"].fill_(5)
+
+
+@pytest.mark.parametrize(
+    ("default", "write", "options", "outcome"),
+    [
+        (with_scratch, double, {}, "wrong"),
+        (with_scratch, double, {"ignore": ["scratch"]}, "equal"),
+        (double, input_overwritten, {"reference": input_overwritten}, "equal"),
+        (double, double, {"reference": input_overwritten}, "wrong"),
+        (double, slightly_off, {}, "wrong"),
+        (double, slightly_off, {"tolerance": {"out": 0.1}}, "equal"),
+    ],
+)
+def test_what_is_declared_decides(
+    default: Write, write: Write, options: dict[str, Any], outcome: str
+) -> None:
     arguments = {**launch_arguments(), "scratch": torch.zeros(4)}
-
-    def with_scratch(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["scratch"].fill_(5)
-
-    assert checker(arguments, with_scratch).judge(double).outcome == "wrong"
-    assert checker(arguments, with_scratch, ignore=["scratch"]).judge(double).outcome == "equal"
-
-
-def test_a_reference_replaces_the_default() -> None:
-    def reference(arguments: dict[str, Any]) -> None:
-        arguments["out"].copy_(arguments["x"] * 3)
-
-    made = checker(launch_arguments(), double, reference=reference)
-    assert made.judge(input_overwritten).outcome == "equal"
-    assert made.judge(double).outcome == "wrong"
+    assert checker(arguments, default, **options).judge(write).outcome == outcome
 
 
 def test_an_error_of_a_reference_is_its_authors() -> None:
@@ -141,16 +149,6 @@ def test_an_error_of_a_reference_is_its_authors() -> None:
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=f"check: {next(iter(options))}="):
         CheckOptions(**options)
-
-
-def test_a_declared_tolerance_holds_for_its_argument() -> None:
-    def slightly_off(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["out"].mul_(1.05)
-
-    assert checker(launch_arguments(), double).judge(slightly_off).outcome == "wrong"
-    loose = checker(launch_arguments(), double, tolerance={"out": 0.1})
-    assert loose.judge(slightly_off).outcome == "equal"
 
 
 def test_a_launch_without_outputs_is_unchecked_and_says_why() -> None:
@@ -203,19 +201,24 @@ def test_expanded_and_empty_tensors_are_left_alone() -> None:
     assert checker(arguments, double).judge(double).outcome == "equal"
 
 
-def test_integers_must_be_equal() -> None:
-    numbers = torch.arange(10)
-    assert compare_tensors(numbers, numbers.clone()) == ""
-    assert compare_tensors(numbers + 1, numbers) == "differs in 10 of 10 elements"
+NAN, INF = math.nan, math.inf
 
 
-def test_nan_must_stand_in_the_same_places() -> None:
-    expected = torch.tensor([1.0, float("nan"), float("inf")])
-    assert compare_tensors(expected.clone(), expected) == ""
-    moved = torch.tensor([float("nan"), 1.0, float("inf")])
-    assert "NaN or infinite on one side only" in compare_tensors(moved, expected)
-    negative = torch.tensor([1.0, float("nan"), -float("inf")])
-    assert compare_tensors(negative, expected) != ""
+@pytest.mark.parametrize(
+    ("actual", "expected", "difference"),
+    [
+        ([0, 1, 2], [0, 1, 2], ""),
+        ([1, 2, 3], [0, 1, 2], "differs in 3 of 3 elements"),
+        ([1.0, NAN, INF], [1.0, NAN, INF], ""),
+        ([NAN, 1.0, INF], [1.0, NAN, INF], "NaN or infinite on one side only"),
+        ([1.0, NAN, -INF], [1.0, NAN, INF], "differs"),
+    ],
+)
+def test_integers_must_be_equal_and_nan_must_stand_in_the_same_places(
+    actual: list[float], expected: list[float], difference: str
+) -> None:
+    seen = compare_tensors(torch.tensor(actual), torch.tensor(expected))
+    assert (difference in seen, bool(seen)) == (True, bool(difference))
 
 
 def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> None:

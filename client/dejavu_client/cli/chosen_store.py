@@ -20,8 +20,8 @@ from dejavu_cache.stores import (
 )
 
 from .errors import NoSuchStoreError, NothingFoundError
-from .kernel_names import matching_kernels
 from .output import note
+from .queries import matching_kernels
 
 if TYPE_CHECKING:
     from ..http.remote_store import RemoteStore

@@ -34,12 +34,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Commands by the title under which the help lists them."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "ls": ("ls", "ls '*attention*' --sort=-tuning_seconds"),
-    "show": (
-        "show add --where 'M>=64' --sort=-ms --limit 10",
-        "show add --device H200 --cost num_warps=4",
-        "show --misses --where 'num_seqs>=64'",
-    ),
+    "ls": ("ls", "ls '*attention*' --device H200"),
+    "show": ("show add --where 'M>=64' --device H200", "show --misses --where 'num_seqs>=64'"),
     "diff": (
         "diff /var/cache/dejavu https://tune.example.com",
         "diff --device H100 --device H200 --kernel add",

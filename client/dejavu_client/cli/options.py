@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from dejavu_cache.errors import SettingsError
-
-from .completion import complete_devices, complete_kernels
 
 __all__ = [
     "KERNEL_HELP",
@@ -17,17 +16,16 @@ __all__ = [
     "JsonOption",
     "KernelArgument",
     "KernelOption",
-    "LimitOption",
     "OptionalKernelArgument",
     "ScenarioOption",
     "ServerOption",
-    "SortOption",
+    "SinceOption",
     "StoreOption",
     "TritonOption",
+    "UntilOption",
     "WhereOption",
     "parse_assignments",
     "refuse_empty",
-    "require_moments",
 ]
 
 
@@ -42,17 +40,26 @@ def refuse_empty(context: typer.Context, parameter: typer.CallbackParam, value: 
     return value
 
 
+def _check_moment(text: str) -> str:
+    """Refuse what is no moment as a server reads it."""
+    try:
+        has_offset = datetime.fromisoformat(text.replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        has_offset = False
+    if text and not has_offset:
+        raise typer.BadParameter(f"{text!r}: write a time like 2026-01-31T12:00:00Z")
+    return text
+
+
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
 
 KernelArgument = Annotated[
     str,
-    typer.Argument(help=KERNEL_HELP, autocompletion=complete_kernels, callback=refuse_empty),
+    typer.Argument(metavar="KERNEL", help=KERNEL_HELP, callback=refuse_empty),
 ]
 OptionalKernelArgument = Annotated[
     str,
-    typer.Argument(
-        help=f"{KERNEL_HELP} Else all.", autocompletion=complete_kernels, callback=refuse_empty
-    ),
+    typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty),
 ]
 KernelOption = Annotated[
     str,
@@ -60,7 +67,6 @@ KernelOption = Annotated[
         "--kernel",
         metavar="NAME",
         help="Only this kernel, or a glob.",
-        autocompletion=complete_kernels,
         callback=refuse_empty,
     ),
 ]
@@ -100,7 +106,6 @@ DeviceOption = Annotated[
         "--device",
         metavar="TEXT",
         help="Only GPUs whose name contains this.",
-        autocompletion=complete_devices,
         callback=refuse_empty,
     ),
 ]
@@ -113,11 +118,12 @@ TritonOption = Annotated[
         callback=refuse_empty,
     ),
 ]
-SortOption = Annotated[
-    str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")
+SinceOption = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="From 2026-01-31T12:00:00Z on.", callback=_check_moment),
 ]
-LimitOption = Annotated[
-    int, typer.Option("--limit", min=0, help="How many lines at most; 0 is all.")
+UntilOption = Annotated[
+    str, typer.Option(metavar="TIME", help="Before this time.", callback=_check_moment)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -139,23 +145,3 @@ def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str
             raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
         assignments[name] = value
     return assignments
-
-
-def require_moments(**times: str) -> None:
-    """Check that options of these names have a moment each, as the server reads it, or nothing.
-
-    Raises:
-        SettingsError: a text is no moment.
-    """
-    from pydantic import TypeAdapter, ValidationError
-
-    from dejavu_cache.model.scenario import Moment
-
-    for name, text in times.items():
-        if not text:
-            continue
-        try:
-            TypeAdapter(Moment).validate_python(text)
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise SettingsError(f"--{name} {text!r}: {reason}") from None

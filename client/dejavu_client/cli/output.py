@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO, TypeVar
@@ -21,10 +21,9 @@ from dejavu_cache.system.notices import logger, printable
 from dejavu_cache.system.safe_files import open_replacement
 
 from .errors import PartlyDoneError
-from .kernel_names import shorten_kernels
+from .queries import shorten_kernels
 
 __all__ = [
-    "Shorten",
     "fail",
     "note",
     "open_output",
@@ -38,9 +37,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-Shorten = Callable[[Sequence[str]], list[str]]
-"""Function that shortens the cells of a column."""
 
 
 def say(text: str) -> None:
@@ -104,20 +100,17 @@ def show_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     optional: Sequence[str] = (),
-    shorter: Mapping[str, Shorten] | None = None,
     constant: Sequence[str] = (),
 ) -> None:
     """Print a table; in a pipe, print columns separated by tabs under a line of names.
 
     Where a terminal is too narrow, columns move together, their names are stacked at underscores
-    and spaces, cells are shortened, and then optional columns are left out.
+    and spaces, kernels are named by their ends, and then optional columns are left out.
 
     Args:
         columns: the names of the columns.
         rows: the cells of each row; None is an empty cell.
         optional: columns that a narrow terminal does without, the least important one first.
-        shorter: functions by column that shorten its cells, for a narrow terminal; kernels are
-            named by their ends in any case.
         constant: columns that a terminal shows above the table if all rows have one value there.
     """
     lines = [list(map(_text, row)) for row in rows]
@@ -130,10 +123,12 @@ def show_table(
     width = shutil.get_terminal_size().columns
     gap = 2 if _width(table, 2) <= width else 1
     if gap == 1:
-        table = {
-            name.replace("_", "_\n").replace(" ", "\n"): cells for name, cells in table.items()
-        }
-        _narrow(table, width, optional, {"kernel": shorten_kernels, **(shorter or {})})
+        table = {_stacked(name): cells for name, cells in table.items()}
+        if "kernel" in table and _width(table, 1) > width:
+            table["kernel"] = shorten_kernels(table["kernel"])
+        for name in optional:
+            if _width(table, 1) > width:
+                table.pop(_stacked(name), None)
     _print_table(table, gap)
 
 
@@ -156,17 +151,8 @@ def _print_constants(table: Table, names: Sequence[str]) -> None:
         say(f"all: {', '.join(f'{name} {table.pop(name)[0]}' for name in same)}")
 
 
-def _narrow(
-    table: Table, width: int, optional: Sequence[str], shorter: Mapping[str, Shorten]
-) -> None:
-    """Shorten cells and leave out columns until a table, whose names are stacked, fits."""
-    stacked = {re.sub(r"_\n", "_", name).replace("\n", " "): name for name in table}
-    for name, shorten in shorter.items():
-        if name in stacked and _width(table, 1) > width:
-            table[stacked[name]] = shorten(table[stacked[name]])
-    for name in optional:
-        if name in stacked and _width(table, 1) > width:
-            del table[stacked[name]]
+def _stacked(name: str) -> str:
+    return name.replace("_", "_\n").replace(" ", "\n")
 
 
 def _print_table(table: Table, gap: int) -> None:

@@ -1,11 +1,10 @@
-"""Files of records that `import` reads: exports, a store's own files, and folders of them."""
+"""Files of records that `import` reads: exports, and a store's own files."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -39,9 +38,9 @@ class RecordText(NamedTuple):
 
 
 def read_record_texts(file: str) -> list[RecordText]:
-    """Return the texts of the record sets of a file or folder, all of which can be parsed.
+    """Return the texts of the record sets of a file, all of which can be parsed.
 
-    Those without records are left out, and so are decision trees.
+    Those without records are left out.
 
     Args:
         file: the path; `-` is standard input.
@@ -56,15 +55,6 @@ def read_record_texts(file: str) -> list[RecordText]:
 
 
 def _read_texts(file: str) -> Iterator[RecordText]:
-    path = Path(file)
-    if file != "-" and path.is_dir():
-        for member in sorted(path.rglob("*.json")):
-            if member.name.endswith(".tree.json") or member.is_dir():
-                continue
-            if not member.is_file():  # opening a pipe would wait for its writer
-                raise StoreError(f"{member} cannot be read: it is no file; nothing was imported")
-            yield from _read_texts(str(member))
-        return
     try:
         text = _read_bytes(file).decode()
     except OSError as error:

@@ -5,24 +5,22 @@ What is the same in all rows stands above a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
-from .output import note, say, say_indented, show_table
+from .output import say, say_indented, show_table
 from .queries import (
     NEVER,
-    Condition,
     context_matches,
-    has_settings,
     last_measured,
+    parse_conditions,
     winning_measurement,
 )
 
@@ -30,7 +28,6 @@ __all__ = [
     "MissedLaunch",
     "ScenarioLine",
     "ordered_values",
-    "parse_misses",
     "say_context",
     "scenario_rows",
     "select_misses",
@@ -38,11 +35,8 @@ __all__ = [
     "show_kernels",
     "show_misses",
     "show_scenarios",
-    "sort_kernels",
     "summarize_context",
 ]
-
-_Row = TypeVar("_Row")
 
 
 def ordered_values(scenario: Scenario, keys: Sequence[str]) -> dict[str, Any]:
@@ -68,42 +62,6 @@ def say_constants(title: str, constants: Mapping[str, Any]) -> None:
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings as `NAME=VALUE, …`."""
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def sort_rows(
-    rows: Iterable[_Row],
-    values_of: Callable[[_Row], Mapping[str, Any]],
-    columns: Sequence[str],
-    sort: str,
-) -> list[_Row]:
-    """Return rows in the order of a column; numbers by their value, before texts.
-
-    Args:
-        rows: the rows, which keep their order where the column's values are equal.
-        values_of: returns a row's values by column.
-        columns: the columns that there are.
-        sort: the column; with `-` before it, the largest value first. Empty: no order.
-
-    Raises:
-        SettingsError: there is no such column.
-    """
-    name = sort.removeprefix("-")
-    if not name:
-        return list(rows)
-    if name not in columns:
-        raise SettingsError(f"--sort {name!r}: no such column; there are {', '.join(columns)}")
-
-    def order(row: _Row) -> tuple[int, float, str]:
-        return _order(values_of(row).get(name))
-
-    return sorted(rows, key=order, reverse=sort.startswith("-"))
-
-
-def sort_by_values(
-    rows: Iterable[_Row], values_of: Callable[[_Row], Mapping[str, Any]]
-) -> list[_Row]:
-    """Return rows in the order of all their values, from the first column on."""
-    return sorted(rows, key=lambda row: [_order(value) for value in values_of(row).values()])
 
 
 def _order(value: Any) -> tuple[int, float, str]:
@@ -175,38 +133,17 @@ def summarize_context(store: Store, context: Context) -> dict[str, Any]:
     }
 
 
-def sort_kernels(rows: Sequence[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """Return lines in the order of a column, as `sort_rows` does."""
-    return sort_rows(rows, lambda row: row, KERNEL_COLUMNS, sort)
-
-
-def show_kernels(rows: Sequence[dict[str, Any]], limit: int) -> None:
-    """Print a table of contexts, or of the first ones; 0 is all.
-
-    On a terminal, what is the same for all kernels stands above the table.
-    """
-    shown = rows[:limit] if limit else rows
-    cells = [[row[column] for column in KERNEL_COLUMNS] for row in shown]
-    show_table(
-        KERNEL_COLUMNS,
-        cells,
-        optional=OPTIONAL_COLUMNS,
-        shorter={"last_tuned": _minutes},
-        constant=["source", "device", "triton", "method"],
-    )
-    if len(shown) < len(rows):
-        note(f"{len(rows) - len(shown)} more: raise --limit to see them")
-
-
-def _minutes(moments: Sequence[str]) -> list[str]:
-    """Return moments to the minute, in UTC."""
-    return [
-        datetime.fromisoformat(moment).strftime("%Y-%m-%d %H:%M") if moment else ""
-        for moment in moments
+def show_kernels(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of contexts; on a terminal, what is the same in all stands above it."""
+    cells = [
+        [*(row[column] for column in KERNEL_COLUMNS[:-1]), _minute(row["last_tuned"] or "")]
+        for row in rows
     ]
+    constant = ["source", "device", "triton", "method"]
+    show_table(KERNEL_COLUMNS, cells, optional=OPTIONAL_COLUMNS, constant=constant)
 
 
-TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "unfinished", "uncompared", "pinned")
+TIMES = ("ms", "cases", "slower", "error", "failed", "unfinished", "uncompared", "pinned")
 """Columns after those of the scenario and the winner."""
 
 
@@ -219,39 +156,21 @@ class ScenarioLine(NamedTuple):
     winner: dict[str, Any]
     times: dict[str, Any]
     runner_up: dict[str, Any]
-    is_priced: bool
-    """Whether a measured config has the values whose cost was asked for."""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Values by column."""
-        return {**self.scenario, **self.winner, **self.times}
 
 
-def scenario_rows(
-    records: Iterable[Record], keys: Sequence[str], sort: str, cost: Mapping[str, str]
-) -> list[ScenarioLine]:
-    """Return a row for each scenario of a context.
+def scenario_rows(records: Iterable[Record], keys: Sequence[str]) -> list[ScenarioLine]:
+    """Return a row for each scenario of a context, in the order of the scenarios' values.
 
     Args:
         records: the records of the scenarios.
         keys: the arguments that come first, in order.
-        sort: the column to sort by, descending if it begins with `-`; empty: by the scenario.
-        cost: values of the config whose cost is a column; empty: no such column.
     """
-    rows = [_row(record, keys, cost) for record in records]
-    rows = sort_by_values(rows, lambda row: row.scenario)
-    names = dict.fromkeys(name for row in rows for name in row.values)
-    return sort_rows(rows, lambda row: row.values, [*names, *TIMES], sort)
+    rows = [_row(record, keys) for record in records]
+    return sorted(rows, key=lambda row: [_order(value) for value in row.scenario.values()])
 
 
-def show_scenarios(rows: Sequence[ScenarioLine], limit: int) -> None:
-    """Print a line for each scenario of a context, or for the first ones.
-
-    Args:
-        rows: the scenarios.
-        limit: how many lines at most; 0 is all.
-    """
+def show_scenarios(rows: Sequence[ScenarioLine]) -> None:
+    """Print a line for each scenario of a context."""
     scenario, same_scenario = split_columns([row.scenario for row in rows])
     winner, same_winner = split_columns([row.winner for row in rows if row.winner])
     times = [name for name in TIMES if any(name in row.times for row in rows)]
@@ -260,7 +179,6 @@ def show_scenarios(rows: Sequence[ScenarioLine], limit: int) -> None:
     if not (scenario or winner or times):
         say(f"  {counted(len(rows), 'scenario')} without a measurement")
         return
-    shown = rows[:limit] if limit else rows
     cells = [
         [
             *(row.scenario.get(name) for name in scenario),
@@ -268,14 +186,12 @@ def show_scenarios(rows: Sequence[ScenarioLine], limit: int) -> None:
             *(row.times.get(name, "-") for name in times),
             _runner_up_text(row),
         ]
-        for row in shown
+        for row in rows
     ]
     show_table([*scenario, *winner, *times, "runner-up"], cells, optional=["runner-up"])
-    if len(shown) < len(rows):
-        note(f"{counted(len(rows) - len(shown), 'more scenario')}: raise --limit to see them")
 
 
-def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> ScenarioLine:
+def _row(record: Record, keys: Sequence[str]) -> ScenarioLine:
     timed = [item for item in record.measurements if item.median is not None]
     timed.sort(key=lambda measurement: measurement.median or 0)
     failures = len(record.measurements) - len(timed)
@@ -291,10 +207,6 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         times["slower"] = f"{(second.median or 0) / best.median:.2f}x"
         if best.confidence and second.confidence:
             times["error"] = f"{max(best.confidence.error, second.confidence.error):.1%}"
-    chosen = (item for item in timed if cost and has_settings(item.config, cost))
-    priced = next(chosen, None)
-    if priced and timed[0].median:
-        times["cost"] = f"{(priced.median or 0) / timed[0].median:.2f}x"
     if failures:
         times["failed"] = failures
     if record.pinned:
@@ -309,7 +221,6 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         winner=_settings(config),
         times=times,
         runner_up=_settings(second.config if second else None),
-        is_priced=any(has_settings(item.config, cost) for item in record.measurements),
     )
 
 
@@ -325,10 +236,6 @@ def _runner_up_text(row: ScenarioLine) -> str:
     return settings_text(different) or "-"
 
 
-COUNTS = ("count", "last_seen")
-"""Columns before those of the scenario."""
-
-
 class MissedLaunch(NamedTuple):
     """A miss, and its form in the protocol."""
 
@@ -336,17 +243,19 @@ class MissedLaunch(NamedTuple):
     scenario: Scenario
     answer: dict[str, Any]
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """Values by column."""
-        seen = str(self.answer.get("last_seen", ""))
-        counts = {"count": self.answer["count"], "last_seen": _minute(seen)}
-        return {**counts, **ordered_values(self.scenario, self.context.problem.keys)}
 
+def select_misses(
+    answers: Sequence[dict[str, Any]], where: Sequence[str], device: str, triton: str
+) -> list[MissedLaunch]:
+    """Return the misses of a GPU and Triton that satisfy all conditions, in a server's order.
 
-def parse_misses(answers: Sequence[dict[str, Any]]) -> list[MissedLaunch]:
-    """Return a server's misses, whose order stays."""
-    return [
+    Args:
+        answers: the misses in the protocol's form.
+        where: the texts of conditions.
+        device: part of the GPU's name, in any case.
+        triton: the version of Triton; empty for all.
+    """
+    misses = [
         MissedLaunch(
             Context.model_validate(answer["context"]),
             Scenario.model_validate(answer["scenario"]),
@@ -354,56 +263,38 @@ def parse_misses(answers: Sequence[dict[str, Any]]) -> list[MissedLaunch]:
         )
         for answer in answers
     ]
-
-
-def select_misses(
-    misses: Sequence[MissedLaunch],
-    conditions: Sequence[Condition],
-    device: str,
-    triton: str,
-    sort: str,
-) -> list[MissedLaunch]:
-    """Return the misses of a GPU and Triton that satisfy all conditions, in a column's order.
-
-    Args:
-        misses: the misses, the most frequent first.
-        conditions: of the scenario's arguments.
-        device: part of the GPU's name, in any case.
-        triton: the version of Triton; empty for all.
-        sort: the column; with `-` before it, the largest value first. Empty: no order.
-    """
-    chosen = [
+    conditions = parse_conditions(where, (miss.scenario for miss in misses))
+    return [
         miss
         for miss in misses
         if context_matches(miss.context, "", device, triton)
         and all(condition.matches(miss.scenario) for condition in conditions)
     ]
-    columns = dict.fromkeys(name for miss in chosen for name in miss.values)
-    return sort_rows(chosen, lambda miss: miss.values, [*COUNTS, *columns], sort)
 
 
-def show_misses(misses: Sequence[MissedLaunch], limit: int) -> None:
-    """Print a table for each context with misses, or with the first ones; 0 is all."""
-    shown = misses[:limit] if limit else misses
+def show_misses(misses: Sequence[MissedLaunch]) -> None:
+    """Print a table for each context with misses."""
     by_context: dict[Context, list[MissedLaunch]] = {}
-    for miss in shown:
+    for miss in misses:
         by_context.setdefault(miss.context, []).append(miss)
     for context, launches in by_context.items():
         say_context(context)
-        values = [miss.values for miss in launches]
-        varying, constants = split_columns(
-            [{name: row[name] for name in row if name not in COUNTS} for row in values]
-        )
+        values = [ordered_values(miss.scenario, context.problem.keys) for miss in launches]
+        varying, constants = split_columns(values)
         say_constants("all scenarios", constants)
-        columns = [*COUNTS, *varying]
-        cells = [[row.get(name) for name in columns] for row in values]
-        show_table(columns, cells, optional=["last_seen"])
-    if len(shown) < len(misses):
-        more = counted(len(misses) - len(shown), "more miss", "more misses")
-        note(f"{more}: raise --limit to see them")
+        cells = [
+            [
+                miss.answer["count"],
+                _minute(str(miss.answer.get("last_seen", ""))),
+                *(row.get(name) for name in varying),
+            ]
+            for miss, row in zip(launches, values, strict=True)
+        ]
+        show_table(["count", "last_seen", *varying], cells, optional=["last_seen"])
 
 
 def _minute(moment: str) -> str:
+    """Return a moment to the minute, in UTC."""
     try:
         return datetime.fromisoformat(moment.replace("Z", "+00:00")).strftime("%Y-%m-%d %H:%M")
     except ValueError:  # a server of another version may write none

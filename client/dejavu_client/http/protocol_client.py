@@ -221,7 +221,7 @@ class ProtocolClient:
     def scenario_texts(self, context: Context) -> list[str]:
         """Return the texts of a context's scenarios."""
         answer = self._send("GET", f"/contexts/{context.digest}/scenarios")
-        rows = [] if answer.status == 404 else self._object(answer.body).get("scenarios")
+        rows = [] if answer.status == 404 else self.read_object(answer.body).get("scenarios")
         scenarios: list[Scenario] = self._validate(list[Scenario], rows)
         with uninterrupted():
             return [scenario.text for scenario in scenarios]
@@ -470,9 +470,9 @@ class ProtocolClient:
         answer = self._send(method, path, **request)
         if answer.status == 404:
             raise RefusedError(f"{self.url}: {_problem_detail(answer.body) or 'not found'}", 404)
-        return self._object(answer.body)
+        return self.read_object(answer.body)
 
-    def _object(self, body: bytes) -> dict[str, Any]:
+    def read_object(self, body: bytes) -> dict[str, Any]:
         """Parse a JSON object, without pydantic."""
         try:
             answer = json.loads(body)

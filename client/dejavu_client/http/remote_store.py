@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import threading
 import time
@@ -252,7 +251,8 @@ class RemoteStore(Store):
             is_listed = context in self._listings
             self._forget(context)
             if is_listed:  # here, where no launch waits for it
-                self._list(context)
+                with suppress(RemoteError):  # what has changed must not be lost
+                    self._list(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:
@@ -340,12 +340,12 @@ class _ServerLease:
 
     def _is_tuned(self) -> bool:
         """Return whether the scenario had a winner when the server was last reached."""
-        with suppress(RemoteError, ValueError, AttributeError):
+        with suppress(RemoteError):
             answer = self._calls.ask(
                 lambda client: client.fetch_record(self._context, self._scenario, self._etag)
             )
             if answer.status != 304:
-                self._has_winner = bool(json.loads(answer.body).get("winner"))
+                self._has_winner = bool(self._client.read_object(answer.body).get("winner"))
                 self._etag = answer.headers.get("etag", "")
         return self._has_winner
 

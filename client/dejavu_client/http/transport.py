@@ -179,14 +179,15 @@ class Transport(Finisher):
             try:
                 outcome = outcomes.get(timeout=TICK if silence < math.inf else left)
             except queue.Empty:
-                if progress.tick() >= silence:
-                    message = f"did not answer within {silence:g} s"
-                    raise SilenceError(message, progress.is_connected) from None
-                if left == 0.0:
+                is_silent = progress.tick() >= silence
+                if not is_silent and left > 0.0:
+                    continue
+                progress.is_left = True
+                message = f"did not answer within {silence:g} s"
+                if not is_silent:
                     self.interrupt()
                     message = f"had not answered after {seconds:.0f} s"
-                    raise SilenceError(message, progress.is_connected) from None
-                continue
+                raise SilenceError(message, progress.is_connected) from None
             if isinstance(outcome, BaseException):
                 raise outcome
             return outcome
@@ -218,7 +219,7 @@ class Transport(Finisher):
                 body = _read_body(response, server)
             return ServerAnswer(response.status_code, response.headers, body)
         except _LOST:
-            if attempts == 1:
+            if attempts == 1 or progress.is_left:
                 raise
         return self._exchange(server, attempts - 1, request, progress)
 
@@ -254,11 +255,12 @@ class _Progress:
 
     Attributes:
         is_connected: whether a server has taken the connection, and so may only be busy.
+        is_left: whether nobody waits for the answer any more.
     """
 
     def __init__(self) -> None:
         self._silence = [0.0, 0.0]
-        self._is_waiting = self._is_exchange = self.is_connected = False
+        self._is_waiting = self._is_exchange = self.is_connected = self.is_left = False
 
     def trace(self, event: str) -> None:
         """Note that a step has started or ended: httpcore's `trace` extension."""

@@ -1,271 +1,340 @@
-"""A kernel on all GPUs, and on one: which configs readers get, and what others would cost."""
+"""The scenarios of a kernel: on all GPUs, on one, and on two that are compared."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Response
 from pydantic import Field
+from sqlalchemy import Connection
 
-from dejavu_cache.model.scenario import Config, Scenario
-from dejavu_cache.system.notices import counted
+from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
 from ..errors import NotFoundError
-from ..routes.common import ContextDigest, CurrentCall, Namespace
+from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
+from ..services.access import NAMESPACE
 from ..storage import record_texts, summaries
-from ..storage.summaries import Summary
-from .overview import contexts_of, current_source
-from .rendering import PAGE_METHODS, Wanted, count_pages, pages_router, render_page, take_page
-from .tables import LOUD, ConfigNames, ScenarioColumns, excess_of
+from ..storage.summaries import ContextRow, Summary
+from .rendering import Wanted, page, render_page
 
-__all__ = ["router"]
+__all__ = ["LOUD", "ConfigNames", "ScenarioColumns", "current_source"]
 
-router = pages_router()
-
+LOUD = 0.05
+"""Share by which a choice is slower than the best from which pages say so loudly."""
+_DAY = 86400.0
 _MOST_CONTEXTS = 8
 _MOST_WINNERS = 12
-_MOST_CONFIGS = 30
-"""Configs whose costs are listed."""
-_CLOSE = 1.05
-"""Multiple of the best median up to which a config counts as close to it."""
-_SAMPLE_BYTES = 1_200_000
-"""JSON that is parsed for the costs of configs."""
-_LETTERS = "ABCDEFGH"
-_MOST_TICKS = 24
+_BY_NUMBER = ("median", "excess", "differs")
+"""Columns by which scenarios are sorted in descending order; others are arguments."""
 
 
-class KernelFilter(Wanted):
-    """A kernel by its full name, a source's hash, empty for the current one, and the order."""
+class ScenarioColumns:
+    """The arguments of scenarios, divided into those that vary and those that do not.
+
+    Attributes:
+        shared: The values that all scenarios have, by argument.
+        varying: The arguments that differ, in the kernel's order.
+    """
+
+    def __init__(self, scenarios: Iterable[Scenario]) -> None:
+        """Divide the arguments of some scenarios."""
+        rows = [scenario.values for scenario in scenarios]
+        names = dict.fromkeys(name for row in rows for name in row)
+        distinct = {
+            name: {canonical_json(row.get(name)): row.get(name) for row in rows} for name in names
+        }
+        self.varying = [name for name, values in distinct.items() if len(values) > 1]
+        self.shared = {name: rows[0][name] for name in names if name not in self.varying}
+
+    def cells(self, scenario: Scenario) -> list[Any]:
+        """Return a scenario's values of the varying arguments."""
+        values = scenario.values
+        return [values.get(name, "") for name in self.varying]
+
+    def order(self, scenario: Scenario, first: str = "") -> list[Any]:
+        """Return a key that sorts scenarios by one argument first and then by all from the left.
+
+        Numbers come in numeric order, before other values.
+        """
+        values = scenario.values
+        names = [first] if first in self.varying else []
+        return [
+            (False, value, "")
+            if isinstance(value := values.get(name), (int, float))
+            else (True, 0, canonical_json(value))
+            for name in (*names, *self.varying)
+        ]
+
+
+class ConfigNames:
+    """Short names of configs: the values that not all of them share.
+
+    Attributes:
+        shared: The values that all configs share.
+    """
+
+    def __init__(self, configs: Iterable[Config]) -> None:
+        """Find what some configs share; a config alone keeps its full name."""
+        rows = [{**config.params, **config.options} for config in set(configs)]
+        self.shared = {
+            name: value
+            for name, value in (rows[0] if len(rows) > 1 else {}).items()
+            if all(name in row and row[name] == value for row in rows)
+        }
+
+    def name(self, config: Config) -> str:
+        """Return a config's values without the shared ones."""
+        values = {**config.params, **config.options}
+        differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
+        return ", ".join(differing) or str(config)
+
+    def chosen(self, text: str | None) -> str:
+        """Return the name of the config that readers get, given as JSON text."""
+        return self.name(Config.model_validate_json(text)) if text else "no winner yet"
+
+
+def current_source(rows: Iterable[ContextRow]) -> str:
+    """Return the source hash of a kernel that is in use: read or written, or else made, last."""
+    return max(rows, key=lambda row: (row.used_at // _DAY, row.created_at)).source
+
+
+class Side(NamedTuple):
+    """A context of a namespace, and its records in numbers by their scenario's digest."""
+
+    namespace: str
+    row: ContextRow
+    tuned: dict[str, Summary]
+
+    @property
+    def name(self) -> str:
+        """The GPU and Triton."""
+        return f"{self.row.device}, Triton {self.row.triton}"
+
+    @property
+    def path(self) -> str:
+        """Path of the context's page."""
+        return f"/pages/{self.namespace}/contexts/{self.row.digest}"
+
+
+class ScenarioRow(NamedTuple):
+    """A scenario, and its record in numbers on each side; None where a side has none."""
+
+    scenario: Scenario
+    tuned: list[Summary | None]
+
+    @property
+    def median(self) -> float:
+        """Median of the first side's config in milliseconds; 0 if there is none."""
+        first = self.tuned[0]
+        return 0.0 if first is None or first.median is None else first.median
+
+    @property
+    def excess(self) -> float:
+        """Share by which the first side's config is slower than the best; 0 if not known."""
+        first = self.tuned[0]
+        return 0.0 if first is None or first.excess is None else first.excess
+
+    @property
+    def differs(self) -> bool:
+        """Whether the sides run different configs, or not all have a record."""
+        return len({summary and summary.chosen for summary in self.tuned}) > 1
+
+
+class ScenariosFilter(Wanted):
+    """The order of the scenarios, and the config to compare what readers get with."""
+
+    sort: str = Field(default="", max_length=500)
+    reference: str = Field(default="", pattern=r"^[0-9a-f]{0,24}$")
+
+
+class KernelFilter(ScenariosFilter):
+    """A kernel by its full name, and a source's hash, empty for the current one."""
 
     name: str = Field(min_length=1, max_length=500)
     source: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
-    sort: str = Field(default="", max_length=500)
 
 
-@router.api_route("/pages/{namespace}/kernel", methods=PAGE_METHODS)
+@page("/pages/{namespace}/kernel")
 def show_kernel(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[KernelFilter, Query()]
 ) -> Response:
     """Show a kernel on all GPUs: which config readers get where."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        covered = contexts_of(summaries.load_contexts(connection, namespace, wanted.name))
-        if not covered:
+        rows = summaries.load_contexts(connection, namespace, wanted.name)
+        if not rows:
             raise NotFoundError(f"namespace {namespace!r} has no records of {wanted.name!r}")
-        source = wanted.source or current_source(covered)
-        chosen = [entry for entry in covered if entry.context.kernel.source == source]
-        chosen.sort(key=lambda entry: (entry.device, entry.triton, entry.row.digest))
-        shown = chosen[:_MOST_CONTEXTS]
-        tuned = [summaries.load(connection, entry.row.id) for entry in shown]
-        texts: dict[str, str] = {}
-        for entry, loaded in zip(shown, tuned, strict=True):
-            if loaded.keys() - texts.keys():
-                texts |= summaries.load_scenarios(connection, entry.row.id)
-    scenarios = {digest: Scenario.model_validate_json(text) for digest, text in texts.items()}
-    columns = ScenarioColumns(scenarios.values())
-    order = sorted(scenarios, key=lambda digest: columns.order(scenarios[digest], wanted.sort))
-    sources: Counter[str] = Counter()
-    for entry in covered:
-        sources[entry.context.kernel.source] += entry.row.records
-    winners, names = _count_wins(tuned)
-    return render_page(
-        "kernel.html",
-        call,
-        namespace,
-        wanted=wanted,
-        source=source,
-        sources=sources,
-        contexts=shown,
-        left_out=len(chosen) - len(shown),
-        columns=columns,
-        rows=[
-            (digest, columns.cells(scenarios[digest]), [loaded.get(digest) for loaded in tuned])
-            for digest in take_page(order, wanted.page)
-        ],
-        total=len(order),
-        pages=count_pages(len(order)),
-        winners=winners,
-        names=names,
-    )
+        source = wanted.source or current_source(rows)
+        of_source = [row for row in rows if row.source == source]
+        of_source.sort(key=lambda row: (row.device, row.triton, row.digest))
+        shown = of_source[:_MOST_CONTEXTS]
+        sides = [Side(namespace, row, summaries.load(connection, row.id)) for row in shown]
+        sources: Counter[str] = Counter()
+        for row in rows:
+            sources[row.source] += row.records
+        return _show_scenarios(
+            "kernel.html", connection, call, wanted, sides, source=source, sources=sources,
+            left_out=len(of_source) - len(shown),
+        )  # fmt: skip
 
 
-def _count_wins(
-    tuned: list[dict[str, Summary]],
-) -> tuple[list[tuple[str, list[int]]], ConfigNames]:
-    """Return the most frequent winners, each with its number of scenarios in every context."""
-    wins = [Counter(summary.chosen for summary in loaded.values()) for loaded in tuned]
-    total: Counter[str | None] = sum(wins, Counter())
-    parsed = {text: Config.model_validate_json(text) for text in total if text is not None}
-    names = ConfigNames(list(parsed.values()))
-    ranked = sorted(parsed, key=lambda text: (-total[text], text))[:_MOST_WINNERS]
-    return [(names.name(parsed[text]), [won[text] for won in wins]) for text in ranked], names
-
-
-class ContextFilter(Wanted):
-    """The order of the scenarios, and the config to compare the others with."""
-
-    sort: str = Field(default="", max_length=500)
-    reference: str = Field(default="", pattern=r"^[0-9a-f]{0,24}$")
-
-
-class TunedScenario(NamedTuple):
-    """A scenario, its summary, and the share by which its config is slower than the best."""
-
-    scenario: Scenario
-    summary: Summary
-    excess: float | None
-
-
-@router.api_route("/pages/{namespace}/contexts/{context}", methods=PAGE_METHODS)
+@page("/pages/{namespace}/contexts/{context}")
 def show_context(
     namespace: Namespace,
     context: ContextDigest,
     call: CurrentCall,
-    wanted: Annotated[ContextFilter, Query()],
+    wanted: Annotated[ScenariosFilter, Query()],
 ) -> Response:
-    """Show a kernel on a GPU: its scenarios, a map of the winners, and the costs of its configs."""
+    """Show a kernel on a GPU: its scenarios, and what another config would cost in them."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        rows = summaries.load_contexts(connection, namespace, digest=context)
-        if not rows or not rows[0].records:
-            raise NotFoundError("nothing is known of this context here")
-        identity = rows[0].id
-        covered = contexts_of(rows, summaries.load_costs(connection, namespace, identity))[0]
-        texts = summaries.load_scenarios(connection, identity)
-        tuned = [
-            TunedScenario(Scenario.model_validate_json(texts[digest]), summary, excess_of(summary))
-            for digest, summary in summaries.load(connection, identity).items()
-        ]
-        measured = sum(row.summary.configs for row in tuned)
-        most = max(int(len(tuned) * _SAMPLE_BYTES / max(measured * 300, 1)), 1)
-        sample = sorted(texts)[:: max(-(-len(texts) // most), 1)]
-        # The first part is all of them, unless the records have more than timings.
-        stored = next(record_texts.iter_texts(connection, namespace, context, sample), {})
-    call.server.reader.note_use((namespace, context))
-    costs = _config_costs(stored.values())
-    columns = ScenarioColumns(row.scenario for row in tuned)
-    tuned.sort(key=lambda row: columns.order(row.scenario, wanted.sort))
-    if wanted.sort == "median":
-        tuned.sort(key=lambda row: -(row.summary.median or 0))
-    if wanted.sort == "excess":
-        tuned.sort(key=lambda row: -(row.excess or 0))
-    return render_page(
-        "context.html",
-        call,
-        namespace,
-        wanted=wanted,
-        covered=covered,
-        columns=columns,
-        rows=take_page(tuned, wanted.page),
-        total=len(tuned),
-        pages=count_pages(len(tuned)),
-        loud=sum(row.summary.pinned and (row.excess or 0) >= LOUD for row in tuned),
-        costs=costs[:_MOST_CONFIGS],
-        more_costs=len(costs[_MOST_CONFIGS:]),
-        cost_names=ConfigNames([cost.config for cost in costs]),
-        sample=len(stored),
-        reference=next((cost for cost in costs if cost.config.digest == wanted.reference), None),
-        **_winner_map(columns, tuned),
-    )
+        side = _load_side(connection, namespace, context)
+        call.server.reader.note_use((namespace, context))
+        return _show_scenarios("context.html", connection, call, wanted, [side])
 
 
-def _winner_map(columns: ScenarioColumns, tuned: list[TunedScenario]) -> dict[str, Any]:
-    """Return the most frequent winners over the two arguments with the most values.
+class ContextsFilter(ScenariosFilter):
+    """The digest of another context, and another namespace; empty for the same."""
 
-    The map has an axis for each of them, and in `cells` the letter, the colour and the hint of a
-    square by its column and row; without such arguments, it has no axis.
-    """
-    wins = Counter(row.summary.chosen for row in tuned if row.summary.chosen)
-    parsed = {text: Config.model_validate_json(text) for text in wins}
-    names = ConfigNames(list(parsed.values()))
-    ranked = sorted(wins, key=lambda text: (-wins[text], text))
-    marks = dict(zip(ranked, _LETTERS, strict=False))
-    ticks = {
-        name: list(map(str, values))
-        for name, values in columns.ticks.items()
-        if len(values) <= _MOST_TICKS
-    }
-    axes = sorted(ticks, key=lambda name: (-len(ticks[name]), name))[:2] if wins else []
-    won: dict[tuple[int, ...], Counter[str]] = {}
-    for row in tuned:
-        values = dict(zip(columns.varying, columns.cells(row.scenario), strict=True))
-        places = tuple(
-            ticks[name].index(str(values[name])) if str(values[name]) in ticks[name] else 0
-            for name in axes
+    other: str = Field(default="", pattern=r"^[0-9a-f]{0,24}$")
+    to: str = Field(default="", max_length=500)
+
+
+@page("/pages/{namespace}/contexts/{context}/compare")
+def compare_contexts(
+    namespace: Namespace,
+    context: ContextDigest,
+    call: CurrentCall,
+    wanted: Annotated[ContextsFilter, Query()],
+) -> Response:
+    """Compare a context with another GPU, Triton or namespace, what differs first."""
+    there = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else namespace
+    for name in (namespace, there):
+        call.principal.require("read", name)
+    wanted.sort = wanted.sort or "differs"
+    with call.database.read() as connection:
+        left = _load_side(connection, namespace, context)
+        right = _load_side(connection, there, wanted.other or context)
+        siblings = summaries.load_contexts(connection, namespace, left.row.context.kernel.name)
+        return _show_scenarios(
+            "compare_context.html", connection, call, wanted, [left, right],
+            siblings=[Side(namespace, row, {}) for row in siblings if row.records],
+        )  # fmt: skip
+
+
+def _load_side(connection: Connection, namespace: str, digest: str) -> Side:
+    rows = summaries.load_contexts(connection, namespace, digest=digest)
+    if not rows or not rows[0].records:
+        raise NotFoundError(
+            f"namespace {namespace!r} has no records of this context: choose another"
         )
-        if row.summary.chosen:
-            won.setdefault((*places, 0)[:2], Counter())[row.summary.chosen] += 1
-    cells = {}
-    for place, counter in won.items():
-        text, count = counter.most_common(1)[0]
-        mark = marks.get(text, "·")
-        colour = _LETTERS.find(mark) if text in marks else len(_LETTERS)
-        hint = f"{names.name(parsed[text])}: {count} of {counted(counter.total(), 'scenario')}"
-        cells[place] = (mark, colour, hint)
+    return Side(namespace, rows[0], summaries.load(connection, rows[0].id))
+
+
+def _show_scenarios(
+    template: str,
+    connection: Connection,
+    call: Call,
+    wanted: ScenariosFilter,
+    sides: Sequence[Side],
+    **values: Any,
+) -> Response:
+    """Show the scenarios of contexts, and what readers get in each of them."""
+    texts: dict[str, str] = {}
+    for side in sides:
+        if side.tuned.keys() - texts.keys():
+            texts |= summaries.load_scenarios(connection, side.row.id)
+    rows = [
+        ScenarioRow(Scenario.model_validate_json(text), [side.tuned.get(digest) for side in sides])
+        for digest, text in texts.items()
+    ]
+    columns = ScenarioColumns(row.scenario for row in rows)
+    rows.sort(key=lambda row: columns.order(row.scenario, wanted.sort))
+    if wanted.sort in _BY_NUMBER:
+        rows.sort(key=lambda row: -getattr(row, wanted.sort))
+    shown = wanted.paginate(rows)
+    costs, measured = _compare_configs(connection, sides[0], shown, wanted.reference)
+    wins = [Counter(summary.chosen for summary in side.tuned.values()) for side in sides]
+    total: Counter[str | None] = sum(wins, Counter())
+    parsed = {text: Config.model_validate_json(text) for text in total if text}
+    names = ConfigNames([*parsed.values(), *measured.values()])
+    ranked = sorted(parsed, key=lambda text: (-total[text], text))
+    over = [cost for cost in costs.values() if cost > -1]
+    return render_page(
+        template,
+        call,
+        sides[0].namespace,
+        wanted,
+        {"scenarios": _list_records(rows, sides)},
+        sides=sides,
+        columns=columns,
+        names=names,
+        winners=[
+            (names.name(parsed[text]), [won[text] for won in wins])
+            for text in ranked[:_MOST_WINNERS]
+        ],
+        rows=shown,
+        counts=_count_rows(rows),
+        measured={digest: names.name(config) for digest, config in measured.items()},
+        costs=costs,
+        mean=math.exp(sum(map(math.log1p, over)) / len(over)) if over else None,
+        total=len(rows),
+        **values,
+    )
+
+
+def _count_rows(rows: Sequence[ScenarioRow]) -> dict[str, int]:
+    """Count the costly pins of the first side, and how it differs from the second one."""
+    both = [row for row in rows if all(row.tuned)]
     return {
-        "axes": [(name, ticks[name]) for name in axes],
-        "cells": cells,
-        "legend": [(mark, names.name(parsed[text]), wins[text]) for text, mark in marks.items()],
-        "names": names,
+        "loud": sum(
+            bool(row.tuned[0] and row.tuned[0].pinned) for row in rows if row.excess >= LOUD
+        ),
+        "same": sum(not row.differs for row in both),
+        "differing": sum(row.differs for row in both),
+        "only_first": sum(not any(row.tuned[1:]) for row in rows),
+        "only_second": sum(row.tuned[0] is None for row in rows),
     }
 
 
-class ConfigCost(NamedTuple):
-    """A config over the scenarios in which it was measured.
+def _compare_configs(
+    connection: Connection, side: Side, rows: Sequence[ScenarioRow], reference: str
+) -> tuple[dict[str, float], dict[str, Config]]:
+    """Return what other configs than a side's cost on it, and the configs measured there.
 
-    Attributes:
-        config: The config.
-        ran: The number of scenarios in which it ran.
-        failed: In how many others it failed.
-        best: In how many of them it has the smallest median.
-        close: In how many of them it is at most 5% slower than the best.
-        mean: The geometric mean of its time over the best one.
-        worst: The largest ratio.
+    The other config is the reference, by its digest, or else what the second side runs.
+
+    Returns:
+        The share by which the other config is slower, by the digest of the scenario, and the
+        configs that were measured in the scenarios, by their digest.
     """
-
-    config: Config
-    ran: int
-    failed: int
-    best: int
-    close: int
-    mean: float | None
-    worst: float | None
-
-
-def _config_costs(texts: Iterable[str]) -> list[ConfigCost]:
-    """Compare all configs over records, given as JSON; the cheapest to have everywhere first."""
-    configs: dict[str, Any] = {}
-    ratios: dict[str, list[float]] = {}
-    failed: Counter[str] = Counter()
-    for text in texts:
-        measured = json.loads(text)["measurements"]
-        best = min((item["median"] for item in measured if item.get("median")), default=None)
-        for item in measured:
-            key = f"{item['config'].get('params')}{item['config'].get('options')}"
-            configs.setdefault(key, item["config"])
-            over_best = ratios.setdefault(key, [])
-            if item.get("median") is None:
-                failed[key] += 1
-            elif item["median"] and best:
-                over_best.append(item["median"] / best)
-    costs = [
-        _cost(Config.model_validate(config), ratios[key], failed[key])
-        for key, config in configs.items()
-    ]
-    return sorted(costs, key=lambda cost: (-cost.ran, cost.mean or math.inf))
+    others: dict[str, str | None] = {}
+    for row in rows:
+        second = row.tuned[1] if len(row.tuned) > 1 else None
+        other = Config.model_validate_json(second.chosen).digest if second and second.chosen else ""
+        if row.median and (other or len(row.tuned) == 1):
+            others[row.scenario.digest] = reference or other
+    medians = {row.scenario.digest: row.median for row in rows}
+    costs: dict[str, float] = {}
+    measured: dict[str, Config] = {}
+    parts = record_texts.iter_texts(connection, side.namespace, side.row.digest, list(others))
+    for digest, text in (pair for part in parts for pair in part.items()):
+        for item in json.loads(text)["measurements"]:
+            config = Config.model_validate(item["config"])
+            measured.setdefault(config.digest, config)
+            if config.digest == others[digest] and item.get("median"):
+                costs[digest] = item["median"] / medians[digest] - 1
+    return costs, measured
 
 
-def _cost(config: Config, ratios: list[float], failed: int) -> ConfigCost:
-    return ConfigCost(
-        config=config,
-        ran=len(ratios),
-        failed=failed,
-        best=sum(ratio == 1 for ratio in ratios),
-        close=sum(ratio <= _CLOSE for ratio in ratios),
-        mean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-        worst=max(ratios, default=None),
-    )
+def _list_records(rows: Iterable[ScenarioRow], sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        for side, summary in zip(sides, row.tuned, strict=True):
+            if summary is not None:
+                found = {"namespace": side.namespace, "context": side.row.context}
+                yield found | summary._asdict() | {"scenario": row.scenario}

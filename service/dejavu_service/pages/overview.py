@@ -1,63 +1,75 @@
-"""What is tuned: the namespaces, the kernels of one, and what changed there lately."""
+"""What is tuned and what is missing: namespaces, the kernels of one, and its worklist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
 from fastapi import Query, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
+from sqlalchemy import Connection
 
-from dejavu_cache.model.scenario import Context
+from dejavu_cache.model.scenario import Context, Scenario
 
+from ..errors import NotFoundError
 from ..routes.common import CurrentCall, Namespace
+from ..services import leases, misses
 from ..services.access import Principal
-from ..services.log import LogFilter, read_log
 from ..storage import summaries
 from ..storage.database import Database
-from ..storage.sql import database_time
-from ..storage.summaries import ContextRow, TuningCost
-from .rendering import PAGE_METHODS, Wanted, list_namespaces, pages_router, render_page
+from ..storage.summaries import ContextRow
+from .kernel import ScenarioColumns, current_source
+from .rendering import (
+    Wanted,
+    WriterForm,
+    list_namespaces,
+    page,
+    render_page,
+    router,
+)
 
-__all__ = [
-    "CoveredContext",
-    "OverviewFilter",
-    "by_kernel",
-    "contexts_of",
-    "current_source",
-    "overview",
-]
+__all__ = ["OverviewFilter", "overview"]
 
-router = pages_router()
-
-_DAY = 86400.0
+_KERNELS = 25
+"""Kernels on one page."""
 _MOST_NAMESPACES = 1000
 """Namespaces that are listed: each pull request may have one."""
-_MOST_ENTRIES = 100
-"""Entries of the log on a page."""
-_Text = Annotated[str, Query(max_length=500)]
+_MOST_GAPS = 100
+_DIGEST = re.compile(r"[0-9a-f]{24}")
 
 
-@router.api_route("/", methods=PAGE_METHODS)
+@page("/")
 def show_front(call: CurrentCall) -> Response:
     """Redirect to the namespace with the most records."""
-    records = {row[0]: row[2] for row in list_namespaces(call.database, call.principal)}
-    largest = max(records, key=lambda name: records[name], default="main")
+    listed = list_namespaces(call.database, call.principal)
+    largest = max(listed, key=itemgetter("records"), default={"namespace": "main"})["namespace"]
     return RedirectResponse(f"/pages/{largest}")
 
 
-@router.api_route("/namespaces", methods=PAGE_METHODS)
-def show_namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response:  # noqa: A002
+class NamespacesFilter(Wanted):
+    """A part of the namespaces' names, or a name to go to."""
+
+    q: str = Field(default="", max_length=500)
+    open: str = Field(default="", max_length=500)
+
+
+@page("/namespaces")
+def show_namespaces(call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]) -> Response:
     """List the namespaces whose name contains a text, or go to one."""
-    search = open or q
+    search = wanted.open or wanted.q
     listed = list_namespaces(call.database, call.principal, search)
-    if open in {name for name, *_ in listed}:
-        return RedirectResponse(f"/pages/{open}", 303)
-    shown = listed[:_MOST_NAMESPACES]
-    return render_page("namespaces.html", call, "", listed=shown, total=len(listed), search=search)
+    if wanted.open in {row["namespace"] for row in listed}:
+        return RedirectResponse(f"/pages/{wanted.open}", 303)
+    shown = listed if wanted.export else listed[:_MOST_NAMESPACES]
+    return render_page(
+        "namespaces.html", call, "", wanted, {"namespaces": shown}, listed=shown,
+        total=len(listed), search=search,
+    )  # fmt: skip
 
 
 class OverviewFilter(Wanted):
@@ -67,47 +79,11 @@ class OverviewFilter(Wanted):
     """A part of the kernel's name, in any case."""
     device: str = Field(default="", max_length=500)
     triton: str = Field(default="", max_length=500)
-    days: str = Field(default="", pattern=r"^\d{0,5}$")
-    """The largest age of the last change."""
-    sort: Literal["kernel", "records", "missing", "tuning", "saved", "changed"] = "kernel"
-
-    def covers(self, entry: CoveredContext) -> bool:
-        """Return whether a context has the wanted GPU and Triton."""
-        return self.device in ("", entry.device) and self.triton in ("", entry.triton)
-
-
-class CoveredContext(NamedTuple):
-    """A context, what is tuned in it, and what that cost.
-
-    Attributes:
-        row: The context as it is stored.
-        context: The context.
-        missing: The number of scenarios that were missed in it.
-        seconds: The cost of its measurements.
-        saved: The estimated time that reuse saved, in seconds.
-        changed_at: When its records changed last, in seconds since 1970.
-    """
-
-    row: ContextRow
-    context: Context
-    missing: int
-    seconds: float
-    saved: float
-    changed_at: float
-
-    @property
-    def device(self) -> str:
-        """Name of the GPU."""
-        return self.context.environment.device.name
-
-    @property
-    def triton(self) -> str:
-        """Version of Triton."""
-        return self.context.environment.triton
+    sort: Literal["kernel", "records", "missing", "seconds", "saved", "changed_at"] = "kernel"
 
 
 class KernelRow(NamedTuple):
-    """A kernel with its contexts of the GPUs and Tritons that are asked for, and their sums.
+    """A kernel with its contexts of the GPUs and Tritons that are asked for.
 
     Attributes:
         name: The kernel's name.
@@ -115,38 +91,59 @@ class KernelRow(NamedTuple):
         outdated: The contexts of earlier sources.
         lacking: The GPUs and Tritons that have none of the current source.
         comparable: The ids of the contexts, of all GPUs, that have scenarios of the same arguments.
-        latest: The context that changed last; None if there is none.
-        records: The number of records.
-        missing: The number of scenarios that were missed.
-        tuning: The cost of all measurements, in seconds.
-        saved: The estimated time that reuse saved, in seconds.
-        changed: When the records changed last, in seconds since 1970.
     """
 
     name: str
-    current: list[CoveredContext]
-    outdated: list[CoveredContext]
+    current: list[ContextRow]
+    outdated: list[ContextRow]
     lacking: list[tuple[str, str]]
     comparable: list[int]
-    latest: CoveredContext | None
-    records: int
-    missing: int
-    tuning: float
-    saved: float
-    changed: float
+
+    @property
+    def latest(self) -> ContextRow | None:
+        """The context that changed last; None if there is none."""
+        rows = self.current + self.outdated
+        return max(rows, key=lambda row: row.changed_at, default=None)
+
+    def total(self, name: str) -> float:
+        """Return the sum of an attribute of the contexts, or when the last of them changed."""
+        values = [getattr(row, name) for row in self.current + self.outdated]
+        return max(values, default=0.0) if name == "changed_at" else sum(values)
+
+    def coverage(self, known: int) -> list[dict[str, Any]]:
+        """Return what is tuned on each GPU and Triton, of what is known of any."""
+        rows: list[dict[str, Any]] = [
+            {
+                "kernel": self.name, "gpu": row.device, "triton": row.triton,
+                "tuned": row.records, "known": known, "method": row.context.problem.method,
+                "missed": row.missing, "tuning_seconds": row.seconds, "saved_seconds": row.saved,
+                "changed_at": row.changed_at, "changed_by": row.changed_by,
+            }
+            for row in self.current
+        ]  # fmt: skip
+        return rows + [
+            {"kernel": self.name, "gpu": device, "triton": triton, "tuned": 0, "known": known}
+            for device, triton in self.lacking
+        ]
 
 
-@router.api_route("/pages/{namespace}", methods=PAGE_METHODS)
+@page("/pages/{namespace}")
 def show_overview(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Query()]
 ) -> Response:
     """Show what is tuned of every kernel, what that cost, and what reuse saved."""
     seen = overview(call.database, call.principal, namespace, wanted)
-    return render_page("overview.html", call, namespace, wanted=wanted, **seen)
+    covered = (row.coverage(seen["known"][row.name]) for row in seen["kernels"])
+    lists = {"kernels": (row for rows in covered for row in rows)}
+    return render_page("overview.html", call, namespace, wanted, lists, **seen)
 
 
 def overview(
-    database: Database, principal: Principal, namespace: str, wanted: OverviewFilter, size: int = 25
+    database: Database,
+    principal: Principal,
+    namespace: str,
+    wanted: OverviewFilter,
+    size: int = _KERNELS,
 ) -> dict[str, Any]:
     """Load what the overview of a namespace shows: a page of kernels, and the totals of all.
 
@@ -157,135 +154,122 @@ def overview(
     """
     principal.require("read", namespace)
     with database.read() as connection:
-        covered = contexts_of(
-            summaries.load_contexts(connection, namespace),
-            summaries.load_costs(connection, namespace),
-            summaries.count_misses(connection, namespace),
-        )
-        since = 0.0
-        if wanted.days:
-            since = database_time(connection).timestamp() - int(wanted.days) * _DAY
+        rows = summaries.load_contexts(connection, namespace)
         kernels = [
             kernel
-            for kernel in by_kernel(covered, wanted)
-            if wanted.q.lower() in kernel.name.lower() and kernel.changed >= since
+            for kernel in _by_kernel(rows, wanted.device, wanted.triton)
+            if wanted.q.lower() in kernel.name.lower()
         ]
         if wanted.sort != "kernel":
-            kernels.sort(key=lambda kernel: (-getattr(kernel, wanted.sort), kernel.name))
-        page = kernels[(wanted.page - 1) * size : wanted.page * size]
-        known = summaries.count_known(connection, {row.name: row.comparable for row in page})
+            kernels.sort(key=lambda kernel: -kernel.total(wanted.sort))
+        shown = kernels if wanted.export else wanted.paginate(kernels, size)
+        known = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
     return {
-        "kernels": page,
+        "kernels": shown,
         "known": known,
         "matching": len(kernels),
-        "records": sum(kernel.records for kernel in kernels),
-        "seconds": sum(kernel.tuning for kernel in kernels),
-        "saved": sum(kernel.saved for kernel in kernels),
-        "devices": sorted({entry.device for entry in covered}),
-        "tritons": sorted({entry.triton for entry in covered}),
-        "pages": -(-len(kernels) // size),
+        "totals": {
+            name: sum(kernel.total(name) for kernel in kernels)
+            for name in ("records", "seconds", "saved")
+        },
+        "devices": sorted({row.device for row in rows}),
+        "tritons": sorted({row.triton for row in rows}),
+        "size": size,
     }
 
 
-def contexts_of(
-    rows: Iterable[ContextRow],
-    costs: Mapping[int, TuningCost] | None = None,
-    missing: Mapping[int, int] | None = None,
-) -> list[CoveredContext]:
-    """Combine contexts with their costs and misses; those that have neither are left out."""
-    covered = []
-    for row in rows:
-        missed = (missing or {}).get(row.id, 0)
-        if not row.records and not missed:
-            continue
-        cost = (costs or {}).get(row.id, TuningCost(0.0, row.created_at))
-        # A machine fetches because it wants one scenario at least, which it need not tune then.
-        saved = row.fetches * cost.seconds / row.records if row.records else 0.0
-        changed_at = row.changed_at or cost.changed_at
-        context = Context.model_validate_json(row.text)
-        covered.append(CoveredContext(row, context, missed, cost.seconds, saved, changed_at))
-    return covered
+def _by_kernel(rows: Sequence[ContextRow], device: str = "", triton: str = "") -> list[KernelRow]:
+    """Group contexts, which are sorted by kernel, those of a GPU and a Triton, if it has any."""
+
+    def is_shown(row: ContextRow) -> bool:
+        return device in ("", row.device) and triton in ("", row.triton)
+
+    places = sorted({(row.device, row.triton) for row in filter(is_shown, rows)})
+    kernels = []
+    for name, group in groupby(rows, lambda row: row.context.kernel.name) if places else ():
+        own = sorted(group, key=lambda row: (row.device, row.triton, row.digest))
+        source = current_source(own)
+        keys = next(row.context.problem.keys for row in own if row.source == source)
+        shown = list(filter(is_shown, own))
+        current = [row for row in shown if row.source == source]
+        present = {(row.device, row.triton) for row in current}
+        kernels.append(
+            KernelRow(
+                name,
+                current,
+                outdated=[row for row in shown if row.source != source],
+                lacking=[place for place in places if place not in present],
+                comparable=[row.id for row in own if row.context.problem.keys == keys],
+            )
+        )
+    return kernels
 
 
-def current_source(contexts: Sequence[CoveredContext]) -> str:
-    """Return the source hash of a kernel that is in use: read or written, or else made, last."""
-    latest = max(
-        contexts, key=lambda covered: (covered.row.used_at // _DAY, covered.row.created_at)
-    )
-    return latest.context.kernel.source
+class WorklistFilter(Wanted):
+    """A kernel by its full name and a GPU, empty for any."""
+
+    kernel: str = Field(default="", max_length=500)
+    device: str = Field(default="", max_length=500)
 
 
-def by_kernel(covered: Sequence[CoveredContext], wanted: OverviewFilter) -> list[KernelRow]:
-    """Group contexts by kernel, those of the wanted GPUs and Tritons, if there are any at all."""
-    places = sorted({(entry.device, entry.triton) for entry in filter(wanted.covers, covered)})
-    if not places:
-        return []
-    by_name: dict[str, list[CoveredContext]] = {}
-    for entry in covered:
-        by_name.setdefault(entry.context.kernel.name, []).append(entry)
-    return [_kernel_row(name, by_name[name], wanted, places) for name in sorted(by_name)]
-
-
-def _kernel_row(
-    name: str,
-    entries: list[CoveredContext],
-    wanted: OverviewFilter,
-    places: Sequence[tuple[str, str]],
-) -> KernelRow:
-    source = current_source(entries)
-    (keys, *_) = (
-        entry.context.problem.keys for entry in entries if entry.context.kernel.source == source
-    )
-    shown = sorted(
-        filter(wanted.covers, entries),
-        key=lambda entry: (entry.device, entry.triton, entry.row.digest),
-    )
-    current = [entry for entry in shown if entry.context.kernel.source == source]
-    latest = max(shown, key=lambda entry: entry.changed_at, default=None)
-    present = {(entry.device, entry.triton) for entry in current}
-    return KernelRow(
-        name=name,
-        current=current,
-        outdated=[entry for entry in shown if entry.context.kernel.source != source],
-        lacking=[place for place in places if place not in present],
-        comparable=[entry.row.id for entry in entries if entry.context.problem.keys == keys],
-        latest=latest,
-        records=sum(entry.row.records for entry in shown),
-        missing=sum(entry.missing for entry in shown),
-        tuning=sum(entry.seconds for entry in shown),
-        saved=sum(entry.saved for entry in shown),
-        changed=latest.changed_at if latest else 0.0,
-    )
-
-
-@router.api_route("/pages/{namespace}/activity", methods=PAGE_METHODS)
-def show_activity(
-    namespace: Namespace,
-    call: CurrentCall,
-    days: Annotated[int, Query(ge=1, le=3650)] = 7,
-    actor: Annotated[str, Query(max_length=300)] = "",
-    before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+@page("/pages/{namespace}/misses")
+def show_worklist(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[WorklistFilter, Query()]
 ) -> Response:
-    """Show what people changed, by the log, and what was tuned in the last days."""
+    """Show the scenarios that were looked up and have no record, the most wanted first."""
     call.principal.require("read", namespace)
+    kernel, device = wanted.kernel or None, wanted.device or None
     with call.database.read() as connection:
-        since = database_time(connection) - timedelta(days=days)
-        changed = summaries.count_changed(connection, namespace, since.timestamp())
-        rows = [row for row in summaries.load_contexts(connection, namespace) if row.id in changed]
-    tuned = [entry for entry in contexts_of(rows) if actor in (entry.row.changed_by or "")]
-    tuned.sort(key=lambda entry: -entry.changed_at)
-    log = None
-    if call.principal.may("admin", namespace):
-        wanted = LogFilter(actor=actor or None, since=since, before=before, limit=_MOST_ENTRIES)
-        log = read_log(call.database, call.principal, namespace, wanted)
+        devices = misses.count_by_device(connection, namespace, kernel)
+        listed = misses.list_misses(
+            connection, namespace, kernel, wanted.limit, device, wanted.offset
+        )
+        holders = leases.list_holders(connection, namespace)
+        gaps = _gaps(connection, namespace, wanted) if device else None
+    rows = []
+    by_kernel: dict[str, list[Scenario]] = {}
+    for miss in listed:
+        context = Context.model_validate_json(miss.context)
+        scenario = Scenario.model_validate_json(miss.scenario)
+        tuned_by = holders.get((context.digest, scenario.digest), "")
+        parsed = {"context": context, "scenario": scenario, "tuned_now_by": tuned_by}
+        rows.append(miss._asdict() | parsed)
+        by_kernel.setdefault(context.kernel.name, []).append(scenario)
     return render_page(
-        "activity.html",
+        "misses.html",
         call,
         namespace,
-        log=log,
-        tuned=tuned,
-        changed=changed,
-        days=days,
-        actor=actor,
-        query=urlencode({"days": days, "actor": actor}),
+        wanted,
+        {"gaps": gaps or [], "misses": rows},
+        gaps=gaps,
+        most_gaps=_MOST_GAPS,
+        rows=rows,
+        columns={name: ScenarioColumns(missed) for name, missed in by_kernel.items()},
+        total=sum(count for name, count, _ in devices if device in (None, name)),
+        devices=devices,
     )
+
+
+def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> list[dict[str, Any]]:
+    """Return what is tuned elsewhere and not on the wanted GPU, the largest gaps first."""
+    gaps = []
+    for kernel in _by_kernel(summaries.load_contexts(connection, namespace), wanted.device):
+        if wanted.kernel in ("", kernel.name):
+            known = summaries.count_known(connection, kernel.comparable)
+            gaps += [row for row in kernel.coverage(known) if row["tuned"] < row["known"]]
+    return sorted(gaps, key=lambda row: row["tuned"] - row["known"])
+
+
+@router.post("/pages/{namespace}/misses/{change}")
+def change_miss(
+    namespace: Namespace, change: Literal["claim", "release", "dismiss"], form: WriterForm
+) -> Response:
+    """Note that the caller or nobody will tune a scenario, or take it off the worklist."""
+    context, scenario = form.text("context", 24), form.text("scenario", 24)
+    if not _DIGEST.fullmatch(context) or not _DIGEST.fullmatch(scenario):
+        raise NotFoundError("there is no such scenario on the worklist")
+    misses.change_miss(
+        form.call.database, form.call.principal, namespace, context, scenario, change
+    )
+    query = {name: form.text(name) for name in ("kernel", "device") if form.text(name)}
+    return RedirectResponse(f"/pages/{namespace}/misses?{urlencode(query)}", 303)

@@ -1,20 +1,25 @@
-"""What all pages share: routers, templates and their filters, and errors as pages."""
+"""What all pages share: routers, lists as files, forms, templates, and errors as pages."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import hmac
+import io
 import json
 import re
-from collections.abc import Callable, Coroutine
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from heapq import nlargest
 from http import HTTPStatus
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,34 +29,36 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dejavu_cache import __version__
+from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
-from ..middleware.authentication import NO_TOKENS, is_page
-from ..routes.common import Call
-from ..services.access import ANYBODY, EVERYWHERE, READER, Principal
+from ..errors import InvalidRequestError, NotFoundError
+from ..problems import ProblemError
+from ..routes.common import Call, CurrentCall, media_type, read_body
+from ..server import NO_TOKENS, is_page
+from ..services.access import ANYBODY, EVERYWHERE, NOBODY, READER, Principal, Role
 from ..storage import summaries
 from ..storage.database import Database
-from .forms import form_proof
+from ..storage.sql import to_datetime
 
 __all__ = [
-    "PAGE_METHODS",
     "PAGE_SIZE",
+    "AdminForm",
     "ErrorPagesMiddleware",
+    "Form",
     "Wanted",
-    "count_pages",
-    "format_milliseconds",
+    "WriterForm",
     "list_namespaces",
-    "pages_router",
-    "redirect",
+    "page",
+    "read_fields",
     "render",
     "render_page",
     "respond",
     "router",
     "stylesheet",
-    "take_page",
 ]
 
-PAGE_METHODS = ["GET", "HEAD"]
+_METHODS = ["GET", "HEAD"]
 _FOLDER = Path(__file__).parent / "templates"
 _MOST_NAMES = 200
 """Namespaces that the field of each page suggests: those with the most records."""
@@ -67,28 +74,91 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
+_MOST_EXPORTED = 10_000
+"""Rows of a file, where the database cuts a list off."""
+_MOST_BYTES, _MOST_FIELDS = 16 * 1024, 50
+"""Limits of a form."""
+_FORM = "application/x-www-form-urlencoded"
+_OWN_KEY = secrets.token_bytes(32)
+"""Key of the proofs where requests need no token, which only this machine's can do."""
 _T = TypeVar("_T")
+_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 class Wanted(BaseModel):
-    """What the query of a page's address asks for."""
+    """What the query of a page's address asks for.
+
+    Attributes:
+        page: The page of a list, from 1.
+        export: The name of a list and `csv` or `json`, to get all of it as a file.
+    """
 
     page: int = Field(default=1, ge=1, le=100_000)
+    export: str = Field(default="", pattern=r"^([a-z]{1,20}\.(csv|json))?$")
 
     @property
     def query(self) -> str:
         """Query of the first page of the same list, for links to other pages."""
-        return urlencode(self.model_dump(exclude={"page"}))
+        return urlencode(self.model_dump(exclude={"page", "export"}, exclude_defaults=True))
+
+    @property
+    def limit(self) -> int:
+        """Number of rows to ask the database for."""
+        return _MOST_EXPORTED if self.export else PAGE_SIZE
+
+    @property
+    def offset(self) -> int:
+        """Number of rows to leave out before."""
+        return 0 if self.export else (self.page - 1) * PAGE_SIZE
+
+    def paginate(self, rows: Sequence[_T], size: int = PAGE_SIZE) -> Sequence[_T]:
+        """Return the rows of the page; none beyond the last one."""
+        return rows[(self.page - 1) * size : self.page * size]
 
 
-def take_page(rows: list[_T], page: int) -> list[_T]:
-    """Return the rows of a page, counted from 1; empty beyond the last page."""
-    return rows[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+_Lists = Mapping[str, Iterable[Mapping[str, Any]]]
 
 
-def count_pages(rows: int) -> int:
-    """Return the number of pages that so many rows fill."""
-    return -(-rows // PAGE_SIZE)
+def _export(wanted: str, lists: _Lists) -> Response:
+    """Return one of a page's lists as a file.
+
+    Raises:
+        NotFoundError: The page has no such list.
+    """
+    name, _, kind = wanted.partition(".")
+    if name not in lists:
+        raise NotFoundError(f"this page has no list {name!r}, but {', '.join(lists)}")
+    rows = [dict(_flatten(row)) for row in lists[name]]
+    headers = _HEADERS | {"Content-Disposition": f'attachment; filename="{wanted}"'}
+    if kind == "json":
+        text = json.dumps(rows, default=str, indent=1)
+        return Response(text, media_type="application/json", headers=headers)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return Response(out.getvalue(), media_type="text/csv", headers=headers)
+
+
+def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield a row's values, with times as such, and parts of models under names of their own."""
+    for name, value in row.items():
+        if isinstance(value, Context):
+            yield "kernel", value.kernel.name
+            yield "gpu", value.environment.device.name
+            yield "triton", value.environment.triton
+        elif isinstance(value, Scenario):
+            yield from ((f"scenario.{key}", item) for key, item in value.values.items())
+        elif isinstance(value, float) and name.endswith(("_at", "_seen")):
+            yield name, to_datetime(value)
+        else:
+            yield name, value
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as spreadsheets take it: they compute a text that begins like a formula."""
+    text = str(value)
+    return f"'{text}" if not isinstance(value, (int, float)) and text[:1] in "=+-@" else value
 
 
 class _PageRoute(APIRoute):
@@ -97,34 +167,36 @@ class _PageRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return FastAPI's handler behind the turns."""
         handler = super().get_route_handler()
-        if not (self.methods or set()) <= set(PAGE_METHODS):
+        if not (self.methods or set()) <= set(_METHODS):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.page_turns.turn("pages"):
+            who = request.scope.get("principal", NOBODY).name
+            async with request.app.state.server.making_pages.turn(who):
                 return await handler(request)
 
         return handle_in_turn
 
 
-def pages_router() -> APIRouter:
-    """Create a router for pages, which are no part of the protocol."""
-    return APIRouter(
-        default_response_class=HTMLResponse, include_in_schema=False, route_class=_PageRoute
-    )
+router = APIRouter(
+    default_response_class=HTMLResponse, include_in_schema=False, route_class=_PageRoute
+)
+"""All pages, which are no part of the protocol."""
 
 
-router = pages_router()
+def page(path: str) -> Callable[[_View], _View]:
+    """Return a decorator for the function that shows the page of a path."""
+    return router.api_route(path, methods=_METHODS)
 
 
-@router.api_route("/style.css", methods=PAGE_METHODS)
+@page("/style.css")
 def show_style() -> Response:
     """Return the stylesheet of the pages."""
     return Response(stylesheet(), media_type="text/css")
 
 
-@router.api_route("/favicon.svg", methods=PAGE_METHODS)
-@router.api_route("/favicon.ico", methods=PAGE_METHODS)
+@page("/favicon.svg")
+@page("/favicon.ico")
 def show_icon() -> Response:
     """Return the icon of the pages."""
     headers = {"Cache-Control": "public, max-age=86400"}
@@ -139,33 +211,43 @@ def stylesheet() -> str:
 
 def list_namespaces(
     database: Database, principal: Principal, search: str = ""
-) -> list[tuple[str, int, int, float | None]]:
-    """List the namespaces that the principal may read, by name.
-
-    Returns:
-        Of each the name, the numbers of its contexts and records, and when they changed last.
-    """
+) -> list[dict[str, Any]]:
+    """List the namespaces that the principal may read, by name, whose name contains a text."""
     with database.read() as connection:
         rows = summaries.list_namespaces(connection)
     return [
-        row for row in rows if principal.may("read", row[0]) and search.lower() in row[0].lower()
+        row
+        for row in rows
+        if principal.may("read", row["namespace"]) and search.lower() in row["namespace"].lower()
     ]
 
 
-def render_page(template: str, call: Call, namespace: str, **values: object) -> Response:
-    """Render a page for the caller, who gets forms for what their role allows."""
+def render_page(
+    template: str,
+    call: Call,
+    namespace: str,
+    wanted: Wanted,
+    lists: _Lists | None = None,
+    **values: object,
+) -> Response:
+    """Render a page for the caller, who gets forms for what their role allows, or a list of it."""
+    if wanted.export:
+        return _export(wanted.export, lists or {})
     principal = call.principal
-    largest = nlargest(_MOST_NAMES, list_namespaces(call.database, principal), key=itemgetter(2))
+    largest = nlargest(
+        _MOST_NAMES, list_namespaces(call.database, principal), key=itemgetter("records")
+    )
     return respond(
         template,
+        wanted=wanted,
         namespace=namespace,
-        namespaces=sorted(name for name, *_ in largest),
+        namespaces=sorted(row["namespace"] for row in largest),
         principal=principal.name,
         is_logged_in=principal not in (ANYBODY, READER),
         may_write=bool(namespace) and principal.may("write", namespace),
         may_admin=bool(namespace) and principal.may("admin", namespace),
         may_make_tokens=principal.may("admin", EVERYWHERE),
-        proof=form_proof(call),
+        proof=_form_proof(call),
         **values,
     )
 
@@ -173,11 +255,6 @@ def render_page(template: str, call: Call, namespace: str, **values: object) -> 
 def respond(template: str, status: int = 200, /, **values: object) -> Response:
     """Render a template to a response with the headers of all pages."""
     return HTMLResponse(render(template, **values), status, headers=_HEADERS)
-
-
-def redirect(path: str) -> Response:
-    """Let the browser show a page after a form, so that reloading it sends nothing again."""
-    return RedirectResponse(path, 303)
 
 
 def render(template: str, **values: object) -> str:
@@ -199,7 +276,7 @@ def _format_moment(moment: datetime | float) -> str:
     """Return a time, also one in seconds since 1970, to the minute."""
     if not isinstance(moment, datetime):
         moment = datetime.fromtimestamp(moment, timezone.utc)
-    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M}"
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
 def _format_duration(seconds: float) -> str:
@@ -254,6 +331,70 @@ _environment.globals |= {
 }
 
 
+class Form(NamedTuple):
+    """The fields of a form, and the call that sent it."""
+
+    call: Call
+    fields: dict[str, str]
+
+    def text(self, name: str, longest: int = 500) -> str:
+        """Return a field, empty if it was left out.
+
+        Raises:
+            InvalidRequestError: The field is too long or has control characters.
+        """
+        value = self.fields.get(name, "").strip()
+        if len(value) > longest or any(ord(character) < 32 for character in value):
+            raise InvalidRequestError(f"{name}: at most {longest} characters, in one line")
+        return value
+
+
+def _form_proof(call: Call) -> str:
+    """Return what the forms of a page carry, which only who knows the token can compute.
+
+    It depends on the token alone, so that a form works on every replica.
+    """
+    key = call.credential.encode() or _OWN_KEY
+    return hmac.new(key, b"dejavu-cache form", hashlib.sha256).hexdigest()
+
+
+async def read_fields(request: Request) -> dict[str, str]:
+    """Read the fields of a form.
+
+    Raises:
+        ProblemError: 415, it is no form; 413, it is too long.
+        InvalidRequestError: It has too many fields.
+    """
+    if media_type(request) != _FORM:
+        raise ProblemError(415, f"this takes what a form of the pages sends: {_FORM}")
+    body = await read_body(request, _MOST_BYTES)
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+        )
+    except ValueError:
+        raise InvalidRequestError("this is no form of the pages: reload the page") from None
+    return dict(pairs)
+
+
+async def _read_form(role: Role, request: Request, call: CurrentCall) -> Form:
+    """Read a form of who has a role in the path's namespace, or in all if the path has none.
+
+    The role is checked before the form is read.
+    """
+    call.principal.require(role, request.path_params.get("namespace", EVERYWHERE))
+    fields = await read_fields(request)
+    if not hmac.compare_digest(fields.pop("proof", "").encode(), _form_proof(call).encode()):
+        raise ProblemError(
+            403, "this form is of another site or an earlier login: reload the page, try again"
+        )
+    return Form(call, fields)
+
+
+AdminForm = Annotated[Form, Depends(partial(_read_form, "admin"))]
+WriterForm = Annotated[Form, Depends(partial(_read_form, "write"))]
+
+
 class ErrorPagesMiddleware:
     """ASGI middleware that renders problem details for browsers, and sends them to the login."""
 
@@ -292,7 +433,7 @@ def _error_page(scope: Scope, start: Message, problem: dict[str, str]) -> Respon
         where = scope["path"]
         if scope["query_string"]:
             where += f"?{scope['query_string'].decode('latin-1')}"
-        query = {"next": where} if scope["method"] in PAGE_METHODS else {}
+        query = {"next": where} if scope["method"] in _METHODS else {}
         if scope.get("credential"):
             query["why"] = "expired"
         return RedirectResponse(f"/login?{urlencode(query)}", 303)

@@ -6,20 +6,15 @@ import re
 from typing import Annotated
 
 from fastapi import Query, Request, Response
+from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError
-from ..middleware.authentication import LOGIN_COOKIE
 from ..routes.common import Call, CurrentCall
 from ..routes.tokens import TokenWish
+from ..server import LOGIN_COOKIE
 from ..services import tokens
-from ..services.access import EVERYWHERE
-from .forms import AdminForm, read_fields
-from .rendering import PAGE_METHODS, pages_router, redirect, render_page, respond
-
-__all__ = ["router"]
-
-router = pages_router()
+from .rendering import AdminForm, Wanted, page, read_fields, render_page, respond, router
 
 _MOST_TOKENS = 500
 """Tokens that are listed: jobs that exchange theirs get thousands a day."""
@@ -27,10 +22,10 @@ _OWN_PAGE = re.compile(r"/(?:pages/|namespaces|tokens)[\w./?&=%+~:,*-]*")
 """Where a login may lead: never to another site, whatever the link to it says."""
 
 
-@router.api_route("/tokens", methods=PAGE_METHODS)
-def show_tokens(call: CurrentCall) -> Response:
+@page("/tokens")
+def show_tokens(call: CurrentCall, wanted: Annotated[Wanted, Query()]) -> Response:
     """List the tokens that have not expired, for an admin of all namespaces."""
-    return _show(call, None)
+    return _show(call, wanted)
 
 
 @router.post("/tokens")
@@ -54,7 +49,7 @@ def issue_token(form: AdminForm) -> Response:
     issued = tokens.issue(
         call.database, call.principal, wish.name, wish.role, wish.namespaces, wish.ttl
     )
-    return _show(call, issued)
+    return _show(call, Wanted(), issued)
 
 
 @router.post("/tokens/revoke")
@@ -62,19 +57,20 @@ def revoke_token(form: AdminForm) -> Response:
     """Revoke a token; other replicas notice within seconds."""
     tokens.revoke(form.call.database, form.call.principal, form.text("token", 16))
     form.call.server.principals.clear()
-    return redirect("/tokens")
+    return RedirectResponse("/tokens", 303)
 
 
-def _show(call: Call, issued: tokens.Issued | None) -> Response:
-    call.principal.require("admin", EVERYWHERE)
-    rows = tokens.list_unexpired(call.database, call.principal, _MOST_TOKENS + 1)
-    is_cut = len(rows) > _MOST_TOKENS
+def _show(call: Call, wanted: Wanted, issued: tokens.Issued | None = None) -> Response:
+    most = wanted.limit if wanted.export else _MOST_TOKENS
+    rows = tokens.list_unexpired(call.database, call.principal, most + 1)
+    lists = {"tokens": [token.model_dump() for token in rows[:most]]}
     return render_page(
-        "tokens.html", call, "", rows=rows[:_MOST_TOKENS], issued=issued, is_cut=is_cut
-    )
+        "tokens.html", call, "", wanted, lists, rows=rows[:most], issued=issued,
+        is_cut=len(rows) > most,
+    )  # fmt: skip
 
 
-@router.api_route("/login", methods=PAGE_METHODS)
+@page("/login")
 def show_login(
     next: Annotated[str, Query(max_length=4000)] = "",  # noqa: A002
     why: Annotated[str, Query(max_length=50)] = "",
@@ -91,7 +87,7 @@ async def log_in(request: Request, call: CurrentCall) -> Response:
     token, where = fields.get("token", "").strip(), fields.get("next", "")
     if await call.server.principals.find(token) is None:
         return _ask(where, "The token is wrong, expired or revoked: ask an admin for a new one.")
-    response = redirect(where if _OWN_PAGE.fullmatch(where) else "/")
+    response = RedirectResponse(where if _OWN_PAGE.fullmatch(where) else "/", 303)
     is_secure = request.scope["scheme"] == "https"
     # `lax` and not `strict`: a link in a chat shall open the page for who is logged in.
     response.set_cookie(LOGIN_COOKIE, token, httponly=True, samesite="lax", secure=is_secure)
@@ -101,7 +97,7 @@ async def log_in(request: Request, call: CurrentCall) -> Response:
 @router.post("/logout")
 def log_out(request: Request) -> Response:
     """Let the browser forget its token; nothing else changes, so the form carries no proof."""
-    response = redirect("/login")
+    response = RedirectResponse("/login", 303)
     is_secure = request.scope["scheme"] == "https"
     response.delete_cookie(LOGIN_COOKIE, httponly=True, samesite="lax", secure=is_secure)
     return response

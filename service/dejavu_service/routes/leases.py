@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..middleware.bodies import accepts
 from ..services import leases
-from .common import CurrentCall, Namespace, versioned_router
+from .common import CurrentCall, Namespace, accepts, versioned_router
 
 __all__ = ["router"]
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..middleware.bodies import accepts
 from ..services import misses
+from ..settings import MOST_RECORDS
 from ..storage.sql import to_datetime
 from .common import (
     ContextDigest,
@@ -19,6 +19,7 @@ from .common import (
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,
@@ -58,8 +59,7 @@ class Counted(BaseModel):
 def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
     reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
-    limit = call.server.settings.max_records
-    counted = misses.count_misses(call.database, call.principal, namespace, reported, limit)
+    counted = misses.count_misses(call.database, call.principal, namespace, reported, MOST_RECORDS)
     return Counted(counted=counted)
 
 

@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import Path, Query, Response
 from pydantic import BaseModel, StrictBool
 
-from ..middleware.bodies import accepts
 from ..services import quarantines
-from .common import CurrentCall, Namespace, versioned_router
+from .common import CurrentCall, Namespace, accepts, versioned_router
 
 __all__ = ["router"]
 

@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 
-from ..middleware.bodies import accepts
 from ..services import records
 from ..services.records import Copies
+from ..settings import MOST_RECORDS
 from ..storage import contexts
 from .common import (
     ContextDigest,
@@ -21,6 +21,7 @@ from .common import (
     KernelName,
     Namespace,
     ScenarioDigest,
+    accepts,
     json_response,
     responds_with,
     versioned_router,
@@ -90,25 +91,22 @@ def list_contexts(
 @accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
-    limit = call.server.settings.max_records
-    return records.post_records(call.database, call.principal, namespace, sent, limit)
+    return records.post_records(call.database, call.principal, namespace, sent, MOST_RECORDS)
 
 
 @router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
 @accepts("read", 4 * 2**20, writes=False)
 async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
-    limit = call.server.settings.max_records
-    reader = call.server.reader
-    async with reader.render_turns:
+    async with call.server.rendering.turn(call.principal.name):
         changes = await run_in_threadpool(
             records.revalidate,
             call.database,
             call.principal,
             namespace,
             copies,
-            limit,
-            reader.note_use,
+            MOST_RECORDS,
+            call.server.reader.note_use,
         )
     return json_response(changes)
 

@@ -8,14 +8,11 @@ from fastapi import Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 from starlette.concurrency import run_in_threadpool
 
-from ..errors import NotFoundError
-from ..middleware.authentication import EXCHANGE_PATH
-from ..middleware.bodies import accepts, check_media_type, read_body, takes_own_turn
-from ..problems import ProblemError
+from ..errors import InvalidRequestError, NotFoundError
+from ..server import EXCHANGE_PATH
 from ..services import tokens
 from ..services.access import NAMESPACE_PATTERN, Role
-from ..services.json_text import InvalidJsonError, InvalidValueError, validate_json
-from .common import CurrentCall, versioned_router
+from .common import CurrentCall, accepts, read_json, takes_own_turn, versioned_router
 
 __all__ = ["TokenWish", "router"]
 
@@ -112,11 +109,8 @@ async def exchange_token(request: Request, call: CurrentCall) -> tokens.Issued:
     exchange = call.server.identities
     if exchange is None:
         raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
-    check_media_type(request)
-    body = await read_body(request, _LARGEST)
-    try:
-        sent: IdentityToken = validate_json(body, IdentityToken)
-    except (InvalidJsonError, InvalidValueError) as error:
-        raise ProblemError(400, f'send {{"token": TEXT}}: {error}') from None
+    sent = await read_json(request, IdentityToken, _LARGEST)
+    if sent is None:
+        raise InvalidRequestError('send {"token": TEXT}')
     async with call.server.exchanging:
         return await run_in_threadpool(exchange.exchange, call.database, sent.token)

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from typing import IO, Annotated
+from contextlib import AbstractAsyncContextManager
+from typing import IO, Annotated, Any
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from ..errors import AccessDeniedError
-from ..middleware.bodies import accepts, body_chunks, takes_own_turn
 from ..problems import ProblemError
 from ..services import transfer
 from ..services.access import NAMESPACE
-from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
+from ..settings import MOST_RECORDS
+from .common import (
+    Call,
+    CurrentCall,
+    KernelName,
+    Namespace,
+    accepts,
+    body_chunks,
+    media_type,
+    takes_own_turn,
+    versioned_router,
+)
 
 __all__ = ["router"]
 
@@ -54,6 +66,18 @@ class Promoted(BaseModel):
     records: int
 
 
+class _Export(StreamingResponse):
+    """An export in its principal's turn, since a client may take hours to read it."""
+
+    def __init__(self, *args: Any, turn: AbstractAsyncContextManager[None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            await super().__call__(scope, receive, send)
+
+
 @router.get(
     "/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}}
 )
@@ -61,7 +85,8 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
     """Export a record set on each line."""
     call.principal.require("read", namespace)
     lines = transfer.export_lines(call.database, namespace, kernel, call.server.reader)
-    return StreamingResponse(_while_valid(call, lines), media_type=_NDJSON)
+    turn = call.server.exporting.turn(call.principal.name)
+    return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
 
 
 async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:
@@ -88,22 +113,19 @@ async def import_records(
 ) -> transfer.Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type in _OF_FORMS:
+    if media_type(request) in _OF_FORMS:
         raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
-    settings = call.server.settings
-    turns = call.server.bodies
-    async with turns.imports.turn(call.principal.name):
+    async with call.server.importing.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
-            await _receive(request, lines, settings.max_import)
-            async with turns.queue.turn((namespace, "import")):
+            await _receive(request, lines, call.server.settings.max_import)
+            async with call.server.writing.turn(namespace):
                 return await run_in_threadpool(
                     transfer.import_lines,
                     call.database,
                     call.principal,
                     namespace,
                     lines,
-                    settings.max_records,
+                    MOST_RECORDS,
                     call.server.stopping.is_set,
                 )
 

@@ -13,6 +13,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError, TooLargeError
 from ..storage import contexts as stored_contexts
+from ..storage import summaries as stored_summaries
 from ..storage.database import Database
 from ..storage.sql import chunks, epoch, insert
 from ..storage.tables import contexts, misses, summaries
@@ -108,6 +109,7 @@ def count_misses(
         for context, scenario, times in reported:
             counts[ids[context.digest], scenario] += times
         _add_counts(connection, counts)
+        stored_summaries.add_to_day(connection, namespace, missed=counts.total())
     return counts.total()
 
 

@@ -8,7 +8,6 @@ current revision, and an answer of another revision is not used.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -27,15 +26,14 @@ Part = str
 """What is read of a context: all records, its scenarios, or the record of a scenario's digest."""
 AnswerKey = tuple[ContextKey, str]
 
+CACHE_BYTES = 64 * 2**20
+"""Bytes of answers kept in memory: some 5,000 of 100 records, compressed."""
 _GZIP_LEVEL = 4
 """Level 9 takes six times as long for an answer smaller by a tenth."""
 _PLAIN_LENGTH = 1000
 """Length up to which a text is not worth compressing."""
 _OVERHEAD = 400
 """Bytes that a cached answer takes besides its body, roughly."""
-_RENDERED_AT_ONCE = 4
-"""Answers that are rendered at a time, each of which may take much memory. More threads that
-compress would also leave the event loop no time."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -55,51 +53,23 @@ class Answer:
     is_gzipped: bool = False
 
 
-class AnswerCache:
-    """Answers by context and part; those unused for longest make room for new ones."""
-
-    def __init__(self, size: int) -> None:
-        """Keep answers of up to `size` bytes together."""
-        self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
-        self._free_bytes = size
-
-    def get(self, key: AnswerKey, revision: str) -> Answer | None:
-        """Return the answer to a key if it was made at a revision."""
-        answer = self._answers.get(key)
-        if answer is None or answer.revision != revision:
-            return None
-        self._answers.move_to_end(key)
-        return answer
-
-    def put(self, key: AnswerKey, answer: Answer) -> None:
-        """Remember an answer."""
-        replaced = self._answers.pop(key, None)
-        self._answers[key] = answer
-        self._free_bytes += _size(replaced) - _size(answer)
-        while self._free_bytes < 0:
-            self._free_bytes += _size(self._answers.popitem(last=False)[1])
-
-
-def _size(answer: Answer | None) -> int:
-    return 0 if answer is None else _OVERHEAD + len(answer.body or b"")
-
-
 class RecordReader:
     """Reads of records, with a cache of answers that each request revalidates.
+
+    Answers that were not asked for longest make room for new ones.
 
     Attributes:
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
-        render_turns: The turns to load records, which may take much memory.
     """
 
-    def __init__(self, database: Database, cache_bytes: int) -> None:
-        """Read from a database, keeping up to `cache_bytes` of compressed answers in memory."""
+    def __init__(self, database: Database) -> None:
+        """Read from a database."""
         self._database = database
         self._lookups = RevisionLookups(database)
-        self._cache = AnswerCache(cache_bytes)
+        self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
+        self._free_bytes = CACHE_BYTES
         self._rendering: SingleFlight[tuple[AnswerKey, str], Answer | None] = SingleFlight()
-        self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
 
@@ -111,20 +81,28 @@ class RecordReader:
         self.used.add(context)
         return found
 
-    async def read(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
-        """Return a part of a context at `revision` or a later one; None if the context is gone."""
-        key = (context, part)
-        answer = self._cache.get(key, revision)
-        if answer is None:
-            # Requests that arrive together share the work.
-            answer = await self._rendering.get((key, revision), lambda: self._render(context, part))
+    def recall(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
+        """Return a part of a context at `revision`, if it is kept in memory."""
+        answer = self._answers.get((context, part))
+        if answer is None or answer.revision != revision:
+            return None
+        self._answers.move_to_end((context, part))
         return answer
 
-    async def _render(self, context: ContextKey, part: Part) -> Answer | None:
-        async with self.render_turns:
-            answer = await run_sync(self._load, context, part)
+    async def read(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
+        """Return a part of a context at `revision` or a later one; None if the context is gone."""
+        # Requests that arrive together share the work.
+        return self.recall(context, part, revision) or await self._rendering.get(
+            ((context, part), revision), lambda: self._render((context, part))
+        )
+
+    async def _render(self, key: AnswerKey) -> Answer | None:
+        answer = await run_sync(self._load, *key)
         if answer is not None:
-            self._cache.put((context, part), answer)
+            self._free_bytes += _size(self._answers.pop(key, None)) - _size(answer)
+            self._answers[key] = answer
+            while self._free_bytes < 0:
+                self._free_bytes += _size(self._answers.popitem(last=False)[1])
         return answer
 
     def _load(self, context: ContextKey, part: Part) -> Answer | None:
@@ -167,3 +145,7 @@ class RecordReader:
     async def close(self) -> None:
         """Close the connection for look-ups."""
         await self._lookups.close()
+
+
+def _size(answer: Answer | None) -> int:
+    return 0 if answer is None else _OVERHEAD + len(answer.body or b"")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, or_, select, tuple_
 
 from ..storage import records as stored_records
+from ..storage import summaries
 from ..storage.database import Database
 from ..storage.sql import epoch
 from ..storage.tables import contexts, leases, misses, records, tokens
@@ -19,6 +20,8 @@ __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
 _DAY = 86400.0
 TOKENS_DAYS = 30.0
 """Days for which expired tokens are still listed."""
+_COUNTS_DAYS = 400.0
+"""Days for which is kept what programs missed and reused on them."""
 
 
 class Pruned(NamedTuple):
@@ -58,6 +61,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     with database.write() as connection:
         connection.execute(delete(leases).where(leases.c.expires_at <= epoch()))
         _drop_expired_tokens(connection)
+        summaries.drop_old_days(connection, _COUNTS_DAYS * _DAY)
     return Pruned(deleted, empty, old)
 
 

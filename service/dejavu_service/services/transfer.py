@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO
+from typing import IO, Any
 
 from pydantic import BaseModel
 from sqlalchemy import Connection, select
@@ -35,6 +35,8 @@ __all__ = ["Imported", "export_lines", "import_lines", "promote"]
 _MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
 """Limits of a line of an export, unless one record is longer."""
 
+_MOST_NAMES = 100
+"""Kernels and hosts that the log names of an import."""
 _LONGEST_LINE = merging.MOST_RECORD_CHARACTERS + 2**20
 """Bytes of a line of an import: a record as large as one may become, and its context."""
 _PROMOTED_AT_ONCE = 100
@@ -108,11 +110,17 @@ def import_lines(
     """
     principal.require("admin", namespace)
     checked = Imported()
+    kernels: set[str] = set()
+    measured_by: set[str] = set()
     for record_set in _parse_lines(lines, max_records):
         checked.sets += 1
         checked.records += len(record_set.records)
+        kernels.add(record_set.context.kernel.name)
+        measured_by |= {item.by for one in record_set.records for item in one.measurements}
+    content: dict[str, Any] = checked.model_dump(include={"sets", "records"})
+    content["kernels"] = sorted(kernels)[:_MOST_NAMES]
+    content["measured_by"] = sorted(measured_by)[:_MOST_NAMES]
     with database.write() as connection:
-        content = checked.model_dump(include={"sets", "records"})
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
     for record_set in _parse_lines(lines, max_records):

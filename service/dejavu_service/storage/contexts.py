@@ -7,6 +7,7 @@ that no two wait for each other.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,8 +16,10 @@ from sqlalchemy import Connection, and_, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
+from . import summaries
 from .sql import chunks, epoch, insert, to_datetime
 from .tables import contexts, records
+from .tables import summaries as summary_table
 
 __all__ = [
     "ContextKey",
@@ -169,6 +172,8 @@ def date_back(connection: Connection, namespace: str, context: Context, moment: 
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
     place = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
     connection.execute(update(contexts).where(place).values(values))
+    own = summary_table.c.context_id.in_(select(contexts.c.id).where(place))
+    connection.execute(update(summary_table).where(own).values(changed_at=moment))
 
 
 def list_contexts(
@@ -228,12 +233,16 @@ def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
         for chunk in chunks(list(counts))
         for row in connection.execute(query.where(contexts.c.id.in_(chunk)))
     ]
-    for _, _, context_id in sorted(rows):
+    reused: Counter[str] = Counter()
+    for namespace, _, context_id in sorted(rows):
+        reused[namespace] += counts[context_id]
         connection.execute(
             update(contexts)
             .where(contexts.c.id == context_id)
             .values(fetches=contexts.c.fetches + counts[context_id])
         )
+    for namespace, number in reused.items():
+        summaries.add_to_day(connection, namespace, reused=number)
 
 
 def count_empty(connection: Connection) -> int:

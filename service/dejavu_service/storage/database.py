@@ -39,7 +39,7 @@ __all__ = [
 
 _BUSY_SECONDS = 10
 FILE_IS_GONE = "the file was moved, replaced or deleted"
-"""Message of the error where the path of a SQLite database leads to another file than before."""
+"""Message where the path of a SQLite database, or of its WAL, leads to another file."""
 _POSTGRES = {
     "client_encoding": "UTF8",  # whatever the database's own is
     "connect_timeout": 3,
@@ -238,10 +238,13 @@ def _sqlite(url: URL, pool: int) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")
+    # The last one reads from the file, which makes the WAL of one that had none.
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "schema_version"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
     ((_, _, path),) = connection.execute("PRAGMA database_list").fetchall()
-    record.info["file"] = _identify_file(path)
+    wal = f"{path}-wal"  # beside the file itself, where the URL names a link
+    record.info["files"] = [_identify_file(path), _identify_file(wal)]
+    record.info["wal"] = wal
 
 
 def _identify_file(path: str) -> tuple[int, int] | None:
@@ -253,7 +256,8 @@ def _identify_file(path: str) -> tuple[int, int] | None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    if _identify_file(str(connection.engine.url.database)) != connection.info["file"]:
+    files = (str(connection.engine.url.database), connection.info["wal"])
+    if [*map(_identify_file, files)] != connection.info["files"]:
         # What is written to a file that nobody can find again would be confirmed, and be lost.
         raise OperationalError("BEGIN", None, sqlite3.OperationalError(FILE_IS_GONE))
     # A writer takes the lock at the start: SQLite fails a transaction that began by reading and

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import anyio
 import psycopg
 
 from .contexts import ContextKey, Revision
@@ -14,26 +15,30 @@ from .database import Database
 __all__ = ["RevisionLookups"]
 
 _SQLITE = """
-    SELECT namespace, digest, id, revision, records FROM contexts
-    WHERE namespace = ? AND digest = ?
+    SELECT id, revision, records FROM contexts WHERE namespace = ? AND digest = ?
 """
 _POSTGRES = """
     SELECT namespace, digest, id, revision, records FROM contexts
     WHERE (namespace, digest) IN ({})
 """
 
+_LONGEST_QUERY = 5.0
+"""Seconds that Postgres has to answer: the table may be locked, or the machine may hang."""
+
 
 class RevisionLookups:
-    """Look-ups by key that share queries: those that arrive during a query wait for the next one.
+    """Look-ups by key, never older than the request, however many processes write.
 
-    A look-up is always part of a query sent after it was asked for, so its result is never older
-    than the request, however many replicas write. Under load one query serves all who wait.
+    What SQLite says holds for the callbacks that the event loop has ready: the requests behind them
+    came before. With Postgres, look-ups that arrive during a query wait for the next one. Either
+    way, under load one query serves many.
     """
 
     def __init__(self, database: Database) -> None:
         """Connect with the first look-up, beside the database's pool, all of which may be taken."""
         self._database = database
         self._connection: Any = None
+        self._found: dict[ContextKey, Revision | None] = {}
         self._waiting: dict[ContextKey, list[asyncio.Future[Revision | None]]] = {}
         self._asking: asyncio.Task[None] | None = None
 
@@ -44,11 +49,31 @@ class RevisionLookups:
             SQLAlchemyError, sqlite3.Error: SQLite does not answer.
             psycopg.Error: Postgres does not answer.
         """
+        if self._database.is_sqlite:
+            return self._found[key] if key in self._found else self._ask_sqlite(key)
         answer: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(answer)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._answer_all())
         return await answer
+
+    def _ask_sqlite(self, key: ContextKey) -> Revision | None:
+        """Ask in the event loop, which takes less time than a thread would.
+
+        In WAL mode, a reader never waits for a writer.
+        """
+        if self._connection is None:
+            self._connection = self._database.engine.raw_connection()
+            self._connection.detach()
+        try:
+            rows = self._connection.dbapi_connection.execute(_SQLITE, key).fetchall()
+        except Exception as error:
+            self._database.note_damage(error)
+            raise
+        # Before any request that is still to be read runs, and so for none that comes later.
+        asyncio.get_running_loop().call_soon(self._found.pop, key)
+        self._found[key] = Revision(*rows[0]) if rows else None
+        return self._found[key]
 
     async def _answer_all(self) -> None:
         while self._waiting:
@@ -59,11 +84,9 @@ class RevisionLookups:
             found: dict[ContextKey, Revision] = {}
             failure: Exception | None = None
             try:
-                ask = self._ask_sqlite if self._database.is_sqlite else self._ask_postgres
-                for namespace, digest, *revision in await ask(list(waiting)):
+                for namespace, digest, *revision in await self._ask_postgres(list(waiting)):
                     found[namespace, digest] = Revision(*revision)
             except Exception as error:
-                self._database.note_damage(error)
                 failure = error
             for key, answers in waiting.items():
                 for answer in answers:
@@ -73,19 +96,6 @@ class RevisionLookups:
                         answer.set_result(found.get(key))
                     else:
                         answer.set_exception(failure)
-
-    async def _ask_sqlite(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
-        """Ask in the event loop, which takes less time than handing this to a thread would.
-
-        In WAL mode, a reader never waits for a writer.
-        """
-        if self._connection is None:
-            self._connection = self._database.engine.raw_connection()
-            self._connection.detach()
-        rows: list[Sequence[Any]] = []
-        for key in keys:
-            rows += self._connection.dbapi_connection.execute(_SQLITE, key)
-        return rows
 
     async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         is_kept = self._connection is not None
@@ -105,10 +115,14 @@ class RevisionLookups:
                 **self._database.psycopg_arguments, autocommit=True, prepare_threshold=None
             )
         try:
-            # Arrays in place of the list would take half as long again to encode.
-            statement = _POSTGRES.format(", ".join(["(%s, %s)"] * len(keys)))
-            cursor = await connection.execute(statement, [part for key in keys for part in key])
-            rows = await cursor.fetchall()
+            with anyio.fail_after(_LONGEST_QUERY):
+                # Arrays in place of the list would take half as long again to encode.
+                statement = _POSTGRES.format(", ".join(["(%s, %s)"] * len(keys)))
+                cursor = await connection.execute(statement, [part for key in keys for part in key])
+                rows = await cursor.fetchall()
+        except TimeoutError:
+            await connection.close()
+            raise psycopg.errors.QueryCanceled("a look-up took too long") from None
         except BaseException:
             await connection.close()
             raise

@@ -18,7 +18,6 @@ from .tables import contexts, parts, records
 __all__ = [
     "Arrival",
     "iter_texts",
-    "iter_until",
     "list_arrivals",
     "list_sizes",
     "load_hidden",
@@ -33,7 +32,6 @@ MOST_BYTES = 256 * 2**20
 """Bytes of a context's records that are read at once, as clients read at most."""
 PART_BYTES = 4 * 2**20
 """Bytes of some records that are read at once."""
-_PAGE = 500
 
 
 def load_hidden(
@@ -83,19 +81,6 @@ def list_arrivals(
         .limit(limit)
     )
     return [Arrival(*row) for row in connection.execute(query)]
-
-
-def iter_until(connection: Connection, context_id: int, moment: float) -> Iterator[tuple[str, str]]:
-    """Iterate over the measurements that arrived until a time, in seconds since 1970.
-
-    Yields:
-        Pairs of the scenario's digest and the measurement as JSON, a page of which is in memory.
-    """
-    query = select(parts.c.scenario, parts.c.text).where(
-        parts.c.context_id == context_id, parts.c.received_at <= moment, *_VISIBLE_MEASUREMENTS
-    )
-    rows = connection.execute(query, execution_options={"yield_per": _PAGE})
-    yield from ((scenario, text) for scenario, text in rows)
 
 
 _VISIBLE_MEASUREMENTS = (parts.c.kind == "measurement", parts.c.hidden_by.is_(None))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
@@ -223,7 +223,7 @@ class StoredRecord:
         """The canonical JSON of the record, which joins the texts of what stands."""
         ordered = sorted(self.measurements.values(), key=attrgetter("config_text"))
         fields = [f'"launches": {self.launches}'] if self.launches else []
-        fields.append(f'"measurements": [{", ".join([part.text for part in ordered])}]')
+        fields.append(f'"measurements": [{", ".join(map(attrgetter("text"), ordered))}]')
         if self.pin is not None:
             fields.append(f'"pin": {self.pin.text}')
         fields.append(f'"scenario": {self.scenario_text}')
@@ -235,6 +235,7 @@ class StoredRecord:
     def summary(self) -> Summary:
         """The record in numbers."""
         winner = self.winner.value if self.winner else {}
+        is_compared = self.winner is not None and self.winner.model.is_compared
         pinned = self.pin.value.get("config") if self.pin else None
         chosen = pinned or winner.get("config")
         medians: list[float] = []
@@ -256,10 +257,19 @@ class StoredRecord:
             failed=len(seconds) - len(medians),
             seconds=math.fsum(seconds),
             pinned=pinned is not None,
-            compared=(self.winner is not None and self.winner.model.is_compared) or None,
+            compared=True if is_compared else None,
         )
 
 
+# What an upsert sets of rows that are there.
+_REPLACED = {
+    name: excluded(name) for name in ("launches", "pinned", "promoted", "updated_at", "text")
+}
+_ADDED = {
+    "measurements": writers.c.measurements + excluded("measurements"),
+    "standing": writers.c.standing + excluded("standing"),
+    "last": case((excluded("last") > writers.c.last, excluded("last")), else_=writers.c.last),
+}
 _RECORD = [
     *(records.c[name] for name in ("scenario", "scenario_text", "launches", "promoted")),
     records.c.deleted_at,
@@ -369,6 +379,7 @@ def _save_records(
     """Write the records' rows and summaries; what is tuned now is missed no more."""
     rows: list[dict[str, Any]] = []
     shown: list[Summary] = []
+    gone: list[str] = []
     for record in changed:
         text = record.text if record.is_visible else None
         if text and most_characters and len(text) > max(most_characters, record.length or 0):
@@ -378,7 +389,9 @@ def _save_records(
                 f"{most_characters}: leave out configs or cases"
             )
         summary = record.summary
-        if text is not None:
+        if text is None:
+            gone.append(record.scenario)
+        else:
             shown.append(summary)
         rows.append(
             {
@@ -392,14 +405,12 @@ def _save_records(
             }
         )
     statement = insert(connection, records).values(updated_at=epoch())
-    names = ("launches", "pinned", "promoted", "updated_at", "text")
-    statement = statement.on_conflict_do_update(
-        index_elements=[records.c.context_id, records.c.scenario],
-        set_={name: excluded(name) for name in names},
-    )
+    key = [records.c.context_id, records.c.scenario]
+    statement = statement.on_conflict_do_update(index_elements=key, set_=_REPLACED)
     connection.execute(statement, rows)
-    summaries.drop(connection, context_id, [row["scenario"] for row in rows if row["text"] is None])
     summaries.save(connection, context_id, shown)
+    if gone:
+        summaries.drop(connection, context_id, gone)
     tuned = [summary.scenario for summary in shown if summary.chosen is not None]
     is_tuned = (misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
     connection.execute(delete(misses).where(*is_tuned))
@@ -410,10 +421,11 @@ def _insert_parts(
 ) -> list[Part]:
     """Insert parts, given by scenario and digest, and return those that were not there."""
     names = ("kind", "config", "digest", "text", "stands", "hidden_by", "sender", "measured_by")
+    values = attrgetter(*names)
     rows = []
     for (scenario, _), part in new.items():
         row = {"context_id": context_id, "scenario": scenario}
-        rows.append(row | {name: getattr(part, name) for name in names})
+        rows.append(row | dict(zip(names, values(part), strict=True)))
     statement = insert(connection, parts).values(received_at=epoch()).on_conflict_do_nothing()
     inserted = connection.execute(statement.returning(parts.c.scenario, parts.c.digest), rows)
     return [new[scenario, digest] for scenario, digest in inserted]
@@ -463,16 +475,13 @@ def _count_writers(connection: Connection, context: LockedContext, stored: Itera
                 saved[not part.stands] += 1
     if rows:
         statement = insert(connection, writers).values(first=bindparam("at"), last=bindparam("at"))
-        is_later = excluded("last") > writers.c.last
         statement = statement.on_conflict_do_update(
-            index_elements=list(writers.primary_key.columns),
-            set_={
-                "measurements": writers.c.measurements + excluded("measurements"),
-                "standing": writers.c.standing + excluded("standing"),
-                "last": case((is_later, excluded("last")), else_=writers.c.last),
-            },
+            index_elements=list(writers.primary_key.columns), set_=_ADDED
         )
-        connection.execute(statement, [rows[writer] for writer in sorted(rows)])
+        # In one order, so that no two transactions wait for each other.
+        connection.execute(
+            statement, sorted(rows.values(), key=itemgetter("sender", "measured_by"))
+        )
     return Saved(*saved)
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "chunks",
     "contains",
     "database_time",
+    "day_of",
     "divide",
     "ends_with",
     "epoch",
@@ -98,6 +99,15 @@ class epoch(_Function[float]):  # noqa: N801 - reads like the SQL function it is
     inherit_cache = True
     postgresql = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
     sqlite = "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class day_of(_Function[int]):  # noqa: N801 - reads like an SQL function
+    """SQL expression for the day (UTC) of a time in seconds since 1970, counted from then."""
+
+    type = Integer()
+    inherit_cache = True
+    postgresql = "CAST(floor(({}) / 86400) AS integer)"
+    sqlite = "CAST(({}) / 86400 AS integer)"
 
 
 def database_time(connection: Connection) -> datetime:

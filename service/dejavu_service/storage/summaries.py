@@ -1,30 +1,45 @@
-"""What pages count: records in numbers, differences of namespaces, and what is tuned or missing."""
+"""What pages count: records in numbers, differences of namespaces, what is tuned and missed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, case, delete, func, or_, select, union
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Integer,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    select,
+    union,
+)
+
+from dejavu_cache.model.scenario import Context
 
 from ..errors import TooLargeError
-from .sql import byte_length, chunks, epoch, excluded, insert
-from .tables import contexts, misses, records, summaries
+from .sql import byte_length, chunks, contains, day_of, epoch, excluded, insert
+from .tables import contexts, days, misses, records, summaries, writers
 
 __all__ = [
     "ContextRow",
-    "DifferenceCounts",
     "Summary",
-    "TuningCost",
-    "count_changed",
+    "add_to_day",
+    "count_by_day",
     "count_differences",
     "count_known",
-    "count_misses",
     "drop",
+    "drop_old_days",
     "list_namespaces",
+    "list_writers",
     "load",
     "load_contexts",
-    "load_costs",
     "load_scenarios",
     "save",
 ]
@@ -56,6 +71,11 @@ class Summary(NamedTuple):
     seconds: float
     pinned: bool
     compared: bool | None = None
+
+    @property
+    def excess(self) -> float | None:
+        """Share by which the chosen config is slower than the best; None if unknown."""
+        return None if self.median is None or not self.best else self.median / self.best - 1
 
     @property
     def is_uncompared(self) -> bool:
@@ -101,37 +121,25 @@ _ours, _theirs = summaries.alias("ours"), summaries.alias("theirs")
 _there = contexts.alias("there")
 
 
-class DifferenceCounts(NamedTuple):
-    """Numbers of a context's records that differ from those of another namespace.
-
-    Attributes:
-        absent: How many the other namespace lacks.
-        differing: How many have another config there.
-        pinned: How many of those that differ are pinned there.
-    """
-
-    absent: int
-    differing: int
-    pinned: int
-
-
 def count_differences(
     connection: Connection, ids: Sequence[int], other: str
-) -> dict[int, DifferenceCounts]:
-    """Compare contexts with the same ones of another namespace; those that it lacks are left out.
+) -> dict[int, dict[str, int]]:
+    """Compare contexts with the same ones of another namespace, by their id, where that has them.
 
-    Args:
-        connection: A transaction.
-        ids: The ids of some contexts of one namespace.
-        other: The other namespace.
+    Returns:
+        The number of records that the other one lacks (`absent`), of those that have another config
+        there (`differing`), and of the latter that are pinned there (`pinned`).
     """
     differs = and_(_theirs.c.scenario.is_not(None), _theirs.c.chosen != _ours.c.chosen)
+    counted = {
+        "absent": _theirs.c.scenario.is_(None),
+        "differing": differs,
+        "pinned": and_(differs, _theirs.c.pinned),
+    }
     query = (
         select(
             contexts.c.id,
-            func.sum(case((_theirs.c.scenario.is_(None), 1), else_=0)),
-            func.sum(case((differs, 1), else_=0)),
-            func.sum(case((and_(differs, _theirs.c.pinned), 1), else_=0)),
+            *(func.sum(case((what, 1), else_=0)).label(name) for name, what in counted.items()),
         )
         .join(_there, and_(_there.c.namespace == other, _there.c.digest == contexts.c.digest))
         .join(_ours, _ours.c.context_id == contexts.c.id)
@@ -142,60 +150,104 @@ def count_differences(
         .where(contexts.c.id.in_(ids))
         .group_by(contexts.c.id)
     )
-    return {identity: DifferenceCounts(*counts) for identity, *counts in connection.execute(query)}
+    return {
+        row.id: {name: int(getattr(row, name)) for name in counted}
+        for row in connection.execute(query)
+    }
 
 
 class ContextRow(NamedTuple):
-    """A context with records or misses; times are seconds since 1970.
+    """A context, what is tuned and missed in it, and what that cost; times in seconds since 1970.
 
     Attributes:
         id: The id in the database.
         digest: The digest.
         text: The context as JSON.
         records: The number of its records.
+        missing: The number of scenarios that were missed in it.
+        seconds: The cost of its measurements.
         fetches: Answers with records to machines that had none of them.
         created_at: When it was first heard of.
         used_at: When it was last read or written, to a day.
-        changed_at: When its records changed last; None if that was not noted.
-        changed_by: Who changed them.
+        changed_at: When its records changed last.
+        changed_by: Who changed them; None if that was not noted.
     """
 
     id: int
     digest: str
     text: str
     records: int
+    missing: int
+    seconds: float
     fetches: int
     created_at: float
     used_at: float
-    changed_at: float | None
+    changed_at: float
     changed_by: str | None
 
+    @property
+    def context(self) -> Context:
+        """The context."""
+        return _parse_context(self.text)
 
-class TuningCost(NamedTuple):
-    """The seconds that a context's measurements took, and when its records changed last."""
+    @property
+    def device(self) -> str:
+        """Name of the GPU."""
+        return self.context.environment.device.name
 
-    seconds: float
-    changed_at: float
+    @property
+    def triton(self) -> str:
+        """Version of Triton."""
+        return self.context.environment.triton
 
+    @property
+    def source(self) -> str:
+        """Hash of the kernel's source."""
+        return self.context.kernel.source
+
+    @property
+    def saved(self) -> float:
+        """Seconds that reuse saved, estimated.
+
+        A machine fetches because it wants one scenario at least, which it need not tune then.
+        """
+        return self.fetches * self.seconds / self.records if self.records else 0.0
+
+
+# A page shows the same contexts as the one before it, and parsing one takes 0.1 ms.
+_parse_context = lru_cache(4096)(Context.model_validate_json)
 
 MOST_BYTES = 64 * 2**20
 """Bytes of contexts that are loaded at once; one has about 1000."""
 MOST_SCENARIOS = 100_000
 """Scenarios of a context that are loaded at once."""
 
-_CONTEXT = [contexts.c[name] for name in ContextRow._fields]
+_missing = select(func.count()).where(misses.c.context_id == contexts.c.id).scalar_subquery()
+_seconds = (
+    select(func.coalesce(func.sum(summaries.c.seconds), 0.0))
+    .where(summaries.c.context_id == contexts.c.id)
+    .scalar_subquery()
+)
+_COMPUTED = {
+    "missing": _missing,
+    "seconds": _seconds,
+    "changed_at": func.coalesce(contexts.c.changed_at, contexts.c.created_at),
+}
+_CONTEXT = [
+    _COMPUTED[name].label(name) if name in _COMPUTED else contexts.c[name]
+    for name in ContextRow._fields
+]
 
 
 def load_contexts(
     connection: Connection, namespace: str, kernel: str | None = None, digest: str | None = None
 ) -> list[ContextRow]:
-    """Load contexts of a namespace, all, a kernel's or a single one, ordered by kernel.
+    """Load contexts with records or misses: of a namespace, of a kernel, or one.
 
     Raises:
         TooLargeError: They have more than `MOST_BYTES`.
     """
-    is_missed = select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists()
-    clauses = [contexts.c.namespace == namespace, or_(contexts.c.records > 0, is_missed)]
+    clauses = [contexts.c.namespace == namespace, (contexts.c.records > 0) | (_missing > 0)]
     if digest is not None:
         clauses.append(contexts.c.digest == digest)
     if kernel is not None:
@@ -206,61 +258,24 @@ def load_contexts(
         raise TooLargeError(
             f"the contexts of {kernel or 'all kernels'} in {namespace!r} have {size} bytes, and a "
             f"page loads at most {MOST_BYTES}: see by  dejavu-cache quarantine list --writers  who "
-            "wrote "
-            "so many, and prune those that nobody uses"
+            "wrote so many, and prune those that nobody uses"
         )
-    rows = connection.execute(
-        select(*_CONTEXT).where(*clauses).order_by(contexts.c.kernel, contexts.c.digest)
-    )
-    return [ContextRow(*row) for row in rows]
+    query = select(*_CONTEXT).where(*clauses).order_by(contexts.c.kernel, contexts.c.digest)
+    return [ContextRow(*row) for row in connection.execute(query)]
 
 
-def load_costs(
-    connection: Connection, namespace: str, context_id: int | None = None
-) -> dict[int, TuningCost]:
-    """Load the tuning costs of a namespace's contexts by their id, of all or one."""
-    query = (
-        select(
-            summaries.c.context_id, func.sum(summaries.c.seconds), func.max(summaries.c.changed_at)
-        )
-        .join(contexts, contexts.c.id == summaries.c.context_id)
-        .where(contexts.c.namespace == namespace)
-        .group_by(summaries.c.context_id)
-    )
-    if context_id is not None:
-        query = query.where(contexts.c.id == context_id)
-    return {identity: TuningCost(*cost) for identity, *cost in connection.execute(query)}
+_ids: BindParameter[Any] = bindparam("ids", expanding=True)
+_known = union(
+    *(select(table.c.scenario).where(table.c.context_id.in_(_ids)) for table in (summaries, misses))
+).subquery()
+_COUNT_KNOWN = select(func.count()).select_from(_known)
+"""Made once: making it takes longer than the database needs for a kernel."""
+_MOST_CONTEXTS = 10_000
 
 
-def count_misses(connection: Connection, namespace: str) -> dict[int, int]:
-    """Count the scenarios that were missed and have no record, by their context's id."""
-    query = (
-        select(misses.c.context_id, func.count().label("counted"))
-        .join(contexts, contexts.c.id == misses.c.context_id)
-        .where(contexts.c.namespace == namespace)
-        .group_by(misses.c.context_id)
-    )
-    return {row.context_id: row.counted for row in connection.execute(query)}
-
-
-def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Count the different scenarios, tuned or missed, of groups of contexts.
-
-    Args:
-        connection: A transaction.
-        groups: The ids of contexts by the name of their group.
-    """
-    counts: dict[str, int] = {}
-    for name, ids in groups.items():
-        known = union(
-            *(
-                select(table.c.scenario).where(table.c.context_id.in_(chunk))
-                for table in (summaries, misses)
-                for chunk in chunks(ids)
-            )
-        ).subquery()
-        counts[name] = connection.execute(select(func.count()).select_from(known)).scalar_one()
-    return counts
+def count_known(connection: Connection, ids: Sequence[int]) -> int:
+    """Count the different scenarios, tuned or missed, of contexts."""
+    return connection.execute(_COUNT_KNOWN, {"ids": ids[:_MOST_CONTEXTS]}).scalar_one()
 
 
 def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
@@ -282,27 +297,109 @@ def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
     return {row.scenario: row.scenario_text for row in rows}
 
 
-def count_changed(connection: Connection, namespace: str, since: float) -> dict[int, int]:
-    """Count the records that changed since a time, in seconds since 1970, by context id."""
+def list_writers(
+    connection: Connection, namespace: str, since: float, actor: str, limit: int
+) -> list[dict[str, Any]]:
+    """List who sent measurements since a time and whose they are, by context, the latest first.
+
+    Args:
+        connection: A transaction.
+        namespace: The namespace.
+        since: Seconds since 1970.
+        actor: A part of the name of who sent or measured.
+        limit: The largest number of rows.
+    """
     query = (
-        select(summaries.c.context_id, func.count().label("counted"))
-        .join(contexts, contexts.c.id == summaries.c.context_id)
-        .where(contexts.c.namespace == namespace, summaries.c.changed_at >= since)
-        .group_by(summaries.c.context_id)
+        select(
+            writers.c.last.label("last_at"),
+            writers.c.sender.label("sent_by"),
+            writers.c.measured_by,
+            contexts.c.text.label("context"),
+            writers.c.measurements,
+        )
+        .join(contexts, contexts.c.id == writers.c.context_id)
+        .where(
+            contexts.c.namespace == namespace,
+            writers.c.last >= since,
+            writers.c.measurements > 0,
+        )
+        .order_by(writers.c.last.desc(), writers.c.sender, contexts.c.digest)
+        .limit(limit)
     )
-    return {row.context_id: row.counted for row in connection.execute(query)}
+    if actor:
+        query = query.where(
+            contains(writers.c.sender, actor) | contains(writers.c.measured_by, actor)
+        )
+    return [
+        row._asdict() | {"context": _parse_context(row.context)}
+        for row in connection.execute(query)
+    ]
 
 
-def list_namespaces(connection: Connection) -> list[tuple[str, int, int, float | None]]:
+def add_to_day(connection: Connection, namespace: str, *, missed: int = 0, reused: int = 0) -> None:
+    """Add to what today's programs missed and reused, as the last statement of a transaction.
+
+    All writers of a namespace change the same row, and wait for who holds it.
+    """
+    if not missed and not reused:
+        return
+    row = {"namespace": namespace, "missed": missed, "reused": reused}
+    statement = insert(connection, days).values(day=day_of(epoch()), **row)
+    added = {name: days.c[name] + excluded(name) for name in ("missed", "reused")}
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=["namespace", "day"], set_=added)
+    )
+
+
+def drop_old_days(connection: Connection, seconds: float) -> None:
+    """Delete what was counted on days more than `seconds` ago."""
+    connection.execute(delete(days).where(days.c.day < day_of(epoch() - seconds)))
+
+
+def count_by_day(
+    connection: Connection, namespace: str, until: date, number: int
+) -> list[dict[str, Any]]:
+    """Count what was tuned, missed and reused on each of a number of days (UTC), the last `until`.
+
+    A record that was tuned again counts on the day of its last change, with all its measurements.
+    """
+    end = (until - date(1970, 1, 1)).days
+    first = end - number + 1
+    day = day_of(summaries.c.changed_at)
+    tuned = (
+        select(day, func.count(), func.sum(summaries.c.seconds))
+        .join(contexts, contexts.c.id == summaries.c.context_id)
+        .where(contexts.c.namespace == namespace, summaries.c.changed_at >= first * 86400.0)
+        .group_by(day)
+    )
+    counted = select(days.c.day, days.c.missed, days.c.reused).where(
+        days.c.namespace == namespace, days.c.day >= first
+    )
+    rows = {
+        end - back: {
+            "day": until - timedelta(back), "tuned": 0, "seconds": 0.0, "missed": 0, "reused": 0
+        }
+        for back in range(number)
+    }  # fmt: skip
+    for number_of_day, *counts in connection.execute(tuned):
+        if number_of_day in rows:
+            rows[number_of_day] |= zip(("tuned", "seconds"), counts, strict=True)
+    for number_of_day, *counts in connection.execute(counted):
+        if number_of_day in rows:
+            rows[number_of_day] |= zip(("missed", "reused"), counts, strict=True)
+    return [rows[number_of_day] for number_of_day in sorted(rows)]
+
+
+def list_namespaces(connection: Connection) -> list[dict[str, Any]]:
     """List all namespaces with the numbers of their contexts and records, and the last change."""
     query = (
         select(
             contexts.c.namespace,
-            func.count(),
-            func.sum(contexts.c.records),
-            func.max(contexts.c.changed_at),
+            func.count().label("contexts"),
+            cast(func.sum(contexts.c.records), Integer).label("records"),
+            func.max(contexts.c.changed_at).label("changed_at"),
         )
         .group_by(contexts.c.namespace)
         .order_by(contexts.c.namespace)
     )
-    return [(name, count, int(total), at) for name, count, total, at in connection.execute(query)]
+    return [row._asdict() for row in connection.execute(query)]

@@ -23,6 +23,7 @@ __all__ = [
     "acts",
     "compatibility",
     "contexts",
+    "days",
     "leases",
     "log_entries",
     "metadata",
@@ -180,6 +181,18 @@ summaries = Table(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
     ),
     Index(None, "context_id", "changed_at", "seconds"),
+)
+
+# How often programs of a namespace missed a scenario, and how often machines that had no copy got
+# records, by day: what is missed is gone once it is tuned.
+days = Table(
+    "days",
+    metadata,
+    Column("namespace", String(64), primary_key=True),
+    # Days since 1970, in UTC.
+    Column("day", Integer, primary_key=True),
+    Column("missed", BigInteger, nullable=False),
+    Column("reused", BigInteger, nullable=False),
 )
 
 tokens = Table(

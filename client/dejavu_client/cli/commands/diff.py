@@ -16,7 +16,6 @@ from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_complete_store
-from ..completion import complete_devices
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, refuse_empty
 from ..output import say, show_json, show_table
@@ -49,7 +48,6 @@ def diff(
             "--device",
             metavar="TEXT",
             help="Only GPUs whose name contains this; given twice, those of A and those of B.",
-            autocompletion=complete_devices,
         ),
     ] = None,
     triton: Annotated[
@@ -62,11 +60,12 @@ def diff(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two stores, GPUs, versions of Triton, or runs; exits 1 if they differ.
+    """Compare two stores, GPUs, versions of Triton, or runs.
 
-    For scenarios in both, `cost` is what B's winner costs by A's measurements, as a multiple of
-    A's winner. GPUs and Tritons are compared by their winners, not by their timings. Runs are two
-    folders that DEJAVU_CACHE_REPORT named: which config each scenario ran, and how it was found.
+    Exits with 1 if they differ. For scenarios in both, `cost` is what B's winner costs by A's
+    measurements, as a multiple of A's winner. GPUs and Tritons are compared by their winners, not
+    by their timings. Runs are two folders that DEJAVU_CACHE_REPORT named: which config each
+    scenario ran, and how it was found.
     """
     if _has_report(a) or _has_report(b):
         if device or triton or kernel:

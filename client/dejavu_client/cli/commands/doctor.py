@@ -28,7 +28,7 @@ from ..chosen_store import open_chosen_store
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
-from ..spool_summary import describe_set_aside, describe_waiting
+from .sync import describe_set_aside, describe_waiting
 
 __all__ = ["register"]
 
@@ -47,9 +47,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Check settings, stores and packages, and say how to repair what is wrong; exits 1 if any is.
+    """Check settings, stores and packages, and say how to repair them.
 
-    A finding is ok, a note, or wrong.
+    A finding is ok, a note, or wrong. Exits with 1 if any is wrong.
     """
     findings = [*_check_versions(), *_check_settings(store), *_check_spools()]
     if as_json:

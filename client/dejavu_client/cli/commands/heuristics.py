@@ -17,7 +17,6 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
-from ..kernel_names import matching_kernels
 from ..options import (
     DeviceOption,
     JsonOption,
@@ -26,7 +25,7 @@ from ..options import (
     TritonOption,
 )
 from ..output import fail, say, show_json, show_progress, show_table
-from ..queries import context_matches, describe_filters, newest_record_sets
+from ..queries import context_matches, describe_filters, matching_kernels, newest_record_sets
 
 __all__ = ["register"]
 
@@ -62,9 +61,10 @@ def fit(
     bound: Annotated[
         float,
         typer.Option(
+            metavar="PERCENT",
             min=0,
             max=1000,
-            help="How far from the best the set of configs may be in any scenario, in percent.",
+            help="How far from the best the set of configs may be in any scenario.",
         ),
     ] = 5.0,
     device: DeviceOption = "",
@@ -74,9 +74,9 @@ def fit(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit decision trees to a kernel's records, one for each GPU and Triton version.
+    """Fit decision trees to a kernel's records.
 
-    Exits 1 if there are too few records.
+    There is one for each GPU and version of Triton. Exits with 1 if there are too few records.
     """
     from dejavu_cache.heuristics.fit import fit as fit_tree
 
@@ -108,7 +108,9 @@ def fit(
 def show(
     kernel: Annotated[
         str,
-        typer.Argument(help="The kernel, or the end of its name, or a tree's file; else all."),
+        typer.Argument(
+            metavar="KERNEL", help="The kernel, or the end of its name, or a tree's file; else all."
+        ),
     ] = "",
     to: Annotated[
         str, typer.Option("--as", metavar="FORMAT", help="Print one tree alone: python or json.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, NamedTuple
@@ -22,10 +22,8 @@ from ..options import (
     DeviceOption,
     JsonOption,
     KernelArgument,
-    LimitOption,
     OptionalKernelArgument,
     ScenarioOption,
-    SortOption,
     StoreOption,
     TritonOption,
     WhereOption,
@@ -38,13 +36,11 @@ from ..queries import (
     describe_filters,
     last_measured,
     matching_records,
-    parse_conditions,
     require_arguments,
     winning_measurement,
 )
 from ..tables import (
     ordered_values,
-    parse_misses,
     say_context,
     scenario_rows,
     select_misses,
@@ -52,7 +48,6 @@ from ..tables import (
     show_kernels,
     show_misses,
     show_scenarios,
-    sort_kernels,
     summarize_context,
 )
 
@@ -70,12 +65,10 @@ def list_kernels(
     kernel: OptionalKernelArgument = "",
     device: DeviceOption = "",
     triton: TritonOption = "",
-    sort: SortOption = "",
-    limit: LimitOption = 0,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the kernels, where each is tuned, and how many seconds of measuring that took."""
+    """List the kernels, where each is tuned, and how long that took."""
     with open_existing_store(store) as source:
         contexts = contexts_of(source, kernel) if kernel else list(source.contexts())
         rows = [
@@ -83,14 +76,13 @@ def list_kernels(
             for context in contexts
             if context_matches(context, "", device, triton)
         ]
-    rows = sort_kernels(rows, sort)
     if as_json:
-        show_json(rows[:limit] if limit else rows)
+        show_json(rows)
     elif not rows:
         wanted = describe_filters(device, triton)
         say(f"{source.url} holds no records{f' of {wanted}' if wanted else ''}")
     else:
-        show_kernels(rows, limit)
+        show_kernels(rows)
 
 
 def show(
@@ -98,16 +90,6 @@ def show(
     where: WhereOption = None,
     device: DeviceOption = "",
     triton: TritonOption = "",
-    sort: SortOption = "",
-    limit: LimitOption = 0,
-    cost: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--cost",
-            metavar="NAME=VALUE",
-            help="Of a config: adds what it costs, as a multiple of the best; may repeat.",
-        ),
-    ] = None,
     misses: Annotated[
         bool,
         typer.Option("--misses", help="Show what programs asked a server for and nobody tuned."),
@@ -115,56 +97,37 @@ def show(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show scenarios: the winner, its time, and how much slower the runner-up is.
+    """Show scenarios: the winner, its time and the runner-up.
 
-    What is the same in all scenarios stands above them. --limit counts for each GPU and Triton.
-    --json has all measurements. --misses shows the 1000 most wanted, the most wanted first.
+    What is the same in all scenarios stands above them. --json has all measurements. --misses
+    lists at most 1000 scenarios, those that were missed most often first.
     """
     if misses:
-        _show_misses(kernel, where or (), device, triton, sort, limit, store, as_json)
+        answers = worklist(store, kernel)
+        chosen = select_misses(answers, where or (), device, triton)
+        if as_json:
+            show_json([miss.answer for miss in chosen])
+        elif not chosen:
+            say("nothing was missed" if not answers else "nothing that was missed fits")
+        else:
+            show_misses(chosen)
         return
-    priced = parse_assignments(cost, "--cost")
     with open_existing_store(store) as source:
         matches = matching_records(source, kernel, where or (), device, triton)
         tables = [
-            (context, scenario_rows((record for _, record in group), keys, sort, priced))
+            (context, scenario_rows((record for _, record in group), context.problem.keys))
             for context, group in groupby(matches, key=itemgetter(0))
-            for keys in [context.problem.keys]
         ]
-    if priced and not any(row.is_priced for _, rows in tables for row in rows):
-        texts = " ".join(cost or ())
-        raise NothingFoundError(f"--cost {texts}: no measured config has these values")
     if not as_json:
         for context, rows in tables:
             say_context(context)
-            show_scenarios(rows, limit)
+            show_scenarios(rows)
         return
     show_json_items(
         {"context": context.model_dump(mode="json"), "record": json.loads(row.json)}
         for context, rows in tables
-        for row in (rows[:limit] if limit else rows)
+        for row in rows
     )
-
-
-def _show_misses(
-    kernel: str,
-    where: Sequence[str],
-    device: str,
-    triton: str,
-    sort: str,
-    limit: int,
-    store: str,
-    as_json: bool,
-) -> None:
-    listed = parse_misses(worklist(store, kernel))
-    conditions = parse_conditions(where, (miss.scenario for miss in listed))
-    chosen = select_misses(listed, conditions, device, triton, sort)
-    if as_json:
-        show_json([miss.answer for miss in (chosen[:limit] if limit else chosen)])
-    elif not chosen:
-        say("nothing was missed" if not listed else "nothing that was missed fits")
-    else:
-        show_misses(chosen, limit)
 
 
 class Explained(NamedTuple):
@@ -208,16 +171,18 @@ def explain(
     scenario: ScenarioOption = None,
     device: DeviceOption = "",
     triton: TritonOption = "",
-    limit: LimitOption = 5,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="NUMBER", min=0, help="Records at most; 0 is all.")
+    ] = 5,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say why records name their configs: time, runner-up, age, author, and how near they are.
+    """Say why records name their configs.
 
-    Without a record of the values that --scenario names, the nearest ones are explained: a launch
-    takes one of them. The version of the kernel's code that was tuned last comes first.
-    `kernel.explain(*args)` in a program also knows which configs the
-    kernel declares today.
+    That is their time, the runner-up, their age and author. Without a record of the values that
+    --scenario names, the nearest ones are explained: a launch takes one of them. The version of the
+    kernel's code that was tuned last comes first. `kernel.explain(*args)` in a program also knows
+    which configs the kernel declares today.
     """
     wanted = parse_assignments(scenario, "--scenario")
     with open_existing_store(store) as source:

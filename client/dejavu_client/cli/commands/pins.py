@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import typer
@@ -14,9 +14,8 @@ from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted, whoami
 
 from ..chosen_store import open_existing_store
-from ..errors import PartlyDoneError
 from ..options import KernelArgument, StoreOption, WhereOption, parse_assignments
-from ..output import say
+from ..output import say, sum_of_steps
 from ..queries import current_records, has_settings, matching_records
 from ..tables import settings_text
 
@@ -48,10 +47,10 @@ def pin(
     ] = False,
     store: StoreOption = "",
 ) -> None:
-    """Make scenarios run one config, whatever was measured; it must have been measured for them.
+    """Make scenarios run one config, whatever was measured.
 
-    Of several versions of the kernel's code, the one that was tuned last is meant. --remove takes
-    back the pins of all versions.
+    It must have been measured for them. Of several versions of the kernel's code, the one that was
+    tuned last is meant. --remove takes back the pins of all versions.
     """
     values = parse_assignments(config, "--config")
     if remove == bool(values):
@@ -78,25 +77,28 @@ def _choose(context: Context, record: Record, values: Mapping[str, str]) -> _Cho
 
 
 def _set_pins(store: Store, pins: Sequence[_ChosenPin]) -> None:
-    """Set or remove pins and print each; an error names how many are done."""
+    """Set or remove pins, all of a context by one write, and print each."""
     if not pins:
         say("nothing was pinned")
-    is_alone = len({chosen.context for chosen in pins}) == 1
-    done = 0
-    for context, group in _groups(store, pins):
-        try:
-            _put_pins(store, context, group)
-            for chosen in group:
-                _check_pin(store, chosen)
-                where = "" if is_alone else f" ({_origin(context)})"
-                say(f"{context.kernel.name}{chosen.record.scenario}{where}: {_state(chosen)}")
-                done += 1
-        except StoreError as error:
-            if not done:
-                raise
-            raise PartlyDoneError(
-                f"only {done} of {counted(len(pins), 'scenario')} done: {error}"
-            ) from None
+    by_context: dict[Context, list[_ChosenPin]] = {}
+    for chosen in pins:
+        by_context.setdefault(chosen.context, []).append(chosen)
+    author = whoami()
+
+    def set_in(context: Context) -> int:
+        group = by_context[context]
+        changed = [
+            Record(scenario=record.scenario, pin=Pin.after(record.pin, config, author))
+            for _, record, config in group
+        ]
+        store.put(context, changed)
+        for chosen in group:
+            _check_pin(store, chosen)
+            where = "" if len(by_context) == 1 else f" ({_origin(context)})"
+            say(f"{context.kernel.name}{chosen.record.scenario}{where}: {_state(chosen)}")
+        return len(group)
+
+    sum_of_steps(by_context, set_in, lambda count: f"{counted(count, 'scenario')} done")
 
 
 def _state(chosen: _ChosenPin) -> str:
@@ -112,38 +114,11 @@ def _state(chosen: _ChosenPin) -> str:
     return text
 
 
-def _groups(
-    store: Store, pins: Sequence[_ChosenPin]
-) -> Iterator[tuple[Context, Sequence[_ChosenPin]]]:
-    """Yield the pins to put together: all of a context, whose file is written as a whole.
-
-    A server takes pins one by one, and may refuse one of them.
-    """
-    if store.remote:
-        yield from ((chosen.context, [chosen]) for chosen in pins)
-        return
-    by_context: dict[Context, list[_ChosenPin]] = {}
-    for chosen in pins:
-        by_context.setdefault(chosen.context, []).append(chosen)
-    yield from by_context.items()
-
-
 def _origin(context: Context) -> str:
     """Return what tells a context from others of its kernel."""
     environment = context.environment
     source = f"source {context.kernel.source[:8]}"
     return f"{environment.device.name}, Triton {environment.triton}, {source}"
-
-
-def _put_pins(store: Store, context: Context, group: Sequence[_ChosenPin]) -> None:
-    author = whoami()
-    store.put(
-        context,
-        [
-            Record(scenario=record.scenario, pin=Pin.after(record.pin, config, author))
-            for _, record, config in group
-        ],
-    )
 
 
 def _check_pin(store: Store, chosen: _ChosenPin) -> None:

@@ -11,7 +11,6 @@ from dejavu_cache.settings import PREFIX, current_settings
 from dejavu_cache.system.notices import counted, size_text
 
 from ..chosen_store import open_existing_store
-from ..completion import complete_devices
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import note, say, show_json, show_progress
@@ -38,19 +37,22 @@ def prewarm(
             "--device",
             metavar="TEXT",
             help="GPUs whose name in the records contains this; may repeat.",
-            autocompletion=complete_devices,
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
     jobs: Annotated[
-        int, typer.Option("--jobs", min=0, help="Compilers at once; 0 is one per CPU.")
+        int,
+        typer.Option(
+            "--jobs", metavar="NUMBER", min=0, help="Compilers at once; 0 is one per CPU."
+        ),
     ] = 0,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
+    """Make a folder to run from without tuning and compiling.
 
-    Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted read-only.
+    This needs no GPU. Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted
+    read-only.
     """
     require_triton()
     settings = current_settings()

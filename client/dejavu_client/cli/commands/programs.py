@@ -55,17 +55,19 @@ def run(
     mode: Annotated[
         str,
         typer.Option(
-            "--mode", help="DEJAVU_CACHE_MODE for the command: tune, reuse, strict or off."
+            "--mode",
+            metavar="MODE",
+            help="DEJAVU_CACHE_MODE for the command: tune, reuse, strict or off.",
         ),
     ] = "",
     policy: Annotated[
         str, typer.Option("--policy", metavar="FILE", help="DEJAVU_CACHE_POLICY for the command.")
     ] = "",
 ) -> None:
-    """Run a command in which triton.autotune is cached, and in all Python processes it starts.
+    """Run a program in which triton.autotune is cached.
 
-    The command takes this process's place. Python's -E, -I and -S switch it off, since they ignore
-    PYTHONPATH.
+    It is cached in all Python processes that the program starts, too. The command takes this
+    process's place. Python's -E, -I and -S switch it off, since they ignore PYTHONPATH.
     """
     words = command[1:] if command[:1] == ["--"] else command
     if not words:

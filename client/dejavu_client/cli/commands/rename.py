@@ -18,11 +18,11 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError
-from ..kernel_names import matching_kernels
 from ..options import StoreOption
 from ..output import say
+from ..queries import matching_kernels
 
-__all__ = ["KernelRename", "RenameCounts", "apply_rename", "preview_rename", "register"]
+__all__ = ["KernelRename", "RenameCounts", "apply_rename", "register"]
 
 _ATTEMPTS = 5
 """How often a context is copied again because another process wrote to it in the meantime."""
@@ -34,45 +34,39 @@ def register(app: typer.Typer) -> None:
 
 
 def rename(
-    old: Annotated[str, typer.Argument(help="The kernel's old name, or a module's: pkg.old.*")],
-    new: Annotated[str, typer.Argument(help="Its new name, or the module's: pkg.new.*")],
+    old: Annotated[
+        str, typer.Argument(metavar="OLD", help="The kernel's old name, or a module's: pkg.old.*")
+    ],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="Its new name, or the module's: pkg.new.*")
+    ],
     store: StoreOption = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Rename; else only count.")] = False,
 ) -> None:
-    """Rename a kernel, or all kernels of a module, in a store, so that it need not be tuned again.
+    """Rename a kernel, or all kernels of a module, in a store.
 
-    Records keep their timings, winners and pins; decision trees move with them. An interrupted
-    run is completed by the next.
+    It need not be tuned again. Records keep their timings, winners and pins; decision trees move
+    with them. An interrupted run is completed by the next.
     """
     names = KernelRename.parse(old, new)
     with open_existing_store(store, write=yes) as chosen:
-        tiers = _tiers_to_rename(chosen) if yes else tiers_of(chosen)
-        renamed = False
+        tiers, renamed = tiers_of(chosen), False
+        if yes and len(tiers) > 1:  # a single store that is read-only raises
+            tiers = tuple(tier for tier in tiers if not tier.read_only)
         for tier in tiers:
-            counts = _rename_in(tier, names, renamed) if yes else preview_rename(tier, names)
+            counts = RenameCounts()
+            try:
+                apply_rename(tier, names, counts, preview=not yes)
+            except StoreError as error:
+                if not (counts or renamed):
+                    raise
+                raise PartlyDoneError(
+                    f"only {_summary(tier, names, counts, renamed=True)}: {error}"
+                ) from None
             say(_summary(tier, names, counts, renamed=yes))
             renamed = renamed or bool(counts)
         if not renamed:
             _require_new_name(chosen, names)
-
-
-def _rename_in(tier: Store, names: KernelRename, has_begun: bool) -> RenameCounts:
-    """Rename kernels in one store.
-
-    Raises:
-        StoreError: nothing was renamed.
-        PartlyDoneError: some of it was, or something in another store before this one.
-    """
-    counts = RenameCounts()
-    try:
-        return apply_rename(tier, names, counts)
-    except StoreError as error:
-        if counts:
-            summary = _summary(tier, names, counts, renamed=True)
-            raise PartlyDoneError(f"only {summary}: {error}") from None
-        if has_begun:
-            raise PartlyDoneError(str(error)) from None
-        raise
 
 
 def _require_new_name(store: Store, names: KernelRename) -> None:
@@ -82,12 +76,6 @@ def _require_new_name(store: Store, names: KernelRename) -> None:
         matching_kernels(
             kernels, f"{names.old}*" if names.old.endswith(".") else names.old, store.url
         )
-
-
-def _tiers_to_rename(store: Store) -> tuple[Store, ...]:
-    """Return the writable tiers; a single store even if it is read-only, so that it raises."""
-    tiers = tiers_of(store)
-    return tuple(tier for tier in tiers if not tier.read_only) if len(tiers) > 1 else tiers
 
 
 def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed: bool) -> str:
@@ -178,18 +166,12 @@ class RenameCounts:
         return any((self.contexts, self.records, self.trees))
 
 
-def preview_rename(store: Store, rename: KernelRename) -> RenameCounts:
-    """Count what `apply_rename` would change; the store is only read."""
-    counts = RenameCounts()
-    for context, _ in _affected_contexts(store, rename):
-        counts.contexts += 1
-        counts.records += len(list(store.records(context)))
-    counts.trees = len(_affected_trees(store, rename))
-    return counts
-
-
 def apply_rename(
-    store: Store, rename: KernelRename, counts: RenameCounts | None = None
+    store: Store,
+    rename: KernelRename,
+    counts: RenameCounts | None = None,
+    *,
+    preview: bool = False,
 ) -> RenameCounts:
     """Rename kernels in one store.
 
@@ -201,6 +183,7 @@ def apply_rename(
         store: the store.
         rename: the old and the new name.
         counts: what was renamed is added to it, also before an error.
+        preview: whether to count what would be renamed, and to write nothing.
 
     Raises:
         ReadOnlyStoreError: the store may only be read.
@@ -209,10 +192,13 @@ def apply_rename(
     """
     counts = RenameCounts() if counts is None else counts
     for context, renamed in _affected_contexts(store, rename):
-        counts.records += _move_records(store, context, renamed)
+        counts.records += (
+            len(list(store.records(context))) if preview else _move_records(store, context, renamed)
+        )
         counts.contexts += 1
     for tree in _affected_trees(store, rename):
-        _move_tree(store, tree, rename)
+        if not preview:
+            _move_tree(store, tree, rename)
         counts.trees += 1
     return counts
 

@@ -12,12 +12,10 @@ from dejavu_cache.system.notices import counted
 
 from ...http.errors import RefusedError
 from ..chosen_store import open_server, require_records
-from ..completion import complete_namespaces
 from ..errors import NothingFoundError
-from ..kernel_names import kernel_matches
-from ..options import JsonOption, KernelOption, ServerOption, require_moments
+from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
 from ..output import say, show_json, show_table, sum_of_steps
-from ..queries import kernels_of
+from ..queries import kernel_matches, kernels_of
 
 __all__ = ["register"]
 
@@ -36,19 +34,22 @@ def register(app: typer.Typer) -> None:
 
 def log(
     kernel: KernelOption = "",
-    actor: Annotated[str, typer.Option(help="Only who has this in the name.")] = "",
-    action: Annotated[str, typer.Option(help="Only this action, such as pin or delete.")] = "",
-    since: Annotated[str, typer.Option(help="From this time on: 2026-01-31T12:00:00Z.")] = "",
-    until: Annotated[str, typer.Option(help="Before this time.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="The most entries to print.")] = 100,
+    actor: Annotated[str, typer.Option(metavar="TEXT", help="Only who has this in the name.")] = "",
+    action: Annotated[
+        str, typer.Option(metavar="NAME", help="Only this action, such as pin or delete.")
+    ] = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
+    limit: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, help="Entries at most, newest first.")
+    ] = 100,
     all_namespaces: Annotated[
         bool, typer.Option("--all", help="Of all namespaces, and of the tokens.")
     ] = False,
     store: ServerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List who pinned, promoted, deleted and imported what, newest first."""
-    require_moments(since=since, until=until)
+    """List who pinned, promoted, deleted and imported what."""
     filters = {"actor": actor, "action": action, "since": since, "until": until}
     remote = open_server(store)
     logged = remote.client.log_entries(filters, 1000 if kernel else limit, all_namespaces)
@@ -80,17 +81,21 @@ def promote(
             "--to",
             metavar="NAMESPACE",
             help="The namespace that gets them.",
-            autocompletion=complete_namespaces,
         ),
     ],
     kernel: KernelOption = "",
     writer: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a token that wrote them; what others wrote is refused."),
+        typer.Option(
+            metavar="NAME", help="Of a token that wrote them; what others wrote is refused."
+        ),
     ] = None,
     store: ServerOption = "",
 ) -> None:
-    """Copy a namespace's records into another, winners and provenance included."""
+    """Copy a namespace's records into another.
+
+    Winners go along, and who measured what.
+    """
     remote = open_server(store)
     kernels = kernels_of(remote, kernel) if kernel else [None]
     require_records(remote)
@@ -109,21 +114,25 @@ def promote(
 
 @quarantine_app.command("add")
 def add(
-    token: Annotated[str, typer.Option(help="A token's id, or the name of tokens.")] = "",
-    host: Annotated[str, typer.Option(help="A host, or user@host.")] = "",
-    since: Annotated[str, typer.Option(help="What came from this time on.")] = "",
-    until: Annotated[str, typer.Option(help="What came before this time.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only counted.")] = False,
+    token: Annotated[
+        str, typer.Option(metavar="TOKEN", help="A token's id, or the name of tokens.")
+    ] = "",
+    host: Annotated[str, typer.Option(metavar="HOST", help="A host, or user@host.")] = "",
+    since: SinceOption = "",
+    until: UntilOption = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it; else only count.")] = False,
     store: ServerOption = "",
 ) -> None:
-    """Take back from all readers and copies what a token or a host wrote to the namespace."""
+    """Take back what a token or a host wrote to the namespace.
+
+    All readers and copies lose it, until `quarantine undo` gives it back.
+    """
     if not token and not host:
         raise SettingsError(
             "quarantine add: name --token or --host; `quarantine list --writers` lists them"
         )
-    require_moments(since=since, until=until)
     remote = open_server(store)
-    wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
+    wish = {"token": token, "host": host, "since": since, "until": until}
     wanted = {name: value for name, value in wish.items() if value}
     counts = remote.client.quarantine({**wanted, "preview": not yes})
     if not counts["records"]:
@@ -139,12 +148,12 @@ def add(
 def list_quarantines(
     writers: Annotated[
         bool,
-        typer.Option("--writers", help="List the tokens and hosts that wrote measurements."),
+        typer.Option("--writers", help="List who wrote measurements instead."),
     ] = False,
     store: ServerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the quarantines of the namespace, or who wrote to it, the latest first."""
+    """List the namespace's quarantines, the latest first."""
     client = open_server(store).client
     listed = client.list_writers() if writers else client.list_quarantines()
     if as_json:

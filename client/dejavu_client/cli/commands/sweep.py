@@ -43,9 +43,12 @@ def sweep(
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="How long it may take: 90s, 20m, 2h.")] = "",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it may take: 90s, 20m, 2h.")
+    ] = "",
     gpus: Annotated[
-        str, typer.Option(help="all, or their numbers: 0,2. One process per GPU.")
+        str,
+        typer.Option(metavar="NUMBERS", help="all, or their numbers: 0,2. One process per GPU."),
     ] = "",
     ray: Annotated[
         str,

@@ -1,8 +1,13 @@
-"""`sync`: records of a local store and those of a team's server, each sent to the other."""
+"""`sync`: records of a local store and those of a team's server, each sent to the other.
+
+Also what waits on this machine for a server.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +15,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.copies import take_over
-from dejavu_cache.system.notices import counted
+from dejavu_cache.system.notices import counted, size_text
 
 from ..chosen_store import (
     is_server_url,
@@ -19,14 +24,22 @@ from ..chosen_store import (
     open_server,
     split_urls,
 )
-from ..kernel_names import kernel_matches
 from ..options import KernelOption, refuse_empty
 from ..output import say
-from ..queries import record_sets_of
+from ..queries import kernel_matches, record_sets_of
 from ..record_copy import merge_acknowledged
-from ..spool_summary import send_waiting
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from ...http.remote_store import RemoteStore
+    from ...http.spool import Spool
+
+__all__ = ["describe_set_aside", "describe_waiting", "register"]
+
+LOCK_WAIT = 30.0
+"""Seconds to wait while another process sends the spool."""
+
+MOST_REASONS = 3
+"""Reasons for which record sets were set aside that a line names."""
 
 
 def register(app: typer.Typer) -> None:
@@ -49,16 +62,17 @@ def sync(
         ),
     ] = "",
 ) -> None:
-    """Send what waits on disk, and a local store's records, to the server, and fetch the server's.
+    """Send a store's records to a server, and fetch the server's.
 
-    Prints how many were new at either end. Exits with 1 if something still waits.
+    What waits on disk is sent first. Prints how many were new at either end. Exits with 1 if
+    something still waits.
     """
     if push_only and pull_only:
         raise SettingsError("--push-only and --pull-only: give one of them")
     remote = open_server(store)
     settings = current_settings()
     url = _local_urls(store) or _local_urls(settings.url) or settings.default_url
-    is_all_sent = pull_only or send_waiting(remote)
+    is_all_sent = pull_only or _send_waiting(remote)
     if push_only:
         with open_complete_store(url) as local:
             merge_acknowledged(record_sets_of(local, kernel), remote)
@@ -93,3 +107,45 @@ def _recall_copies(local: Store, remote: Store, kernel: str) -> None:
     if removed:
         records = counted(removed, "record")
         say(f"{records} of {local.url} lost what the server has deleted or replaced")
+
+
+def _send_waiting(remote: RemoteStore) -> bool:
+    """Send what waits for a server, say what became of it, and return whether nothing waits."""
+    problems = remote.sender.drain(LOCK_WAIT)
+    sent = remote.sender.sent  # also by the background thread of this process
+    if sent or len(remote.spool):
+        one, several = "record set that waited was sent", "record sets that waited were sent"
+        say(counted(sent, one, several))
+    for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
+        say(line)
+    waits = len(remote.spool) > 0
+    if waits and problems:
+        say(f"not sent: {problems[0]}")
+    return not waits
+
+
+def describe_waiting(spool: Spool) -> Iterator[str]:
+    """Yield a line about the record sets that wait for a server, if there are any."""
+    files = spool.waiting()
+    if files:
+        size = sum(file.size for file in files)
+        hours = (time.time() - files[0].written) / 3600
+        age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
+        wait = "waits" if len(files) == 1 else "wait"
+        yield (
+            f"{counted(len(files), 'record set')} ({size_text(size)}) {wait} in "
+            f"{spool.folder}, the oldest for {age}"
+        )
+
+
+def describe_set_aside(spool: Spool) -> Iterator[str]:
+    """Yield a line about the record sets that a server refused for good, if there are any."""
+    aside = spool.set_aside()
+    if aside:
+        reasons = list(dict.fromkeys(entry.reason for entry in aside))
+        more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+        yield (
+            f"{counted(len(aside), 'record set is', 'record sets are')} set aside in "
+            f"{aside[0].path.parent}: "
+            f"{'; '.join(reasons[:MOST_REASONS])}{more}"
+        )

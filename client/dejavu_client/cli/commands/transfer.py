@@ -1,7 +1,8 @@
-"""`export` and `import`: copies of records between stores and files."""
+"""`export` and `import`: copies of records between stores and files, and tables for engines."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -10,19 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write_table
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
+from dejavu_cache.triton_internals.environment import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
-from ..errors import NothingFoundError
+from ..errors import NothingFoundError, PartlyDoneError
 from ..options import KernelOption, StoreOption, refuse_empty
 from ..output import note, open_output
 from ..queries import contexts_of
 from ..record_copy import merge_acknowledged
 from ..record_files import RecordText, read_record_texts
-from ..table_export import export_tables
 
 __all__ = ["register"]
 
@@ -39,20 +42,21 @@ def register(app: typer.Typer) -> None:
 
 def export_records(
     file: Annotated[
-        str, typer.Argument(help="Where to; - is standard output.", callback=refuse_empty)
+        str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
     ] = "-",
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
-        str, typer.Option(metavar="VERSION", help="Of the tables. Default: the installed one.")
+        str, typer.Option(metavar="VERSION", help="Of the tables; else the installed version.")
     ] = "",
     kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
-    """Write all records as JSON lines: a context and its records per line, in a fixed order.
+    """Write all records as JSON lines, or tables for engines.
 
-    An earlier FILE is replaced once the new one is complete. With --vllm or --sglang, the winners
-    of fused experts become tuned tables in the engine's own format.
+    A line is a context and its records; the order is always the same. An earlier FILE is replaced
+    once the new one is complete. With --vllm or --sglang, the winners of fused experts become tuned
+    tables in the engine's own format.
     """
     engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
@@ -61,7 +65,7 @@ def export_records(
             raise SettingsError("--vllm and --sglang write all tables: leave out FILE and --kernel")
         with open_complete_store(store) as source:
             for engine, folder in folders.items():
-                export_tables(source, engine, folder, triton)
+                _export_tables(source, engine, folder, triton)
         return
     with open_output(file) as out, open_complete_store(store) as source:
         contexts = contexts_of(source, kernel)
@@ -91,15 +95,16 @@ def import_records(
         ),
     ] = "",
 ) -> None:
-    """Merge files and stores into a store; prints how many records were new, and how many known.
+    """Merge files and stores into a store.
 
-    All sources must be readable before anything is written.
+    Prints how many records were new, and how many known. All sources must be readable before
+    anything is written.
     """
     with ExitStack() as stack:
         target = stack.enter_context(open_chosen_store(into))
         readers: list[Callable[[], Iterator[RecordSet]]] = []
         for source in sources:
-            if "://" in source:
+            if "://" in source or Path(source).is_dir():
                 readers.append(stack.enter_context(open_complete_store(source)).record_sets)
             else:
                 readers.append(partial(map, RecordText.parse, read_record_texts(source)))
@@ -118,3 +123,49 @@ def import_records(
 def _count_kernels(contexts: list[Context]) -> str:
     kernels = len({context.kernel.name for context in contexts})
     return f"{counted(len(contexts), 'context')} of {counted(kernels, 'kernel')}"
+
+
+def _export_tables(source: Store, engine: str, folder: Path, version: str) -> None:
+    """Write a store's tuned tables into a folder, in the format of an engine.
+
+    Args:
+        source: the store.
+        engine: a key of `TABLE_FILES`.
+        folder: is made if it does not exist; other files in it stay.
+        version: of Triton; empty for the installed one, and for all where the engine keeps one
+            folder for each.
+
+    Raises:
+        NothingFoundError: the store has no tables, or none of that version.
+        StoreError: the first file cannot be written.
+        PartlyDoneError: a later one cannot be written.
+    """
+    tables = collect_tables(source)
+    wanted = version or ("" if engine == "sglang" else triton_version() or "")
+    files = list(TABLE_FILES[engine](tables, wanted))
+    for name, count in sum((table.unknown for table in tables), Counter()).items():
+        note(f"{counted(count, 'config')} left out: {engine}'s tables set no {name}")
+    if not tables:
+        raise NothingFoundError(f"{source.url} has no records of an engine's fused experts")
+    if not files:
+        versions = ", ".join(sorted({table.subject.triton for table in tables}))
+        raise NothingFoundError(
+            f"no table of {source.url} is for Triton {wanted}, but for {versions}: choose one by "
+            "--triton"
+        )
+    for count, file in enumerate(files):
+        try:
+            write_table(file, folder)
+        except OSError as error:
+            message = f"{folder / file.path} cannot be written: {error.strerror or error}"
+            if count:
+                message += f"; {counted(count, 'table')} of {len(files)} written before it"
+                raise PartlyDoneError(message) from None
+            raise StoreError(message) from None
+    note(f"{counted(len(files), 'table')} of {source.url} written to {folder}")
+    uncompared = sum(table.uncompared for table in tables)
+    if uncompared:
+        note(
+            f"{counted(uncompared, 'config')} in the store's tables won without a comparison of "
+            "results: `dejavu-cache sweep` compares them"
+        )

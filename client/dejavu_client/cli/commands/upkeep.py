@@ -29,7 +29,7 @@ def collect_garbage(
     kernel: OptionalKernelArgument = "",
     days: Annotated[
         int | None,
-        typer.Option(min=0, help="Also records of what was last tuned longer ago than this."),
+        typer.Option(metavar="DAYS", min=0, help="Also records last tuned so long ago."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All records, also of the present code.")
@@ -37,9 +37,10 @@ def collect_garbage(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete; else only count.")] = False,
     store: StoreOption = "",
 ) -> None:
-    """Delete records of code that has changed since, and files that killed writers left.
+    """Delete records of code that has changed since.
 
-    What a program tunes meanwhile stays in a local store; of a server this cannot be told.
+    Files that killed writers left go too. What a program tunes meanwhile is kept in a folder; a
+    server cannot tell.
     """
     with open_existing_store(store, write=yes) as target:
         if kernel or next(target.contexts(), None) is not None:

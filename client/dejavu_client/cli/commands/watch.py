@@ -106,16 +106,19 @@ def watch(
     kernel: OptionalKernelArgument = "",
     every: Annotated[
         float,
-        typer.Option("--every", min=0.1, max=86_400, help="Seconds between two looks."),
+        typer.Option(
+            "--every", metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks."
+        ),
     ] = 2.0,
     device: DeviceOption = "",
     triton: TritonOption = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print a line for each scenario that is tuned, changed, deleted or missed, until Ctrl-C.
+    """Print what is tuned, changed, deleted and missed, as it happens.
 
-    Misses are those of the first server among the store's URLs. --json prints a document a line.
+    A line is a scenario; Ctrl-C ends. Misses are those of the first server among the store's URLs.
+    --json prints a document a line.
     """
     with open_existing_store(store) as source:
         server = next(filter(is_server_url, split_urls(source.url)), "")

@@ -1,8 +1,12 @@
-"""Metrics for Prometheus."""
+"""What a server tells those who run it: metrics for Prometheus, and its log as JSON lines."""
 
 from __future__ import annotations
 
+import json
+import logging
+import sys
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +18,7 @@ from .services import leases
 from .storage import contexts
 from .storage.database import Database
 
-__all__ = ["Metrics"]
+__all__ = ["Metrics", "configure_log"]
 
 _MOST_SERIES = 1000
 """Numbers of records that are told apart: each writer can invent names."""
@@ -28,13 +32,13 @@ class Metrics:
     def __init__(self, database: Database) -> None:
         """Create the metrics in a registry of their own."""
         self._registry = CollectorRegistry()
-        self._requests = Counter(
+        requests = Counter(
             "dejavu_requests",
             "Requests answered",
             ["method", "route", "status"],
             registry=self._registry,
         )
-        self._seconds = Histogram(
+        seconds = Histogram(
             "dejavu_request_seconds",
             "Time to answer",
             ["route"],
@@ -42,17 +46,13 @@ class Metrics:
             registry=self._registry,
         )
         # Looking up a metric by its labels costs more than counting.
-        self._labelled = cache(self._find_metrics)
+        self._requests, self._seconds = cache(requests.labels), cache(seconds.labels)
         self._registry.register(_DatabaseGauges(database))
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request and the seconds it took."""
-        requests, duration = self._labelled(method, route, status)
-        requests.inc()
-        duration.observe(seconds)
-
-    def _find_metrics(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-        return self._requests.labels(method, route, str(status)), self._seconds.labels(route)
+        self._requests(method, route, status).inc()
+        self._seconds(route).observe(seconds)
 
     def text(self) -> bytes:
         """Return all metrics in the exposition format."""
@@ -89,3 +89,28 @@ class _DatabaseGauges(Collector):
             return
         up.add_metric([], 0 if self._database.is_damaged else 1)
         yield from (up, leases_held, records)
+
+
+class _JsonFormatter(logging.Formatter):
+    """Formats time, level, logger, message and the fields of `extra={"fields": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure_log(level: str) -> None:
+    """Send all logs of at least this level to stderr as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

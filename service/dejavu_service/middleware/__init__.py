@@ -1,1 +1,0 @@
-"""ASGI middleware and body reading: request log, authentication, limits, strict JSON."""

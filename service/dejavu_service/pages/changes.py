@@ -1,0 +1,134 @@
+"""What changed: activity by day and by writer, and two namespaces, one promoted to the other."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Query, Response
+from fastapi.responses import RedirectResponse
+from pydantic import Field
+
+from ..errors import InvalidRequestError
+from ..routes.common import Call, CurrentCall, Namespace
+from ..services import transfer
+from ..services.access import NAMESPACE
+from ..services.log import LogFilter, read_log
+from ..storage import summaries
+from ..storage.sql import chunks, database_time
+from .rendering import AdminForm, Wanted, list_namespaces, page, render_page, router
+
+_MOST_ENTRIES = 100
+"""Entries of the log on a page."""
+
+
+class ActivityFilter(Wanted):
+    """The last days, a part of a name, and the id of an entry of the log before which to go on."""
+
+    days: int = Field(default=28, ge=1, le=400)
+    actor: str = Field(default="", max_length=300)
+    before: int | None = Field(default=None, ge=1, le=2**62)
+
+
+@page("/pages/{namespace}/activity")
+def show_activity(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[ActivityFilter, Query()]
+) -> Response:
+    """Show what was tuned, missed and reused by day, by whom, and what people changed."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        present = database_time(connection)
+        since = present - timedelta(wanted.days)
+        days = summaries.count_by_day(connection, namespace, present.date(), wanted.days)
+        wrote = summaries.list_writers(
+            connection, namespace, since.timestamp(), wanted.actor, wanted.limit
+        )
+    log = None
+    if call.principal.may("admin", namespace):
+        most = 1000 if wanted.export else _MOST_ENTRIES
+        asked = LogFilter(actor=wanted.actor or None, since=since, before=wanted.before, limit=most)
+        log = read_log(call.database, call.principal, namespace, asked)
+    entries = [entry.model_dump() for entry in log.entries] if log else []
+    lists = {"days": days, "writers": wrote, "log": entries}
+    return render_page(
+        "activity.html", call, namespace, wanted, lists, log=log, writers=wrote, days=days
+    )
+
+
+class ComparisonFilter(Wanted):
+    """Another namespace, and a kernel by its full name, empty for any."""
+
+    to: str = Field(default="", max_length=500)
+    kernel: str = Field(default="", max_length=500)
+
+
+@page("/pages/{namespace}/compare")
+def compare_namespaces(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[ComparisonFilter, Query()]
+) -> Response:
+    """Compare two namespaces; for an admin of both, the preview of a promotion."""
+    call.principal.require("read", namespace)
+    other = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else ""
+    is_compared = other not in ("", namespace)
+    rows, total = _differences(call, namespace, other, wanted) if is_compared else ([], 0)
+    readable = {row["namespace"] for row in list_namespaces(call.database, call.principal)}
+    return render_page(
+        "compare.html",
+        call,
+        namespace,
+        wanted,
+        {"differences": rows},
+        to=other,
+        others=sorted(readable - {namespace}),
+        is_compared=is_compared,
+        may_promote=bool(other) and call.principal.may("admin", other),
+        rows=rows,
+        total=total,
+        sums={
+            name: sum(row[name] for row in rows)
+            for name in ("here", "absent", "differing", "pinned")
+        },
+    )
+
+
+def _differences(
+    call: Call, namespace: str, other: str, wanted: ComparisonFilter
+) -> tuple[list[dict[str, Any]], int]:
+    """Compare what readers get in a page of the contexts of two namespaces; count all contexts."""
+    call.principal.require("read", other)
+    with call.database.read() as connection:
+        ours, theirs = (
+            {
+                row.digest: row
+                for row in summaries.load_contexts(connection, name, wanted.kernel or None)
+            }
+            for name in (namespace, other)
+        )
+        tuned = [row for row in (ours | theirs).values() if row.records]
+        shown = tuned if wanted.export else wanted.paginate(tuned)
+        counts: dict[int, dict[str, int]] = {}
+        for chunk in chunks([ours[row.digest].id for row in shown if row.digest in ours]):
+            counts |= summaries.count_differences(connection, chunk, other)
+    rows = []
+    for row in shown:
+        here, there = (
+            side[row.digest].records if row.digest in side else 0 for side in (ours, theirs)
+        )
+        same = {"absent": here, "differing": 0, "pinned": 0}
+        own = counts.get(ours[row.digest].id, same) if here else same
+        rows.append({"context": row.context, "here": here, "there": there} | own)
+    return rows, len(tuned)
+
+
+@router.post("/pages/{namespace}/promote")
+def promote(namespace: Namespace, form: AdminForm) -> Response:
+    """Copy a namespace's records to another, of all kernels or one, and show both compared."""
+    call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
+    if not re.fullmatch(NAMESPACE, target):
+        raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
+    transfer.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    return RedirectResponse(
+        f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}", 303
+    )
