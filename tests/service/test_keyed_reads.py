@@ -73,21 +73,6 @@ def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> Non
     assert client.get(f"{CONTEXT}/scenarios", headers=tag).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["X" * 24, "0" * 23])
-def test_what_is_no_digest_is_not_found(client: httpx.Client, path: str) -> None:
-    answer = client.get(f"{CONTEXT}/records/{path}")
-    assert answer.status_code == 404
-    assert "nothing at this path" in answer.json()["detail"]
-
-
-def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None:
-    post(client, record(1))
-    other = token("read", "other")  # type: ignore[operator]
-    for path in (url_of(1), f"{CONTEXT}/scenarios"):
-        assert client.get(path, headers=other).status_code == 403
-        assert client.get(path).status_code == 401
-
-
 def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     post(client, record(2), record(1))
     asking = ProtocolClient("http://localhost", transport=through(client))
