@@ -127,8 +127,8 @@ class StoreContract:
         assert len(list(store.records(_context()))) == 2
 
     def test_what_was_put_now_is_there_when_it_returns(self, store: Store) -> None:
-        """Find records by another opening as soon as `put_now` returns."""
-        store.put_now(_context(), [_record(1), _record(2)])
+        """Find records by another opening as soon as `put` returns."""
+        store.put(_context(), [_record(1), _record(2)], now=True)
         assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
         assert _recorded(store, 1) == _record(1)
 

@@ -49,10 +49,10 @@ def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Pat
 def test_diff_compares_gpus_and_tritons_by_their_winners(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     slow, fast = measurement(32, 1.0), measurement(64, 2.0)
-    store.put_now(context(), [record(16, slow, fast), record(32, slow, fast), record(64)])
+    store.put(context(), [record(16, slow, fast), record(32, slow, fast), record(64)], now=True)
     b200 = context(device="NVIDIA B200", triton="3.7.0")
     faster = measurement(64, 0.5)
-    store.put_now(b200, [record(16, slow, faster), record(32, measurement(32, 0.1))])
+    store.put(b200, [record(16, slow, faster), record(32, measurement(32, 0.1))], now=True)
     for options in (
         ("--device", "H200", "--device", "B200"),
         ("--triton", "3.6.0", "--triton", "3.7.0"),
