@@ -24,16 +24,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import problem_text
 from .model.buckets import Bucket, parse_bucket
+from .model.scenario import FrozenModel
 from .settings import Mode, policy_file
 from .system.notices import warn_once
 
 __all__ = ["Policy", "Rule", "config_with", "current_policy"]
 
 
-class Rule(BaseModel):
+class Rule(FrozenModel):
     """Settings of the kernels whose name matches a pattern."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     match: str = Field(min_length=1)
     """Shell pattern for the kernel's module and qualified name."""

@@ -41,7 +41,7 @@ def write(store: RemoteStore, ledger: Ledger, first: int, until: float) -> None:
             ledger.write("spooled", number)
         else:
             try:
-                store.put_now(home_of(number), [record])
+                store.put(home_of(number), [record], now=True)
                 ledger.write("confirmed", number)
             except RemoteError:
                 pass  # nothing was promised

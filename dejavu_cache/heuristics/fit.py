@@ -10,7 +10,7 @@ steps, the choice of the set included.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -81,7 +81,11 @@ class SlowdownTable:
         its tuning has hardly begun. Records in between may be complete, since pruning leaves many
         configs to some scenarios and few to others.
         """
-        usable = [record for record in records if _timed_count(record) > 1]
+        usable = [
+            record
+            for record in records
+            if sum(measurement.median is not None for measurement in record.measurements) > 1
+        ]
         fullest = max((len(record.measurements) for record in usable), default=0)
         usable = sorted(
             (record for record in usable if 10 * len(record.measurements) >= fullest),
@@ -119,10 +123,6 @@ class SlowdownTable:
         indices = list(chosen)
         scenarios = tuple(self.scenarios[row] for row in indices)
         return SlowdownTable(scenarios, self.configs, self.slowdown[indices], self.tried[indices])
-
-
-def _timed_count(record: Record) -> int:
-    return sum(measurement.median is not None for measurement in record.measurements)
 
 
 Values = Mapping[str, Any]
@@ -526,14 +526,16 @@ def _cross_validate(costs: SlowdownTable, bound: float, progress: Progress) -> R
     """Return the cost of a tree's choices in scenarios that were held out of its fit."""
     folds = min(len(costs), _FOLDS)
     regrets: list[float] = []
-    for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
-        model = _fit_tree(costs.rows(training), bound)
+    order = np.random.default_rng(0).permutation(len(costs))  # the same way every time
+    for fold in range(folds):
+        held_out = sorted(order[fold::folds].tolist())
+        model = _fit_tree(costs.rows(sorted(set(range(len(costs))) - set(held_out))), bound)
         for row in held_out:
             leaf = ranking(model.root, model.inputs, costs.scenarios[row].values)
             ranked = tuple(model.chosen[index] for index in leaf)
             column = _launched_config(ranked, model, costs.tried[row])
             regrets.append(float(costs.slowdown[row, column] - 1))
-        progress.show(f"{done / folds:.0%}")
+        progress.show(f"{(fold + 1) / folds:.0%}")
     finite = [regret for regret in regrets if np.isfinite(regret)]
     return Regret(
         mean=round(float(np.mean(finite)), 6) if finite else 0.0,
@@ -550,11 +552,3 @@ def _launched_config(ranked: tuple[int, ...], model: _FittedTree, tried: NDArray
     If the tree has no answer, that is the set's most useful config.
     """
     return next((column for column in ranked if tried[column]), model.chosen[0])
-
-
-def _folds(count: int, folds: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the rows to train on and the rows held out, shuffled the same way every time."""
-    order = np.random.default_rng(0).permutation(count)
-    for fold in range(folds):
-        held_out = sorted(order[fold::folds].tolist())
-        yield sorted(set(range(count)) - set(held_out)), held_out

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from ..errors import SettingsError
 from ..model.decision_tree import AtMost, Equals, Input, Leaf, Node, Tree
-from ..model.scenario import Config
 from ..system.notices import printable
 
 __all__ = ["as_python"]
@@ -35,7 +34,7 @@ def as_python(tree: Tree) -> str:
             *map(printable, _head(tree)),
             "",
             "CONFIGS = (",
-            *map(_config, tree.configs),
+            *(f"    { ({**one.params, **one.options})!r}," for one in tree.configs),
             ")",
             "",
             "",
@@ -52,10 +51,6 @@ def _head(tree: Tree) -> Iterator[str]:
     yield f"# Triton {environment.triton}, {method}: chosen by a decision tree."
     yield f"# That costs {regret.mean:.1%} over the best on average, and {regret.max:.1%} at worst,"
     yield f"# in {regret.scenarios} scenarios, each held out of a fit."
-
-
-def _config(config: Config) -> str:
-    return f"    { ({**config.params, **config.options})!r},"
 
 
 def _choose(tree: Tree) -> Iterator[str]:

@@ -76,7 +76,10 @@ def _cached_or_triton_autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any
         try:
             name = kernel_name(fn)
             if current_policy().rule_for(name).install:
-                return _adopt_decorated(fn, *args, **kwargs)
+                arguments = inspect.signature(_TRITON_AUTOTUNE).bind(*args, **kwargs).arguments
+                arguments.pop("cache_results", None)  # results are always kept
+                arguments = {"reset_to_zero": None, "restore_value": None, **arguments}
+                return CachedAutotuner(fn, fn.arg_names, **arguments, is_adopted=True)
         except Exception as error:  # a kernel that Triton accepts must not fail here
             warn_once(
                 f"install {fn!r}",
@@ -85,14 +88,6 @@ def _cached_or_triton_autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any
         return _TRITON_AUTOTUNE(*args, **kwargs)(fn)
 
     return decorate
-
-
-def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> CachedAutotuner:
-    """Return the adopted autotuner of a kernel, made of the arguments of `triton.autotune`."""
-    arguments = inspect.signature(_TRITON_AUTOTUNE).bind(*args, **kwargs).arguments
-    arguments.pop("cache_results", None)  # results are always kept
-    arguments = {"reset_to_zero": None, "restore_value": None, **arguments}
-    return CachedAutotuner(fn, fn.arg_names, **arguments, is_adopted=True)
 
 
 def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:

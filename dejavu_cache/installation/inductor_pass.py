@@ -190,7 +190,9 @@ def _make_pass(previous: Any) -> Any:
             if None in theirs:
                 return None
             try:
-                outdated = _outdated_notes(_traced_kernels())
+                wrapper: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+                traced = wrapper.kernel_side_table.id_to_kernel.values() if wrapper else ()
+                outdated = _outdated_notes(filter(_is_looked_up, list(traced)))
             except Exception as error:  # a graph from the cache might have a recalled config
                 warn_once(
                     "inductor notes",
@@ -206,12 +208,6 @@ def _make_pass(previous: Any) -> Any:
 
 
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-
-
-def _traced_kernels() -> list[CachedAutotuner]:
-    wrapper: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
-    traced = list(wrapper.kernel_side_table.id_to_kernel.values()) if wrapper else []
-    return [kernel for kernel in traced if _is_looked_up(kernel)]
 
 
 def _is_looked_up(kernel: Any) -> bool:

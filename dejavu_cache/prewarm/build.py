@@ -261,7 +261,7 @@ def prewarm(spec: PrewarmSpec, out: Path, *, processes: int | None = None) -> Pr
             count = len([*plan.jobs, *plan.fallbacks]) // JOBS_PER_PROCESS
             others = [
                 compilers.enter_context(closing(Compiler(spec)))
-                for _ in range(min(processes or _cpu_count(), count) - 1)
+                for _ in range(min(processes or len(os.sched_getaffinity(0)), count) - 1)
             ]
             results = compile_all([first, *others], plan.jobs, plan.fallbacks)
         notes = [
@@ -277,10 +277,6 @@ def prewarm(spec: PrewarmSpec, out: Path, *, processes: int | None = None) -> Pr
         for path in (work, *work.rglob("*")):  # another user may run the program
             path.chmod(0o755 if path.is_dir() else 0o644)
     return PrewarmResult(manifest, (*plan.notes, *notes))
-
-
-def _cpu_count() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

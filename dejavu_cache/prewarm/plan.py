@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -102,7 +102,22 @@ class DiscoveredKernel(NamedTuple):
             if not (isinstance(value, str) and value.startswith("json:"))
         }
         for autotuner in self.autotuners:
-            default = _default_of(autotuner, scenario, constants, declared.values())
+            default = autotuner.declaration.options.get("default")
+            if callable(default):
+                try:
+                    import torch
+
+                    tensors = {  # their element types are all that is known
+                        name: torch.empty(0, dtype=getattr(torch, dtype), device="meta")
+                        for name, dtype in scenario.dtypes.items()
+                        if hasattr(torch, dtype)
+                    }
+                    default = default({**tensors, **constants, **scenario.args})
+                except Exception:  # it may use more of its arguments than is known here
+                    continue
+            if isinstance(default, Mapping):
+                default = config_with(default, declared.values())
+            default = default or next(iter(declared.values()), None)
             if default is not None:
                 return describe(default)
         return None
@@ -130,8 +145,9 @@ class DiscoveredKernels(NamedTuple):
         modules = [module for name in names for module in _import_modules(name, left_out)]
         kernels: dict[str, DiscoveredKernel] = {}
         for module in modules:
-            for value in _kernels_of_module(module):
-                _add(kernels, value)
+            for value in list(vars(module).values()):
+                if hasattr(value, "fn") and find_jit_function(value) is not None:
+                    _add(kernels, value)
         if not kernels:
             raise PrewarmError(
                 f"there is no kernel in {', '.join(names)}: name the modules that define them"
@@ -163,29 +179,21 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
             left_out[submodule.name] = f"{type(error).__name__}: {error}"
 
 
-def _kernels_of_module(module: ModuleType) -> Iterator[Any]:
-    """Yield the kernels that a module defines, with all their decorators."""
-    for value in list(vars(module).values()):
-        if hasattr(value, "fn") and find_jit_function(value) is not None:
-            yield value
-
-
 def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
+    """Add a kernel, with all its decorators."""
     function = find_jit_function(value)
     name = kernel_name(function)
     if name not in kernels:
-        kernels[name] = DiscoveredKernel(name, _source(function), function, [])
+        source = (
+            identify(function, ()).source or uuid.uuid4().hex
+        )  # without a key, it has no record
+        kernels[name] = DiscoveredKernel(name, source, function, [])
     while value is not function:
         if isinstance(value, CachedAutotuner) and all(
             value is not autotuner for autotuner in kernels[name].autotuners
         ):
             kernels[name].autotuners.append(value)
         value = value.fn
-
-
-def _source(function: Any) -> str:
-    """Return the key of a kernel's code; that of one without a key is in no record."""
-    return identify(function, ()).source or uuid.uuid4().hex
 
 
 def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
@@ -503,38 +511,6 @@ class JobList:
                 "nobody noted how it is launched, so they will be compiled at first use: launch "
                 "them once where they may be tuned"
             )
-
-
-def _default_of(
-    autotuner: CachedAutotuner,
-    scenario: Scenario,
-    constants: Mapping[str, Any],
-    declared: Collection[Any],
-) -> Any:
-    """Return the default config of a scenario, or None if it depends on a launch's arguments.
-
-    Args:
-        autotuner: the autotuner.
-        scenario: the scenario.
-        constants: the constants that a launch was compiled with.
-        declared: the declared configs.
-    """
-    default = autotuner.declaration.options.get("default")
-    if callable(default):
-        try:
-            import torch
-
-            tensors = {  # their element types are all that is known
-                name: torch.empty(0, dtype=getattr(torch, dtype), device="meta")
-                for name, dtype in scenario.dtypes.items()
-                if hasattr(torch, dtype)
-            }
-            default = default({**tensors, **constants, **scenario.args})
-        except Exception:  # it may use more of its arguments than is known here
-            return None
-    if isinstance(default, Mapping):
-        default = config_with(default, declared)
-    return default or next(iter(declared), None)
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:

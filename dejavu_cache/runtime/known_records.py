@@ -181,9 +181,8 @@ class KnownRecords:
         """
         if self.tiers.read_only:
             return
-        write = self.tiers.put_now if now else self.tiers.put
         try:
-            write(context, [record])
+            self.tiers.put(context, [record], now=now)
         except (StoreError, OSError) as error:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 

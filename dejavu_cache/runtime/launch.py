@@ -234,7 +234,7 @@ class Launch:
             chosen = choices.kept.get(key)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
-            autotuner.declaration.scenario_key.scenario(self.args, self.kwargs)
+            autotuner.declaration.scenario_key.launch_scenario(self.args, self.kwargs)
             raise
         if chosen is None or chosen.until <= time.monotonic():
             chosen = self._look_up(key, choices, chosen)
@@ -367,7 +367,7 @@ class Launch:
         if autotuner.is_left_to_triton:
             only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
             config = only or autotuner.cache.get(launch_key(autotuner, args, kwargs))
-            scenario = autotuner.declaration.scenario_key.scenario(args, kwargs)
+            scenario, _ = autotuner.declaration.scenario_key.launch_scenario(args, kwargs)
             return None, Resolution("off", config, scenario, autotuner.context)
         if not autotuner.declaration.has_code_of(autotuner):
             autotuner.declare()

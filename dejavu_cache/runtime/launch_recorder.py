@@ -146,8 +146,7 @@ class _LaunchWriter(WriterThread[CompiledLaunch]):
 
 _writer = _LaunchWriter("dejavu-cache launches", QUIET_SECONDS)
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune
+os.register_at_fork(after_in_child=_tuned_now.clear)  # threads of the parent tune
 
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:

@@ -312,8 +312,11 @@ def untried_failures(
 
 def earlier_timings(record: Record) -> list[Measurement]:
     """Return this machine's timings of a scenario that was not raced yet: they join the race."""
-    measurements = () if record.winner else record.measurements
-    return [entry for entry in measurements if entry.by == whoami() and is_credible(entry)]
+    timings = []
+    for entry in () if record.winner else record.measurements:
+        if entry.by == whoami() and is_credible(entry):
+            timings.append(entry)
+    return timings
 
 
 def may_launch_default(request: Request, record: Record) -> bool:

@@ -115,27 +115,17 @@ def read_events(folder: Path) -> list[ActivityEvent]:
 
     A report that ends within a line, since its process was killed, has lost an event.
     """
+    lost = ActivityEvent(what="lost", about="what a process could not report")
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            *lines, rest = _lines(path)
+            # A name in a line may have what Python, but not the writer, takes for an end of line.
+            *lines, rest = read_file(path).decode(errors="replace").split("\n")
         except OSError:  # not written by a program: a link, a pipe
             continue
         for line in lines:
             with suppress(ValidationError):
                 events.append(ActivityEvent.model_validate_json(line))
         if rest or not lines:
-            events.append(_lost_event())
-    return [*events, *(_lost_event() for _ in folder.glob(f"*{_LOST}"))]
-
-
-def _lost_event() -> ActivityEvent:
-    return ActivityEvent(what="lost", about="what a process could not report")
-
-
-def _lines(file: Path) -> list[str]:
-    """Return a file's lines and what is behind the last one's end.
-
-    A name in a line may have what Python, but not the writer, takes for an end of line.
-    """
-    return read_file(file).decode(errors="replace").split("\n")
+            events.append(lost)
+    return [*events, *(lost for _ in folder.glob(f"*{_LOST}"))]

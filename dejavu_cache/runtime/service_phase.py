@@ -89,18 +89,18 @@ def warmup() -> Iterator[None]:
     as usual.
     """
     start = time.perf_counter()
-    with _allowing(benchmarks=True):
+    with _allow(benchmarks=True):
         yield
     logger.info("warmed up in %.1f s", time.perf_counter() - start)
 
 
 def without_benchmarks() -> AbstractContextManager[None]:
     """Let this thread's launches compile, but benchmark nothing, whatever their mode."""
-    return _allowing(benchmarks=False)
+    return _allow(benchmarks=False)
 
 
 @contextmanager
-def _allowing(*, benchmarks: bool) -> Iterator[None]:
+def _allow(*, benchmarks: bool) -> Iterator[None]:
     outer, _thread.may_benchmark = _thread.may_benchmark, benchmarks
     try:
         yield

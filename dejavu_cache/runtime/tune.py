@@ -24,7 +24,7 @@ from ..model.scenario import Config
 from ..stores import Found
 from ..system.background_threads import uninterrupted
 from ..system.fork_lock import ForkLock
-from ..system.notices import logger, warn_once, whoami
+from ..system.notices import Progress, warn_once, whoami
 from ..triton_internals.compilation import (
     compile_config,
     keys_in_memory,
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
 __all__ = ["tune", "without_suspects"]
-
-LINE_EVERY = 10.0
-"""Seconds between two lines in the log."""
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -220,17 +217,16 @@ class Tune:
             search: proposes as many other configs in place of these.
             earlier: measurements of a tune that ended before its race.
         """
-        request, start = self._request, time.monotonic()
-        seconds = request.budget.seconds
+        request, seconds = self._request, self._request.budget.seconds
         tuner = Tuner(
             request.candidate_launch(),
             self._mark,
             self._check,
             race=request.budget.race and not is_called_once(request.context.problem.method),
-            until=math.inf if seconds is None else start + seconds,
+            until=math.inf if seconds is None else time.monotonic() + seconds,
             earlier=earlier,
         )
-        writes, lines = [], 0.0
+        writes, progress = [], Progress(f"tuning {request.name}")
         with pause_recording(request.autotuner):
             try:
                 for done, measurements in enumerate(tuner.tune(configs, search), 1):
@@ -238,13 +234,7 @@ class Tune:
                     writes.append(self._writer.submit(self._write_queued))
                     if self._parent is not None:
                         writes[-1].result()  # before it is told of the next config
-                    passed = time.monotonic() - start
-                    if passed // LINE_EVERY > lines:
-                        lines = passed // LINE_EVERY
-                        logger.info(
-                            "tuning %s: %d of %d configs after %.0f s",
-                            request.name, done, len(configs), passed,
-                        )  # fmt: skip
+                    progress.show(f"{done} of {len(configs)} configs")
             finally:
                 self._measured += len(tuner.tried)
                 for write in writes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .base import Found, FoundTree, Store
 from .file import FileStore
-from .memory import MemoryStore
 from .tiered import (
+    MemoryStore,
     TieredStore,
     make_absolute,
     open_store,

@@ -100,27 +100,20 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put(self, context: Context, records: Iterable[Record]) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Merge records into the store.
 
         Args:
             context: the kernel, environment and problem of the records.
             records: the records to merge.
+            now: whether to return only once they are durable in every tier, which callers need that
+                delete their own copy afterwards, or report what was written.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
-            StoreError: the store cannot be written, for the reason in the message.
+            StoreError: the store, or with `now` one of its tiers, cannot be written, for the reason
+                in the message; the call may be repeated.
         """
-
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
-        """Merge records as `put` does, but return only once they are durable.
-
-        Callers that delete their own copy afterwards, or report what was written, need this.
-
-        Raises:
-            StoreError: the store or one of its tiers could not write; the call may be repeated.
-        """
-        self.put(context, records)
 
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:

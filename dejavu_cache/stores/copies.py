@@ -146,27 +146,24 @@ class _Revalidation(Finisher):
         return is_due
 
     def _revalidate(self) -> None:
+        """Ask each remote tier for the changes of everything that was copied from it."""
         with self._condition:
             all_copies = list(self._all_copies)
         remote = {id(tier): tier for copies in all_copies for tier in copies.remote}
         for tier in remote.values():
+            users = [copies for copies in all_copies if tier in copies.remote]
+            wanted: dict[Context, set[Scenario]] = {}
+            for copies in users:
+                for context, scenarios in copies.watched().items():
+                    wanted.setdefault(context, set()).update(scenarios)
             try:
-                _revalidate_with(tier, [copies for copies in all_copies if tier in copies.remote])
+                changes = tier.revalidate(wanted)
+                for copies in users:
+                    for context in copies.watched().keys() & changes.keys():
+                        with uninterrupted():
+                            copies.apply(context, changes[context])
             except StoreError as error:
                 logger.debug("%s does not revalidate copies: %s", tier.url, error)
-
-
-def _revalidate_with(tier: Store, users: Sequence[LocalCopies]) -> None:
-    """Ask one remote tier for the changes of everything that was copied from it."""
-    wanted: dict[Context, set[Scenario]] = {}
-    for copies in users:
-        for context, scenarios in copies.watched().items():
-            wanted.setdefault(context, set()).update(scenarios)
-    changes = tier.revalidate(wanted)
-    for copies in users:
-        for context in copies.watched().keys() & changes.keys():
-            with uninterrupted():
-                copies.apply(context, changes[context])
 
 
 _revalidation = _Revalidation()

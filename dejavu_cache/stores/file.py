@@ -256,11 +256,11 @@ class FileStore(Store):
         self._refuse_if_read_only()
         return _remove_file(self.path(context).with_suffix(_TREE), self.root)
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
-        with self._changing(context) as page:
+        with self._change(context) as page:
             page.merge(records)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -268,14 +268,14 @@ class FileStore(Store):
         self._refuse_if_read_only()
         if self.revision(context) == ():
             return 0
-        with self._changing(context) as page:
+        with self._change(context) as page:
             return page.drop(scenarios)
 
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
         if self.revision(context) != ():
-            with self._changing(context) as page:
+            with self._change(context) as page:
                 page.recall(parts)
 
     @contextmanager
@@ -316,7 +316,7 @@ class FileStore(Store):
         return deleted
 
     @contextmanager
-    def _changing(self, context: Context) -> Iterator[Page]:
+    def _change(self, context: Context) -> Iterator[Page]:
         """Hold a file's lock, yield the file's content, and write it if the block changes it.
 
         A process waits once for a writer that is stuck, and not at each of its writes.

@@ -112,7 +112,11 @@ class Page:
         head, separator, body = text.partition(_RECORDS)
         if not (separator and head.startswith(_OPENING)):
             return None
-        page = cls(_context(head[len(_OPENING) :], where), where)
+        try:
+            context = Context.model_validate_json(head[len(_OPENING) :])
+        except ValidationError as error:
+            raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
+        page = cls(context, where)
         if not text.endswith(_CLOSING):
             page.loss = "its end is missing"
         for cut in body.removesuffix(_CLOSING).split("\n{")[1:]:
@@ -252,13 +256,6 @@ def _head(context: Context) -> str:
         ensure_ascii=False,
     )
     return f"{_OPENING}{text}{_RECORDS}"
-
-
-def _context(text: str, where: str) -> Context:
-    try:
-        return Context.model_validate_json(text)
-    except ValidationError as error:
-        raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
 
 
 def _write_record(record: Record) -> str:

@@ -15,11 +15,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import Field, StrictInt, ValidationError
 
 from ..errors import PrewarmError
 from ..model.record import first_problem, version_of
-from ..model.scenario import Device, canonical_json
+from ..model.scenario import Device, FrozenModel, canonical_json
 from ..system.safe_files import read_file, sha256_of
 
 __all__ = [
@@ -46,18 +46,14 @@ RECORDS = "records"
 BINARIES = "binaries"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class File(_Model):
+class File(FrozenModel):
     """One file of the folder."""
 
     size: StrictInt = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class PrewarmedKernel(_Model):
+class PrewarmedKernel(FrozenModel):
     """Number of a kernel's scenarios and binaries in the folder."""
 
     name: str
@@ -68,7 +64,7 @@ class PrewarmedKernel(_Model):
     """Compiled kernels; configs that compile to the same code share one."""
 
 
-class Manifest(_Model):
+class Manifest(FrozenModel):
     """Description of a prewarmed folder."""
 
     schema_version: StrictInt = SCHEMA

@@ -1,4 +1,4 @@
-"""Open the stores that URLs name, and combine several into one."""
+"""Open the stores that URLs name, keep records in memory, and combine several stores into one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from urllib.parse import unquote, urlsplit
 
 from ..errors import SettingsError, StoreError, did_you_mean
 from ..model.decision_tree import Tree
-from ..model.merge import merge_into, merge_records
+from ..model.merge import merge_into, merge_records, without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..settings import current_settings
+from ..system.fork_lock import ForkCondition
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home
 from .base import Found, FoundTree, Store
 from .copies import LocalCopies
 from .file import FileStore
 from .manifest import MANIFEST, RECORDS
-from .memory import MemoryStore
 
 __all__ = [
+    "MemoryStore",
     "TieredStore",
     "as_tiers",
     "default_store",
@@ -72,6 +73,93 @@ def wait_longer(store: Store, seconds: float) -> Store:
         if hasattr(tier, "wait"):
             tier.wait = seconds
     return store
+
+
+class MemoryStore(Store):
+    """Records in a dictionary: `memory://`. Every store opened with this URL is a new one."""
+
+    url = "memory://"
+
+    def __init__(self) -> None:
+        """Create an empty store."""
+        self._records: dict[Context, dict[Scenario, Record]] = {}
+        self._changes = 0
+        self._lock = ForkCondition()
+        self._leases: dict[tuple[int, str, str], bool] = {}
+
+    def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
+        """Return a scenario's record; there is nothing to read again."""
+        record = self._records.get(context, {}).get(scenario)
+        return Found(record, self.url) if record else None
+
+    def records(self, context: Context) -> Iterator[Record]:
+        """Return a context's records as they are at the time of the call."""
+        with self._lock:
+            records = list(self._records.get(context, {}).values())
+        return iter(sorted(records, key=lambda record: record.scenario.text))
+
+    def revision(self, context: Context) -> int:
+        """Return the number of changes of the whole store."""
+        return self._changes
+
+    def contexts(self, kernel: str | None = None) -> Iterator[Context]:
+        """Return the contexts as they are at the time of the call."""
+        with self._lock:
+            held = [context for context, records in self._records.items() if records]
+        contexts = [context for context in held if kernel in (None, context.kernel.name)]
+        return iter(sorted(contexts, key=lambda context: context.text))
+
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
+        """Merge records into a context, all of them or none."""
+        self._refuse_if_read_only()
+        with self._lock:
+            before = self._records.get(context, {})
+            merged = merge_into(before, records)
+            if merged != before:
+                self._records[context] = merged
+                self._changes += 1
+
+    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete records; a context without any is none."""
+        self._refuse_if_read_only()
+        with self._lock:
+            before = self._records.get(context, {})
+            gone = set(before) if scenarios is None else before.keys() & set(scenarios)
+            if gone:
+                kept = {scenario: before[scenario] for scenario in before.keys() - gone}
+                self._records[context] = kept
+                self._changes += 1
+            return len(gone)
+
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Remove parts of records, and records of which nothing is left."""
+        self._refuse_if_read_only()
+        with self._lock:
+            before = self._records.get(context, {})
+            records = dict(before)
+            for scenario in before.keys() & parts.keys():
+                remaining = without_parts(records.pop(scenario), parts[scenario])
+                if remaining is not None:
+                    records[scenario] = remaining
+            if records != before:
+                self._records[context] = records
+                self._changes += 1
+
+    @contextmanager
+    def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
+        """Hold a scenario's lease among the threads of this process."""
+        # A forked child has the parent's leases, but not the threads that would end them.
+        lease, is_ours = (os.getpid(), context.digest, scenario.digest), False
+        try:
+            with self._lock:
+                if self._lock.wait_for(lambda: lease not in self._leases, wait):
+                    self._leases[lease] = is_ours = True
+            yield is_ours
+        finally:
+            if is_ours:  # first, so that no signal handler's error keeps the lease
+                del self._leases[lease]
+            with self._lock:
+                self._lock.notify_all()
 
 
 class TieredStore(Store):
@@ -193,20 +281,13 @@ class TieredStore(Store):
         self._refuse_if_read_only()
         return sum(tier.delete_tree(context) for tier in self._writable) > 0
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
-        """Merge records into every writable tier; raise if none accepted them."""
-        self._write(context, list(records), now=False)
-
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
-        """Merge records into every writable tier; raise if one did not accept them."""
-        self._write(context, list(records), now=True)
-
-    def _write(self, context: Context, records: Sequence[Record], *, now: bool) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
+        """Merge records into every writable tier; raise if none, or with `now` not all, can."""
         self._refuse_if_read_only()
-        failures: list[StoreError] = []
+        records, failures = list(records), []
         for tier in self._writable:
             try:
-                (tier.put_now if now else tier.put)(context, records)
+                tier.put(context, records, now=now)
             except StoreError as error:
                 failures.append(error)
                 _warn_of_unwritable(tier, error)

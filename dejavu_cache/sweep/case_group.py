@@ -166,14 +166,11 @@ class CaseGroup:
         self._names = [case.name for case in cases]
         _check_names(self._names)
         self._store = store
-        self._first: Request | None = make_request(cases[0])
-        self._describe(self._first)
+        self._first: Request | None = (request := make_request(cases[0]))
         self._tried: set[tuple[str, Config]] = set()
-        self._group = GroupRecord(store, self.context, self.scenario)
-
-    def _describe(self, request: Request) -> None:
-        """Keep what one request says of all cases, but not the request, which holds arguments."""
+        # What one request says of all cases is kept, but not the request, which holds arguments.
         self.context, self.scenario = request.context, request.scenario
+        self._group = GroupRecord(store, self.context, self.scenario)
         self._default = describe(request.default)
         self._declared = list(request.declared)
         self._compares = request.check is not None
@@ -216,9 +213,12 @@ class CaseGroup:
             while (best := self._best()) is not None and not self._confirm(best, tuner):
                 measured += self._search(tuner)
             if best is None and not tuner.is_over:
-                raise NoValidConfigError(
-                    self.context.kernel.name, str(self.scenario), self._failures()
-                )
+                failures = {
+                    str(entry.config): f"{entry.failure.kind}: {entry.failure.reason}"
+                    for entry in self._group.record.measurements
+                    if entry.failure is not None
+                }
+                raise NoValidConfigError(self.context.kernel.name, str(self.scenario), failures)
         is_partial = tuner.is_over and (best is None or self._has_undecided)
         status = "partial" if is_partial else "tuned" if measured else "known"
         return {"status": status, "measured": measured}
@@ -345,13 +345,6 @@ class CaseGroup:
         if wrong is None:
             refuse_uncompared(results)
         return results, wrong
-
-    def _failures(self) -> dict[str, str]:
-        return {
-            str(measurement.config): f"{measurement.failure.kind}: {measurement.failure.reason}"
-            for measurement in self._group.record.measurements
-            if measurement.failure is not None
-        }
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ class Journal(Store):
         """Return the store's contexts."""
         return self.home.contexts(kernel)
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Write records to the folder.
 
         Raises:
@@ -78,7 +78,7 @@ class Journal(Store):
             self.local.put(context, records)
         except (StoreError, OSError) as error:
             warn_once(self.local.url, f"{error}; measurements go to {self.url} one by one instead")
-            self.home.put_now(context, records)
+            self.home.put(context, records, now=True)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records from the store."""
@@ -119,7 +119,7 @@ class Journal(Store):
         """Hand a record to the store, under its lease, and return whether the store takes it."""
         try:
             if pending := self.local.get(context, scenario, fresh=True):
-                self.home.put_now(context, [pending.record])
+                self.home.put(context, [pending.record], now=True)
                 self.local.delete(context, [scenario])
         except (StoreError, OSError) as error:
             self._warn_of_refusal(error)

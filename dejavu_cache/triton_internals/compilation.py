@@ -22,7 +22,7 @@ import platform
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -226,16 +226,12 @@ def recreate_compilation(
         dict(sorted(constants.items())),
         dict(sorted(attrs.items())),
     )
-    options = _decode_options(launch)
-    parsed = backend.parse_options({**options, **config})
-    return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
-
-
-def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
     refused = sorted(launch.options.keys() - LAUNCH_OPTIONS)
     if refused:
         raise ValueError(f"the launch was recorded with {', '.join(refused)}, which no record sets")
-    return {name: decode_value(value) for name, value in launch.options.items()}
+    options = {name: decode_value(value) for name, value in launch.options.items()}
+    parsed = backend.parse_options({**options, **config})
+    return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
 
 
 def source_class(fn: JITFunction) -> Any:
@@ -426,12 +422,10 @@ def forget_failed(function: JITFunction | None) -> None:
     for kernels, *_ in getattr(function, "device_caches", {}).values():
         for key, kernel in kernels.copy().items():  # in one step, beside other threads
             future = getattr(kernel, "future", None)
-            if future is not None and future.done() and _has_failed(future):
+            if future is None or not future.done():
+                continue
+            if future.cancelled() or future.exception() is not None:
                 kernels.pop(key, None)
-
-
-def _has_failed(future: Future[Any]) -> bool:
-    return future.cancelled() or future.exception() is not None
 
 
 _settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()

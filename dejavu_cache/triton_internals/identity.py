@@ -289,17 +289,13 @@ def is_jit(value: Any) -> bool:
     """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
     if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
         return False
-    if not _has_class_of_triton(value):
-        return False  # it runs code of its own, and is read with all that it holds
+    # Of a class that is none of Triton's, nor made from one, an object runs code of its own.
+    if not any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__):
+        return False
     try:
         return inspect.isfunction(python_function(value))
     except AttributeError:
         return False
-
-
-def _has_class_of_triton(value: Any) -> bool:
-    """Return whether an object's class is one of Triton's, or made from one."""
-    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
 
 
 def is_triton_own(value: Any) -> bool:

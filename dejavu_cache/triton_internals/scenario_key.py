@@ -175,10 +175,6 @@ class ScenarioKey:
             reason = _why_unstored(sorted(unnamed), sorted(options.keys() - LAUNCH_OPTIONS), named)
         return Scenario(args=values, dtypes=dtypes), reason
 
-    def scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scenario:
-        """Return the scenario of a launch, as `launch_scenario` does."""
-        return self.launch_scenario(args, kwargs)[0]
-
     def _compute_values(
         self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:

@@ -68,6 +68,8 @@ _WRITERS, _OF_ONE_NAMESPACE = 8, 4
 """Requests that write at a time, each over a connection to the database."""
 _LARGE_BODIES = 3
 """Large bodies in memory at a time, of which one principal has two at most."""
+_PARSED = 3
+"""Bodies that are parsed at a time: what is wrong with each may take 50 MiB to say."""
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
 _RENDERED = 4
@@ -121,6 +123,7 @@ class Server:
         self.writing = Turns(_WRITERS, _OF_ONE_NAMESPACE)
         self.importing = Turns(_WRITERS, 2)
         self.large_bodies = Turns(_LARGE_BODIES, 2)
+        self.parsing = Turns(_PARSED, 2)
         self.making_pages = Turns(_RENDERED, _RENDERED - 1)
         self.rendering = Turns(_RENDERED, _RENDERED - 1)
         self.exporting = Turns(_EXPORTS, 2)

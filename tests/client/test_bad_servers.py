@@ -93,7 +93,7 @@ def store(server: BadServer, tmp_path: Path) -> Iterator[RemoteStore]:
 def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> None:
     """Whoever hands over the only copy learns that it must be kept."""
     with pytest.raises(RemoteError):
-        store.put_now(context(), [record(1), record(2)])
+        store.put(context(), [record(1), record(2)], now=True)
     assert len(store.spool) == 0
 
 
@@ -120,7 +120,7 @@ def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(
     folder = FileStore(tmp_path / "folder")
     away = RemoteStore(ProtocolClient(server.url), wait=30, spool=Spool("x", tmp_path / "spool"))
     with TieredStore([folder, away]) as both, pytest.raises(RemoteError, match="not found"):
-        both.put_now(context(), [record(1)])
+        both.put(context(), [record(1)], now=True)
     assert folder.get(context(), record(1).scenario) is not None
     server.close()
 

@@ -123,8 +123,8 @@ def fill(store: Any) -> None:
     """Give a store two sources of one kernel, with a pinned and a free scenario."""
     timings = (measurement(32, 1.0), measurement(64, 2.0))
     pin = Pin(config=config(64), at=MOMENT, by="me")
-    store.put_now(context(source="f" * 32), [record(16, *timings)])
-    store.put_now(context(), [record(16, *timings), record(32, *timings)])
+    store.put(context(source="f" * 32), [record(16, *timings)], now=True)
+    store.put(context(), [record(16, *timings), record(32, *timings)], now=True)
     store.put(context(), [record(16).model_copy(update={"pin": pin, "measurements": ()})])
 
 

@@ -11,10 +11,7 @@ from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from dejavu_client.http.transport import shared_transport
 from support.command_line import run_cli
-from support.kernels import launch, load
 from support.records import context, record
-
-from dejavu_cache.stores import FileStore, TieredStore
 
 SERVER = "http://127.0.0.1:9"
 UNUSABLE = {
@@ -52,17 +49,6 @@ def test_a_server_counts_as_unreachable_and_the_variable_is_named(
     store.put(context(), [record(1)])
     store.close()
     assert len(spool) == 1
-
-
-def test_a_launch_goes_on_without_the_server(variable: str, tmp_path: Path) -> None:
-    """A launch tunes into the local store, as it does where the server is away."""
-    folder = FileStore(tmp_path / "local")
-    remote = RemoteStore(ProtocolClient(SERVER), wait=0.25, spool=Spool("x", tmp_path / "spool"))
-    kernel = load(tmp_path / "kernels.py").add
-    kernel._options["store"] = TieredStore([folder, remote])
-    launch(kernel, 100)
-    remote.close()
-    assert len(list(folder.contexts())) == 1
 
 
 def test_a_command_names_the_variable_in_one_line(variable: str) -> None:

@@ -105,7 +105,7 @@ def test_a_pin_between_two_boots_is_one_line(program: Program) -> None:
     (context,) = store.contexts()
     record = next(item for item in store.records(context) if item.scenario.args["n"] == 128)
     pin = Pin(config=describe(CONFIGS[2]), at=now(), by="anna@desk")
-    store.put_now(context, [Record(scenario=record.scenario, pin=pin)])
+    store.put(context, [Record(scenario=record.scenario, pin=pin)], now=True)
     after = program.boot("b", 128, 1024)
     out = run_cli("diff", before, after)
     (line,) = out.stdout.splitlines()

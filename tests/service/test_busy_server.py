@@ -145,7 +145,7 @@ def test_who_waits_for_a_lease_waits_through_a_restart(
         time.sleep(1.5)
         assert thread.is_alive(), "it does not tune on its own"
         server.start()
-        tuner.put_now(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))], now=True)
     thread.join(240)
     assert outcomes
     assert outcomes[0][1], "the record is there before anybody may tune"

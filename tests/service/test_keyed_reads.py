@@ -20,6 +20,7 @@ from support.service import (
     running_server,
     scenario,
 )
+from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Record
 
@@ -72,28 +73,18 @@ def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> Non
     assert client.get(f"{CONTEXT}/scenarios", headers=tag).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["X" * 24, "0" * 23])
-def test_what_is_no_digest_is_not_found(client: httpx.Client, path: str) -> None:
-    answer = client.get(f"{CONTEXT}/records/{path}")
-    assert answer.status_code == 404
-    assert "nothing at this path" in answer.json()["detail"]
-
-
-def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None:
-    post(client, record(1))
-    other = token("read", "other")  # type: ignore[operator]
-    for path in (url_of(1), f"{CONTEXT}/scenarios"):
-        assert client.get(path, headers=other).status_code == 403
-        assert client.get(path).status_code == 401
-
-
 def test_a_client_lists_scenarios(client: httpx.Client) -> None:
     post(client, record(2), record(1))
     asking = ProtocolClient("http://localhost", transport=through(client))
     assert asking.scenario_texts(context()) == [scenario(1).text, scenario(2).text]
 
 
-def test_a_launch_finds_neighbours_and_learns_of_new_ones(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_launch_finds_neighbours_and_learns_of_new_ones(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_unreachable(*_: object) -> None:
+        raise UnreachableError("away")
+
     with running_server(sqlite_url, tmp_path / "log") as server:
         store = RemoteStore(ProtocolClient(server.base), wait=5, spool=Spool("x", tmp_path))
         with httpx.Client(base_url=server.base) as client:
@@ -108,7 +99,11 @@ def test_a_launch_finds_neighbours_and_learns_of_new_ones(sqlite_url: str, tmp_p
             post(client, record(2))
             assert store.get(context(), scenario(2)) is None, "as the server last answered"
             assert store.revision(context()) == listed
-            store.revalidate({context(): {scenario(2)}})
+            with monkeypatch.context() as away:
+                away.setattr(ProtocolClient, "scenario_texts", raise_unreachable)
+                changed = store.revalidate({context(): {scenario(2)}})
+            assert [found.scenario for found in changed[context()].records] == [scenario(2)]
+            wait_until(lambda: store.circuit.closed)
             assert store.revision(context()) != listed
             assert store.get(context(), scenario(2)) is not None
             assert len(list(store.scenario_texts(context()))) == 2

@@ -57,7 +57,7 @@ def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
 
 
 def ask(
-    gate: ASGIApp, path: str = "/style.css", headers: Any = (), reads: bool = True
+    gate: ASGIApp, path: str = "/style.css", headers: Any = (), unread: list[str] | None = None
 ) -> asyncio.Task[list[int]]:
     """Send a request to an app behind the gate; its statuses are those of what it sent."""
     statuses: list[int] = []
@@ -69,7 +69,8 @@ def ask(
 
     async def send(message: Any) -> None:
         statuses.append(message.get("status", 0))
-        if not reads:
+        if unread is not None:
+            unread.append(path)
             await asyncio.sleep(3600)
 
     async def run() -> list[int]:
@@ -118,12 +119,15 @@ def test_exports_that_nobody_reads_leave_room_for_other_requests(
 
     async def serve() -> None:
         local = [(b"host", b"localhost")]
-        unread = [ask(app, "/v1/main/export", local, reads=False) for _ in range(2)]
+        unread: list[str] = []
+        waiting = [ask(app, "/v1/main/export", local, unread) for _ in range(2)]
+        while len(unread) < 2:
+            await asyncio.sleep(0.01)
         assert (await ask(app, "/v1/main/export", local))[0] == 503
         assert (await ask(app, "/v1/main/contexts", local))[0] == 200
-        for one in unread:
+        for one in waiting:
             one.cancel()
-        await asyncio.wait(unread)
+        await asyncio.wait(waiting)
         assert (await ask(app, "/v1/main/export", local))[0] == 200
         await app.state.server.close()
 

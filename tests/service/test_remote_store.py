@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -228,15 +227,3 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         for row in json.loads(run("show", "--misses", "--store", server.base, "--json"))
     ] == [1]
     assert "known in" in run("sync", "--store", f"{copy.root},{server.base}")
-
-
-def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
-    kernel = load(tmp_path / "kernels.py").add
-    kernel._options["store"] = TieredStore(
-        [FileStore(tmp_path / "records"), open_remote(server.base, tmp_path, wait=0.25)]
-    )
-    launch(kernel, 100)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
-    launch(kernel, 200)
-    assert kernel.benchmarked == 6

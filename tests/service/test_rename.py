@@ -20,7 +20,7 @@ def test_records_on_a_server_are_renamed(namespace_url: str, tmp_path: Path) -> 
     winner = Winner(config=config(32), at=MOMENT)
     tuned = record(16, measurement(32), measurement(64, 2.0), winner=winner)
     with RemoteStore(client, wait=10, spool=Spool(namespace_url, tmp_path / "spool")) as store:
-        store.put_now(old, [tuned, record(32)])
+        store.put(old, [tuned, record(32)], now=True)
         client.pin(old, tuned.scenario, config(64), "ann@host")
         before = list(store.records(old))
 

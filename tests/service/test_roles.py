@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.pages.forms import form_proof
+from dejavu_service.pages.rendering import _form_proof
 from dejavu_service.routes.common import Call
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY, EVERYWHERE, Principal, Role, most_specific
@@ -137,7 +137,7 @@ def ask(
         return client.request(method, path, headers=headers, json={})
     token = headers.get("Authorization", "").removeprefix("Bearer ")
     server: Any = None
-    proof = form_proof(Call(ANYBODY, server, token))
+    proof = _form_proof(Call(ANYBODY, server, token))
     return client.request(method, path, headers=headers, data={"proof": proof})
 
 

@@ -136,8 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
     def put(self, number: int, home: Context, sent: list[Record], at_once: bool) -> None:
         store = self.use(number)
         before = self.model.all_records(home), store.revision(home)
-        put = store.put_now if at_once else store.put
-        put(home, sent)
+        store.put(home, sent, now=at_once)
         for record in sent:
             self.model.put(home, record)
         self.check_revision(store, home, *before)

@@ -18,7 +18,7 @@ from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 class AwayStore(FileStore):
     """A folder that takes nothing."""
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Raise what a server that is away raises."""
         raise StoreError("it is away")
 

@@ -60,7 +60,7 @@ def launch(**changed: Any) -> dict[str, Any]:
 
 
 def dtypes(**changed: Any) -> dict[str, str]:
-    return KEY.scenario((), launch(**changed)).dtypes
+    return KEY.launch_scenario((), launch(**changed))[0].dtypes
 
 
 def raw(**changed: Any) -> tuple[Any, ...]:
@@ -142,12 +142,12 @@ def test_a_default_is_what_it_stands_for() -> None:
 def test_kinds_that_go_without_saying_are_left_out() -> None:
     assert dtypes() == {"x": "float32", "C": "=1", "s": "fp32"}
     assert dtypes(x=1, s=2) == {"C": "=1"}
-    assert str(KEY.scenario((), launch())) == "(n=3; C=1, s: fp32, x: float32)"
+    assert str(KEY.launch_scenario((), launch())[0]) == "(n=3; C=1, s: fp32, x: float32)"
 
 
 def test_a_block_that_a_hook_sets_is_no_part_of_the_scenario() -> None:
     key = key_of(pre_hook=print)
-    scenarios = {key.scenario((), launch(x=describe(SINGLE, block))) for block in (8, 16)}
+    scenarios = {key.launch_scenario((), launch(x=describe(SINGLE, block)))[0] for block in (8, 16)}
     assert len(scenarios) == 1
 
 
@@ -155,7 +155,7 @@ def test_a_block_that_a_hook_sets_is_no_part_of_the_scenario() -> None:
 def test_a_constant_without_a_name_is_not_stored(value: Any) -> None:
     scenario, unstored = KEY.launch_scenario((), launch(C=value))
     assert "C (" in str(unstored)
-    assert KEY.scenario((), launch(C=value)) == scenario
+    assert KEY.launch_scenario((), launch(C=value))[0] == scenario
     assert raw(C=value) == raw(C=value)
 
 
@@ -170,7 +170,7 @@ def with_heuristics(**heuristics: Any) -> ScenarioKey:
 
 def test_a_constant_that_heuristics_compute_without_a_config_is_in_the_scenario() -> None:
     key = with_heuristics(C=lambda args: args["n"] > 5)
-    few, many = (key.scenario((), {"x": SINGLE, "n": n}) for n in (5, 7))
+    few, many = (key.launch_scenario((), {"x": SINGLE, "n": n})[0] for n in (5, 7))
     assert few.args == many.args
     assert (few.dtypes["C"], many.dtypes["C"]) == ("=False", "=True")
     assert key.raw(0, (SINGLE, 5), {}) != key.raw(0, (SINGLE, 7), {})
@@ -188,7 +188,7 @@ def test_constants_that_heuristics_compute_by_config_count_together(
     one: dict[str, Any], other: dict[str, Any], is_equal: bool
 ) -> None:
     key = with_heuristics(C=lambda args: (args["n"] + len(args["x"])) % args["BLOCK"] == 0)
-    scenarios = [key.scenario((), launch) for launch in (one, other)]
+    scenarios = [key.launch_scenario((), launch)[0] for launch in (one, other)]
     assert (scenarios[0] == scenarios[1]) is is_equal
     assert (key.raw(0, (), one) == key.raw(0, (), other)) is is_equal
     assert scenarios[0].without_keys == scenarios[1].without_keys

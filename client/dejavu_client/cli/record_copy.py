@@ -101,7 +101,7 @@ def merge_acknowledged(
 
 def _merge_set(record_set: RecordSet, store: Store, report: CopyReport) -> None:
     before = {record.scenario: record for record in store.records(record_set.context)}
-    store.put_now(record_set.context, record_set.records)
+    store.put(record_set.context, record_set.records, now=True)
     acknowledged = record_set.records
     if store.remote:
         acknowledged = _acknowledged_records(record_set, store, report)

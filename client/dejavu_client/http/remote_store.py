@@ -81,8 +81,9 @@ class RemoteStore(Store):
     background thread has reached the server again; this process's own work and a busy machine are
     not counted. A server that answers 429 or 503 with `Retry-After` is left alone for that long:
     where a launch would tune or fail otherwise, it waits, for up to `BUSY_SECONDS`, and for a
-    minute in all. `put` queues the records and returns; `put_now` waits. The server keeps the first
-    measurement of a config, so of the values of `on_conflict` only `"fail"` has an effect.
+    minute in all. `put` queues the records and returns, unless it is told to wait. The server
+    keeps the first measurement of a config, so of the values of `on_conflict` only `"fail"` has an
+    effect.
 
     Args:
         client: the connection to the namespace.
@@ -201,9 +202,21 @@ class RemoteStore(Store):
         contexts = self._calls.ask(lambda client: list(client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
-    def put(self, context: Context, records: Iterable[Record]) -> None:
-        """Queue records for the background sender; set their pins before returning."""
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
+        """Queue records for the background sender; set their pins before returning.
+
+        Args:
+            context: the kernel, environment and problem of the records.
+            records: the records.
+            now: whether to send them without their pins, and return once the server has confirmed
+                them.
+        """
         records = list(records)
+        if now:
+            record_set = RecordSet(context=context, records=_without_pins(records))
+            self._calls.ask(lambda client: client.send(record_set))
+            self._forget(context)
+            return
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
         measured = [record for record in _without_pins(records) if _has_content(record)]
         if measured:
@@ -212,13 +225,6 @@ class RemoteStore(Store):
         for record in records:
             if record.pin is not None:
                 self._pin(context, record)
-
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
-        """Send records without their pins, and return once the server has confirmed them."""
-        records = list(records)
-        record_set = RecordSet(context=context, records=_without_pins(records))
-        self._calls.ask(lambda client: client.send(record_set))
-        self._forget(context)
 
     def _pin(self, context: Context, record: Record) -> None:
         """Set a pin and wait for the answer: the admin who pins must see a failure."""
@@ -245,7 +251,8 @@ class RemoteStore(Store):
             is_listed = context in self._listings
             self._forget(context)
             if is_listed:  # here, where no launch waits for it
-                self._list(context)
+                with suppress(RemoteError):  # what has changed must not be lost
+                    self._list(context)
         return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:

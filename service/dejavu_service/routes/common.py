@@ -219,8 +219,11 @@ async def read_json(request: Request, model: type[_Model], max_bytes: int) -> _M
     if media_type(request) != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
     body = await read_body(request, max_bytes)
+    if not body:
+        return None
     try:
-        return await run_in_threadpool(validate_json, body, model) if body else None
+        async with request.app.state.server.parsing.turn(request.scope["principal"].name):
+            return await run_in_threadpool(validate_json, body, model)
     except InvalidJsonError as error:
         raise ProblemError(400, f"the body is not JSON: {error}") from None
     except InvalidValueError as error:

@@ -71,7 +71,9 @@ def validate_json(text: bytes, model: type[_Model], most_values: float = MOST_VA
     try:
         return validator.validate_python(value)
     except ValidationError as error:
-        raise _describe(error) from None
+        described = _describe(error)
+    # Not above, where it would keep pydantic's error, which takes as much memory as all values.
+    raise described
 
 
 @cache

@@ -218,7 +218,7 @@ def _move_records(store: Store, context: Context, renamed: Context) -> int:
     """Copy a context's records to another context, verify the copy and remove the originals."""
     records = list(store.records(context))
     for _ in range(_ATTEMPTS):
-        store.put_now(renamed, records)
+        store.put(renamed, records, now=True)
         pins = [
             Record(scenario=record.scenario, pin=record.pin) for record in records if record.pinned
         ]
