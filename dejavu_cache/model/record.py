@@ -418,7 +418,7 @@ class Record(FrozenModel):
     @property
     def by_config(self) -> dict[Config, Measurement]:
         """Return the measurements by config."""
-        return dict(zip(map(_CONFIG, self.measurements), self.measurements, strict=True))
+        return {measurement.config: measurement for measurement in self.measurements}
 
     def as_adopted(self, at: datetime) -> Record:
         """Return the record as it is kept under another key of equal code from a moment on."""

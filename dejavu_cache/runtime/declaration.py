@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..model.buckets import Bucket, Exact
+from ..model.buckets import Exact
 from ..model.scenario import Context, Kernel, Problem
 from ..policy import config_with
 from ..settings import current_settings
@@ -98,14 +98,12 @@ class Declaration:
         not_stored = identity.unstored or why_unnamed
         if not_stored:
             say_unstored(name, not_stored)
-        names: list[str] = []
-        wide: dict[str, Bucket] = {}
-        for name_of_key in autotuner.keys:
-            if name_of_key in autotuner.arg_names:
-                names.append(name_of_key)
-                bucket = buckets.get(name_of_key)
-                if bucket is not None and not isinstance(bucket, Exact):
-                    wide[name_of_key] = bucket
+        names = [key for key in autotuner.keys if key in autotuner.arg_names]
+        wide = {
+            name: bucket
+            for name, bucket in buckets.items()
+            if name in names and not isinstance(bucket, Exact)
+        }
         has_pruning = autotuner.early_config_prune or autotuner.perf_model
         # Triton does not ask pruning about a single config.
         prunes = len(configs) > 1 and bool(has_pruning or not _is_by_triton(autotuner))

@@ -170,8 +170,9 @@ class Page:
             remaining = without_parts(record, digests) if record else None
             if remaining is not record:
                 self.is_changed = True
-                del self._cuts[scenario.text]
-                if remaining is not None:
+                if remaining is None:
+                    del self._cuts[scenario.text]
+                else:
                     self._cuts[scenario.text] = _write_record(remaining)
 
     def drop(self, scenarios: Iterable[Scenario] | None) -> int:

@@ -105,10 +105,8 @@ def copyable_tensors(
         try:
             if tensor.layout is not torch.strided or not tensor.numel():
                 continue
-            shares_elements = False
-            for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-                shares_elements = shares_elements or (stride <= 0 and size != 1)
-            if shares_elements:
+            strides = zip(tensor.stride(), tensor.shape, strict=True)
+            if any(stride <= 0 and size != 1 for stride, size in strides):
                 continue
             # One element shows it of lazy views, and of classes that refuse torch's functions.
             element = tensor.detach()[(slice(0, 1),) * tensor.dim()]

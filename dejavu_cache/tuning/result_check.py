@@ -442,10 +442,7 @@ class ResultCheck:
         if accesses is not None:
             for name in reasons.keys() - accesses.written:
                 del reasons[name]
-        visible = dict(self._outputs)
-        for name, output in self._outputs.items():
-            if not output.is_visible:
-                del visible[name]
+        visible = {name: output for name, output in self._outputs.items() if output.is_visible}
         lacks_memory = LACKS_MEMORY in reasons.values()
         if not (visible or lacks_memory or (accesses is not None and reasons)):
             is_elsewhere = accesses is not None and accesses.elsewhere

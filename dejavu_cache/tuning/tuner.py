@@ -240,10 +240,11 @@ class Tuner:
             The first config that is compiled, or the first of all, and how many threads compile.
         """
         while True:
-            compiled = []
-            for config, candidate in waiting.items():
-                if candidate is None or candidate.is_done:
-                    compiled.append(config)
+            compiled = [
+                config
+                for config, candidate in waiting.items()
+                if candidate is None or candidate.is_done
+            ]
             compiling = min(len(waiting) - len(compiled), threads_for(len(waiting)))
             if compiling <= most or self._must_stop:
                 return (compiled or list(waiting))[0], compiling
