@@ -16,7 +16,8 @@ from support.addition import CONFIGS, add_one, equal_times
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.runtime import events, tune
+from dejavu_cache.runtime import events
+from dejavu_cache.system import notices
 from dejavu_cache.system.notices import show_log
 
 
@@ -61,7 +62,7 @@ def test_a_long_tune_logs_lines(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(notices, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         kernel_call()

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY
-from dejavu_service.storage.database import Database
 from support.browser import CHROMIUM, Browser, open_browser
 from support.service import (
     body,
@@ -46,10 +43,9 @@ def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
         yield server.base
 
 
-def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str) -> None:
-    database = Database(sqlite_url)
-    token = tokens.issue(database, ANYBODY, "ann", "admin", ["*"], None).token
-    database.close()
+def test_people_log_in_look_for_a_costly_pin_and_act(base: str) -> None:
+    wish = {"name": "ann", "role": "admin", "namespaces": ["*"]}
+    token = httpx.post(f"{base}/v1/tokens", json=wish).json()["token"]
     with open_browser() as browser:
         assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")
         browser.fill("#token", token)

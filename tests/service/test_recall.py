@@ -12,6 +12,7 @@ import httpx
 import pytest
 from dejavu_service.services import records as service
 from dejavu_service.services.records import tag_of
+from dejavu_service.settings import MOST_RECORDS
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import part_digest, without_parts
@@ -130,7 +131,7 @@ def test_a_promotion_recalls_what_it_replaces_and_nothing_else(
 
 
 def test_too_many_copies_in_one_request_are_refused(client: httpx.Client) -> None:
-    tags = {scenario(m).digest: "" for m in range(51)}
+    tags = {f"{m:024x}": "" for m in range(MOST_RECORDS + 1)}
     sent = {"contexts": {context().digest: {"scenarios": tags}}}
     assert client.post("/v1/main/revalidation", json=sent).status_code == 413
 

@@ -49,6 +49,7 @@ def issue_token(form: AdminForm) -> Response:
     issued = tokens.issue(
         call.database, call.principal, wish.name, wish.role, wish.namespaces, wish.ttl
     )
+    call.server.principals.clear()  # from the first token on, nobody is answered without one
     return _show(call, Wanted(), issued)
 
 
