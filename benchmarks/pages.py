@@ -88,9 +88,9 @@ def fill(database: Database, kernels: int, each: int) -> None:
         records = tuple(record(number, shift) for number in range(each))
         for namespace in ("main", "copy"):
             sent = RecordSet(context=context, records=records)
-            post_records(database, ANYBODY, namespace, sent, 10_000)
+            post_records(database, ANYBODY, namespace, sent)
         missed = [(context, scenario(each + number), number + 1) for number in range(2)]
-        count_misses(database, ANYBODY, "main", missed, 10)
+        count_misses(database, ANYBODY, "main", missed)
 
 
 def time_pages(client: httpx.Client, paths: dict[str, str], rounds: int) -> dict[str, float]:

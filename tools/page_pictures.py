@@ -104,12 +104,12 @@ def fill(database: Database) -> dict[str, str]:
             send(database, CI, "main", on_new_gpu, range(ON_NEW_GPU))
         if number < 4:
             missed = [(on_new_gpu, make_scenario(m), 30 - m % 23) for m in range(400, 440)]
-            misses.count_misses(database, CI, "main", missed, 10_000)
+            misses.count_misses(database, CI, "main", missed)
         send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
     decode = make_context(KERNELS[1], H100, "3.6.0")
     imported = [make_record(decode, m, by="bob@lab-3") for m in range(SCENARIOS, SCENARIOS + 40)]
     lines = io.BytesIO("".join(record_set_line(decode, imported)).encode())
-    transfer.import_lines(database, ANNA, "main", lines, 10_000, lambda: False)
+    transfer.import_lines(database, ANNA, "main", lines, lambda: False)
     scenario = make_scenario(100)
     record = make_record(decode, 100)
     slow = max(record.measurements, key=lambda measured: measured.median or 0)
@@ -195,7 +195,7 @@ def send(
 ) -> None:
     """Send records as somebody."""
     made = tuple(make_record(context, number, shift) for number in numbers)
-    records.post_records(database, by, namespace, RecordSet(context=context, records=made), 10_000)
+    records.post_records(database, by, namespace, RecordSet(context=context, records=made))
 
 
 def spread_over_weeks(database: Database) -> None:

@@ -45,7 +45,7 @@ class NotFoundError(ServiceError):
 
 
 class TooLargeError(ServiceError):
-    """The request has more records, misses or bytes than the settings allow."""
+    """The request has more records, misses or bytes than one may have."""
 
     status = 413
 

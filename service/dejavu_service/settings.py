@@ -15,15 +15,12 @@ from dejavu_cache.system.safe_files import data_folder
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
-    "MOST_RECORDS",
     "ServerSettings",
     "default_database",
     "read_settings",
 ]
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
-MOST_RECORDS = 10_000
-"""Records or misses in one request: more would keep other writers waiting for seconds."""
 
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+)(_\w+)?=.*|PORT=[a-z]+://.*")
 """Variables that Kubernetes makes for a Service that is called `dejavu-server`."""

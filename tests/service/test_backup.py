@@ -69,17 +69,17 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
 
     def write() -> None:
         for m in itertools.count(1):
-            records.post_records(database, ANYBODY, "main", record_set(record(m, configs=2)), 100)
+            records.post_records(database, ANYBODY, "main", record_set(record(m, configs=2)))
             if next(acknowledged) >= 10:
                 enough.set()
             if copied.is_set():
                 return
 
-    records.post_records(database, ANYBODY, "main", record_set(record(0)), 100)
+    records.post_records(database, ANYBODY, "main", record_set(record(0)))
     records.set_pin(
         database, ANYBODY, "main", context().digest, scenario(0).digest, config(), "ops"
     )
-    records.post_records(database, ANYBODY, "other", record_set(record(0)), 100)
+    records.post_records(database, ANYBODY, "other", record_set(record(0)))
     records.delete_records(database, ANYBODY, "other", context().digest, None)
     writing = threading.Thread(target=write)
     writing.start()

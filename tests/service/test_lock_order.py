@@ -35,7 +35,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 def ids(database: Database) -> Ids:
     """Store the two contexts, not used for long, and return their ids by their digests."""
     for stored in (LATER, EARLIER):
-        records.post_records(database, ANYBODY, "main", record_set(record(), of=stored), 50)
+        records.post_records(database, ANYBODY, "main", record_set(record(), of=stored))
     with database.write() as connection:
         connection.execute(update(contexts).values(used_at=0.0))
         query = select(contexts.c.digest, contexts.c.id)
@@ -44,7 +44,7 @@ def ids(database: Database) -> Ids:
 
 def report_misses(database: Database, _: Ids) -> Callable[[], object]:
     reported = [(missed, scenario(2), 1) for missed in (LATER, EARLIER)]
-    return partial(misses.count_misses, database, ANYBODY, "main", reported, 50)
+    return partial(misses.count_misses, database, ANYBODY, "main", reported)
 
 
 def note_use(database: Database, _: Ids) -> Callable[[], object]:
@@ -100,7 +100,7 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
             locked = storage.lock_existing(connection, "main", EARLIER.digest)
             assert locked is not None
             sent = record_set(record(9), of=EARLIER)
-            waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent, 50)
+            waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent)
             wait_until(lambda: count_waiting(opened) == 1)
             storage.bump_revision(connection, locked.id)
         assert waiting.result(240).records == 1
@@ -109,9 +109,9 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
 
 def test_pruning_waits_for_nobody(database: Database) -> None:
     reported = [(missed, scenario(2), 1) for missed in (EARLIER, LATER)]
-    misses.count_misses(database, ANYBODY, "main", reported, 50)
-    records.post_records(database, ANYBODY, "main", record_set(of=context("shop.kept")), 50)
-    misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), 1)], 50)
+    misses.count_misses(database, ANYBODY, "main", reported)
+    records.post_records(database, ANYBODY, "main", record_set(of=context("shop.kept")))
+    misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), 1)])
     with database.write() as connection:
         connection.execute(update(contexts).where(contexts.c.records == 0).values(used_at=0.0))
         connection.execute(update(miss_table).values(last_seen=0.0))

@@ -284,7 +284,7 @@ def test_activity_names_who_wrote_what_an_import_brought_and_what_people_changed
     post(client, headers=writer)
     brought = record_set_line(context("shop.imported"), [record(1, by="bob@lab-3")])
     lines = io.BytesIO("".join(brought).encode())
-    import_lines(database, ANYBODY, "main", lines, 100, lambda: False)
+    import_lines(database, ANYBODY, "main", lines, lambda: False)
     pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
     client.put(pin, json={"config": body(config(64))}, headers=admin)
     page = show(client, "/pages/main/activity", reader)

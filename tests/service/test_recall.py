@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.services import records as service
+from dejavu_service.services.json_text import MOST_RECORDS
 from dejavu_service.services.records import tag_of
-from dejavu_service.settings import MOST_RECORDS
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import part_digest, without_parts

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..services import misses
-from ..settings import MOST_RECORDS
 from ..storage.sql import to_datetime
 from .common import (
     ContextDigest,
@@ -59,7 +58,7 @@ class Counted(BaseModel):
 def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
     reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
-    counted = misses.count_misses(call.database, call.principal, namespace, reported, MOST_RECORDS)
+    counted = misses.count_misses(call.database, call.principal, namespace, reported)
     return Counted(counted=counted)
 
 

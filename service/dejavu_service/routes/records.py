@@ -13,7 +13,6 @@ from dejavu_cache.model.scenario import Config, Context
 
 from ..services import records
 from ..services.records import Copies
-from ..settings import MOST_RECORDS
 from ..storage import contexts
 from .common import (
     ContextDigest,
@@ -91,7 +90,7 @@ def list_contexts(
 @accepts("write", None)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
-    return records.post_records(call.database, call.principal, namespace, sent, MOST_RECORDS)
+    return records.post_records(call.database, call.principal, namespace, sent)
 
 
 @router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
@@ -105,7 +104,6 @@ async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentC
             call.principal,
             namespace,
             copies,
-            MOST_RECORDS,
             call.server.reader.note_use,
         )
     return json_response(changes)

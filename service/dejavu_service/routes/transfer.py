@@ -17,7 +17,6 @@ from ..errors import AccessDeniedError
 from ..problems import ProblemError
 from ..services import transfer
 from ..services.access import NAMESPACE
-from ..settings import MOST_RECORDS
 from .common import (
     Call,
     CurrentCall,
@@ -125,7 +124,6 @@ async def import_records(
                     call.principal,
                     namespace,
                     lines,
-                    MOST_RECORDS,
                     call.server.stopping.is_set,
                 )
 

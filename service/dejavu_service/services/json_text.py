@@ -10,13 +10,15 @@ from pydantic_core import from_json
 
 from ..errors import TooLargeError
 
-__all__ = ["InvalidJsonError", "InvalidValueError", "validate_json"]
+__all__ = ["MOST_RECORDS", "InvalidJsonError", "InvalidValueError", "require_few", "validate_json"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 MOST_VALUES = 100_000
 """Values of one request: each takes up to 100 bytes of memory, and 300 more if it is wrong, however
 short it is written. A MiB of records, as clients send it, has some 65,000."""
+MOST_RECORDS = 10_000
+"""Records, copies or misses in one request: more would keep other writers waiting for seconds."""
 _MOST_ERRORS = 20
 """Errors of a text that are listed."""
 _MOST_COUNTED = 1000
@@ -42,6 +44,16 @@ class InvalidValueError(ValueError):
         more = f", and {count - 1} more" if count > 1 else ""
         path = ".".join(map(str, errors[0]["loc"])) or "the value"
         super().__init__(f"{path}: {errors[0]['msg']}{more}")
+
+
+def require_few(count: int, what: str) -> None:
+    """Check how many records, copies or misses a request has.
+
+    Raises:
+        TooLargeError: There are more than `MOST_RECORDS`.
+    """
+    if count > MOST_RECORDS:
+        raise TooLargeError(f"{count} {what} in one request: send at most {MOST_RECORDS} at a time")
 
 
 def validate_json(text: bytes, model: type[_Model], most_values: float = MOST_VALUES) -> _Model:

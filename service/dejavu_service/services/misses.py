@@ -11,13 +11,14 @@ from sqlalchemy import Connection, Delete, Update, and_, delete, func, select, u
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError, TooLargeError
+from ..errors import NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
 from ..storage.sql import chunks, epoch, insert
 from ..storage.tables import contexts, misses, summaries
 from .access import Principal
+from .json_text import require_few
 from .log import Action, write_log
 
 __all__ = [
@@ -69,7 +70,6 @@ def count_misses(
     principal: Principal,
     namespace: str,
     reported: _Report,
-    limit: int,
 ) -> int:
     """Add reported misses to the worklist.
 
@@ -82,20 +82,16 @@ def count_misses(
         principal: Who reports; needs the role `read`.
         namespace: The namespace of the worklist.
         reported: Scenarios with their context and how often each was missed.
-        limit: The largest number of entries in one report.
 
     Returns:
         The number of misses counted.
 
     Raises:
         AccessDeniedError: The principal may not read the namespace.
-        TooLargeError: The report has more than `limit` entries.
+        TooLargeError: The report has more than `MOST_RECORDS` entries.
     """
     principal.require("read", namespace)
-    if len(reported) > limit:
-        raise TooLargeError(
-            f"{len(reported)} misses in one request: send at most {limit} at a time"
-        )
+    require_few(len(reported), "misses")
     is_writer = principal.may("write", namespace)
     longest = _LONGEST if is_writer else _LONGEST_OF_READERS
     reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]

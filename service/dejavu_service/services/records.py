@@ -14,13 +14,14 @@ from sqlalchemy import Connection
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
-from ..errors import InvalidRequestError, NotFoundError, TooLargeError
+from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
 from ..storage.records import Act, Part, Saved, StoredRecord
 from . import merging
 from .access import Principal
+from .json_text import require_few
 from .log import write_log
 
 __all__ = [
@@ -63,7 +64,7 @@ class Merged(BaseModel):
 
 
 def post_records(
-    database: Database, principal: Principal, namespace: str, sent: RecordSet, limit: int
+    database: Database, principal: Principal, namespace: str, sent: RecordSet
 ) -> Merged:
     """Merge a record set in one transaction.
 
@@ -72,27 +73,26 @@ def post_records(
         principal: Who sends it; needs the role `write`.
         namespace: The namespace to write to.
         sent: The record set.
-        limit: The largest number of records in one request.
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
         InvalidRequestError: As in `check_record_set`.
-        TooLargeError: The record set has more than `limit` records, or a record would outgrow what
-            one may hold; nothing was stored.
+        TooLargeError: The record set has more than `MOST_RECORDS` records, or a record would
+            outgrow what one may hold; nothing was stored.
     """
     principal.require("write", namespace)
-    check_record_set(sent, limit)
+    check_record_set(sent)
     with database.write() as connection:
         return merge_record_set(connection, principal, namespace, sent)
 
 
-def check_record_set(sent: RecordSet, limit: int) -> None:
+def check_record_set(sent: RecordSet) -> None:
     """Check the format, the context and the number of records of a record set.
 
     Raises:
         InvalidRequestError: The record set has a newer format than this server's, or its context
             has over `MOST_CHARACTERS`.
-        TooLargeError: The record set has more than `limit` records.
+        TooLargeError: The record set has more than `MOST_RECORDS` records.
     """
     if not 1 <= sent.format <= FORMAT:
         raise InvalidRequestError(
@@ -103,10 +103,7 @@ def check_record_set(sent: RecordSet, limit: int) -> None:
             f"the context has {len(sent.context.text)} characters, and may have {MOST_CHARACTERS}: "
             "shorten the values of environment variables in it"
         )
-    if len(sent.records) > limit:
-        raise TooLargeError(
-            f"{len(sent.records)} records in one request: send at most {limit} at a time"
-        )
+    require_few(len(sent.records), "records")
 
 
 def merge_record_set(
@@ -317,7 +314,6 @@ def revalidate(
     principal: Principal,
     namespace: str,
     copies: Copies,
-    limit: int,
     note_use: Callable[[contexts.ContextKey], None],
 ) -> str:
     """Compare copies with the records.
@@ -327,7 +323,6 @@ def revalidate(
         principal: Who asks; needs the role `read`.
         namespace: The namespace of the records.
         copies: What the client has.
-        limit: The largest number of copies.
         note_use: Called with each context that the client uses.
 
     Returns:
@@ -337,12 +332,11 @@ def revalidate(
 
     Raises:
         AccessDeniedError: The principal may not read the namespace.
-        TooLargeError: There are more than `limit` copies.
+        TooLargeError: There are more than `MOST_RECORDS` copies.
     """
     principal.require("read", namespace)
     count = sum(len(copy.scenarios) for copy in copies.contexts.values())
-    if count > limit:
-        raise TooLargeError(f"{count} copies in one request: send at most {limit} at a time")
+    require_few(count, "copies")
     changes: list[str] = []
     room = _MOST_BYTES
     with database.read() as connection:

@@ -87,7 +87,6 @@ def import_lines(
     principal: Principal,
     namespace: str,
     lines: IO[bytes],
-    max_records: int,
     is_stopping: Callable[[], bool],
 ) -> Imported:
     """Merge an export, after every line has been checked.
@@ -99,7 +98,6 @@ def import_lines(
         principal: Who imports; needs the role `admin`.
         namespace: The namespace to write to.
         lines: A seekable file with a record set on each line.
-        max_records: The largest number of records on a line.
         is_stopping: Tells whether the server stops.
 
     Raises:
@@ -112,7 +110,7 @@ def import_lines(
     checked = Imported()
     kernels: set[str] = set()
     measured_by: set[str] = set()
-    for record_set in _parse_lines(lines, max_records):
+    for record_set in _parse_lines(lines):
         checked.sets += 1
         checked.records += len(record_set.records)
         kernels.add(record_set.context.kernel.name)
@@ -123,7 +121,7 @@ def import_lines(
     with database.write() as connection:
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
-    for record_set in _parse_lines(lines, max_records):
+    for record_set in _parse_lines(lines):
         if is_stopping():
             raise ServerStoppingError(
                 f"the server stops and has imported {imported.sets} of "
@@ -139,7 +137,7 @@ def import_lines(
     return imported
 
 
-def _parse_lines(lines: IO[bytes], max_records: int) -> Iterator[RecordSet]:
+def _parse_lines(lines: IO[bytes]) -> Iterator[RecordSet]:
     lines.seek(0)
     number = 0
     while line := lines.readline(_LONGEST_LINE + 1):
@@ -149,10 +147,10 @@ def _parse_lines(lines: IO[bytes], max_records: int) -> Iterator[RecordSet]:
                 f"line {number} has over {_LONGEST_LINE} bytes: split its records over lines"
             )
         if line.strip():
-            yield _parse_line(line, number, max_records)
+            yield _parse_line(line, number)
 
 
-def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:
+def _parse_line(line: bytes, number: int) -> RecordSet:
     try:
         record_set = validate_json(line, RecordSet, math.inf)
     except (InvalidJsonError, InvalidValueError) as error:
@@ -160,7 +158,7 @@ def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:
     except OverflowError as error:
         # A moment whose offset takes it out of the years 1 to 9999.
         raise InvalidRequestError(f"line {number}: at: {error}; nothing was imported") from None
-    check_record_set(record_set, max_records)
+    check_record_set(record_set)
     return record_set
 
 
