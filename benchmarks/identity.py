@@ -60,6 +60,7 @@ def main() -> None:
     print(text)
     if options.out:
         path = options.out / f"identity-{triton.__version__}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
     sys.exit(any(_wrong(result)))
 
