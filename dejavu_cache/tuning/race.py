@@ -223,7 +223,7 @@ class Race:
         which the device may have been faster: none may come out ahead of the winner, which was
         compared with more care.
         """
-        if not self._racing:
+        if not (self._rounds and self._racing):  # none was close to the best, or none runs now
             return []
         estimate = self._estimate()
         leading = sorted(turn.median or 0.0 for turn in self._turns[estimate.leader])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from itertools import cycle
 
@@ -58,6 +59,30 @@ def test_more_configs_enter_where_the_device_does_not_repeat_its_timings(
 def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
     """On a device that runs out of memory meanwhile."""
     assert run_race(Race(screening_of(1.0, 1.01), LEFT), lambda _: None) == []
+
+
+@pytest.mark.parametrize("screened", [(), (1.0,), (1.0, 3.5, 20.0)])
+def test_a_config_that_no_other_comes_close_to_needs_no_race(screened: tuple[float, ...]) -> None:
+    assert (
+        run_race(Race(screening_of(*screened), LEFT), lambda config: pytest.fail(str(config))) == []
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_race_ends_with_at_most_one_result_of_each_screened_config(seed: int) -> None:
+    """Whatever was screened, and whichever configs fail at whichever turn."""
+    drawn = random.Random(seed)
+    screened = screening_of(*(drawn.choice([0.0, 1.0, 1.01, 2.0, 9.0]) for _ in CONFIGS))
+    screened = dict(drawn.sample(sorted(screened.items(), key=repr), drawn.randint(0, 3)))
+    fails = drawn.choice([0.0, 0.1, 0.9])
+
+    def turn(config: Config) -> Measurement | None:
+        return None if drawn.random() < fails else measure_of(config, drawn.uniform(0.9, 1.1))
+
+    until = drawn.choice([0.0, float("inf")])
+    results = [result.config for result in run_race(Race(screened, LEFT, until), turn)]
+    assert len(set(results)) == len(results)
+    assert {*results} <= {*screened}
 
 
 @pytest.mark.parametrize("runs", [1, 3])
