@@ -60,6 +60,7 @@ __all__ = [
     "Record",
     "RecordSet",
     "RecordedLaunch",
+    "Resources",
     "Results",
     "Winner",
     "are_compared",
@@ -111,6 +112,19 @@ class Confidence(FrozenModel):
     """Rounds in which the two ran one after the other."""
 
 
+class Resources(FrozenModel):
+    """What a config's launch takes of a GPU, as the compiler and the grid say."""
+
+    programs: Annotated[StrictInt, Field(ge=0)]
+    """Programs of the grid."""
+    registers: Annotated[StrictInt, Field(ge=0)]
+    """Registers of a thread."""
+    spills: Annotated[StrictInt, Field(ge=0)]
+    """Registers that are kept in memory instead."""
+    shared: Annotated[StrictInt, Field(ge=0)]
+    """Bytes of shared memory of a program."""
+
+
 class Measurement(FrozenModel):
     """One config's timing or failure, with its provenance."""
 
@@ -139,6 +153,8 @@ class Measurement(FrozenModel):
     """
     confidence: Confidence | None = None
     """Certainty of the timing beside the fastest config's; None where no race compared the two."""
+    resources: Resources | None = None
+    """What the launch took of the GPU; None where nobody asked, as under the interpreter."""
 
     def model_post_init(self, _: object) -> None:
         """Check that there is either a timing or a failure."""

@@ -252,7 +252,7 @@ class Device(FrozenModel):
     memory_gib: _Count
 
 
-class Environment(FrozenModel):
+class Environment(ValueModel):
     """All that a timing depends on besides kernel and scenario."""
 
     device: Device

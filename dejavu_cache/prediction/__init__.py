@@ -1,0 +1,1 @@
+"""What measurements say of configs that nobody has measured."""

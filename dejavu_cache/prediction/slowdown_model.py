@@ -1,0 +1,257 @@
+"""A Gaussian process over configs' slowdowns: expected values, and how far they may be off.
+
+What is modelled is the logarithm of a config's time over the best one's in its scenario. Two points
+are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
+(Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
+and products. The scales below were chosen on exhaustive measurements of other scenarios than those
+by which `benchmarks/prediction.py` judges them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.record import Measurement, Record, Resources
+from ..model.scenario import Config, Environment, Scenario
+from .features import Encoder, Matrix, Point, Points
+
+__all__ = ["KnownRecord", "SlowdownModel"]
+
+MOST_POINTS = 800
+"""Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
+
+SLOW = 1.2
+"""Logarithm of a slowdown beyond which it does not matter how slow a config is."""
+
+BY_CONFIG, BY_SCENARIO, BY_CLOSE_CONFIG, BY_LAUNCH = 0.15, 0.3, 0.05, 0.4
+"""Variances that likeness explains: of configs in all scenarios, of configs in like scenarios, of
+nearly equal configs in those, and of launches that use the GPU alike."""
+
+CONFIG_SCALE, SCENARIO_SCALE, LAUNCH_SCALE = 2.5, 3.0, 1.0
+"""Distances over which points of these kinds stay alike, in standard deviations of their values."""
+
+ELSEWHERE = 0.95
+"""Correlation of two GPU models, or of two versions of Triton."""
+
+BY_ITSELF = 0.003
+"""Variance of what a config has in common with itself alone, in the same scenario elsewhere."""
+
+LEVEL = 0.05
+"""Variance of what all configs of a scenario have in common: its best may be exceptionally good."""
+
+UNKNOWN_LEVEL = 0.3
+"""The same of the scenario in question, whose best time is unknown."""
+
+NOISE = 0.0003
+"""Variance of a recorded slowdown beside another process's."""
+
+MEASURED_NOISE = 0.0004
+"""Variance of one of the scenario in question: all are of one process and one moment."""
+
+
+TRUST = 4
+"""Measurements of the scenario in question that outweigh what records say of the errors."""
+
+
+class KnownRecord(NamedTuple):
+    """A scenario's record, and where it was measured."""
+
+    environment: Environment
+    record: Record
+
+
+class SlowdownModel:
+    """What records say of a scenario's configs, and what measuring some of them adds.
+
+    Args:
+        environment: GPU, Triton and what else a timing depends on.
+        scenario: the scenario in question.
+        configs: its configs, by the programs that a launch of each runs; None where unknown.
+        known: records of the kernel, of any scenario and GPU; none at all will do.
+
+    Attributes:
+        configs: the configs, in order.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        scenario: Scenario,
+        configs: Mapping[Config, int | None],
+        known: Sequence[KnownRecord] = (),
+    ) -> None:
+        """Fit the model."""
+        self.configs = [*configs]
+        self._index = {config: index for index, config in enumerate(self.configs)}
+        self._measured: dict[int, float] = {}
+        resources = known_resources(known)
+        learned, slowdowns = _sample(known, scenario)
+        asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
+        encoder = Encoder([*learned, *asked], resources)
+        here = encoder.encode(asked)
+        self._prior = np.zeros(len(asked))
+        self._covariance = covariance(here, here)
+        self._spread = 1.0
+        if learned:
+            there = encoder.encode(learned)
+            center = slowdowns.mean()
+            gram = covariance(there, there) + NOISE * np.eye(len(learned))
+            gram += LEVEL * are_equal(there.scenario_numbers) * are_equal(there.machines)
+            factor = np.linalg.cholesky(gram)
+            across = np.linalg.solve(factor, covariance(there, here))
+            residuals = np.linalg.solve(factor, slowdowns - center)
+            self._prior = center + across.T @ residuals
+            self._covariance -= across.T @ across
+            self._spread = float(residuals @ residuals) / len(learned)
+
+    def note(self, config: Config, median: float | None) -> None:
+        """Take in a measurement of the scenario in question, in milliseconds; None: it failed."""
+        self._measured[self._index[config]] = median or math.inf
+
+    def expect(self) -> tuple[Matrix, Matrix]:
+        """Return the expected logarithm of each config's time over the best measured, and errors.
+
+        Errors are standard deviations. What was measured is what it was.
+        """
+        return self._posterior(self._looks())
+
+    def _looks(self) -> dict[int, float]:
+        """Return the measured slowdowns' logarithms by the number of the config."""
+        best = min(self._measured.values(), default=math.inf)
+        if best == math.inf:
+            return {}
+        return {
+            index: min(math.log(max(time, 1e-9) / max(best, 1e-9)), SLOW)
+            for index, time in self._measured.items()
+        }
+
+    def _posterior(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix]:
+        variance = self._covariance.diagonal() + UNKNOWN_LEVEL
+        if not looks:
+            return self._prior, np.sqrt(variance * self._spread)
+        seen = np.fromiter(looks, int)
+        across = self._covariance[:, seen] + UNKNOWN_LEVEL
+        gram = across[seen] + MEASURED_NOISE * np.eye(len(seen))
+        weights = np.linalg.solve(gram, across.T)
+        found = np.fromiter(looks.values(), float) - self._prior[seen]
+        explained = np.einsum("ij,ji->i", across, weights)
+        surprise = float(found @ np.linalg.solve(gram, found))
+        spread = (TRUST * self._spread + surprise) / (TRUST + len(seen))
+        errors = np.sqrt(np.maximum(variance - explained, 1e-9) * spread)
+        return self._prior + found @ weights, errors
+
+    def propose(self, count: int) -> list[Config]:
+        """Return the configs to measure next, the most promising first.
+
+        Each is the one of the largest expected improvement (Jones et al., 1998) if those before it
+        turn out as expected.
+        """
+        looks, chosen = self._looks(), list[Config]()
+        failed = {index for index, time in self._measured.items() if time == math.inf}
+        for _ in range(min(count, len(self.configs) - len(self._measured))):
+            expected, errors = self._posterior(looks)
+            best = min(looks.values(), default=None)
+            merit = -expected if best is None else improvement(best - expected, errors)
+            taken = [*looks, *failed]
+            merit[taken] = -math.inf
+            index = int(merit.argmax())
+            looks[index] = float(expected[index])
+            chosen.append(self.configs[index])
+        return chosen
+
+    def chance_left(self, gain: float) -> float:
+        """Bound the probability that a config that was not measured wins by more than `gain`.
+
+        Args:
+            gain: a share of the best measured time.
+        """
+        left = np.ones(len(self.configs), dtype=bool)
+        left[[*self._measured]] = False
+        if not self._looks():
+            return 1.0
+        expected, errors = self.expect()
+        wanted = math.log(1 - gain)
+        return min(float(_below((wanted - expected[left]) / errors[left]).sum()), 1.0)
+
+
+def known_resources(known: Iterable[KnownRecord]) -> dict[Config, Resources]:
+    """Return what the compiler reported of each config, of several reports the last."""
+    return {
+        measurement.config: measurement.resources
+        for _, record in known
+        for measurement in record.measurements
+        if measurement.resources is not None
+    }
+
+
+def _sample(known: Iterable[KnownRecord], scenario: Scenario) -> tuple[list[Point], Matrix]:
+    """Return the points that a model learns from, and the logarithms of their slowdowns.
+
+    Of too many, those of the scenario in question stay, and of the others a part that is drawn.
+    """
+    points: list[tuple[Point, float]] = []
+    for environment, record in known:
+        times = [entry.median for entry in record.measurements if entry.median]
+        for entry in record.measurements if times else ():
+            slowdown = SLOW
+            if entry.median is not None:
+                slowdown = math.log(max(entry.median, 1e-9) / min(times))
+            elif entry.skipped:
+                continue
+            if slowdown <= SLOW:
+                programs = entry.resources.programs if entry.resources else None
+                points.append((Point(environment, record.scenario, entry.config, programs), slowdown))
+    if len(points) > MOST_POINTS:
+        random.Random(0).shuffle(points)
+        points.sort(key=lambda point: point[0].scenario != scenario)
+        points = points[:MOST_POINTS]
+    return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
+
+
+def covariance(left: Points, right: Points) -> Matrix:
+    """Return the covariance of slowdowns [left, right] before anything is measured."""
+    configs = matern(left.configs, right.configs, CONFIG_SCALE)
+    scenarios = matern(left.scenarios, right.scenarios, SCENARIO_SCALE)
+    close = matern(left.configs, right.configs, CONFIG_SCALE / 3)
+    launches = matern(left.launches, right.launches, LAUNCH_SCALE)
+    alike = matern(left.configs, right.configs, CONFIG_SCALE * 1.5)
+    total = configs * (BY_CONFIG + BY_SCENARIO * scenarios)
+    total += BY_CLOSE_CONFIG * scenarios * close + BY_LAUNCH * launches * alike
+    itself = are_equal(left.config_numbers, right.config_numbers)
+    total += BY_ITSELF * itself * are_equal(left.scenario_numbers, right.scenario_numbers)
+    here = are_equal(left.machines, right.machines)
+    result: Matrix = total * np.where(here, 1.0, ELSEWHERE)
+    return result
+
+
+def are_equal(left: NDArray[np.int_], right: NDArray[np.int_] | None = None) -> NDArray[np.bool_]:
+    """Return which numbers are equal [left, right]."""
+    return left[:, None] == (left if right is None else right)[None]
+
+
+def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:
+    """Return the Matérn kernel of smoothness 3/2 [left, right]."""
+    squared = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
+    distance = np.sqrt(np.maximum(squared, 0.0)) / scale
+    result: Matrix = (1 + distance) * np.exp(-distance)
+    return result
+
+
+def improvement(gain: Matrix, errors: Matrix) -> Matrix:
+    """Return the expectation of what is gained, where that is positive."""
+    ratio = gain / errors
+    density = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
+    result: Matrix = gain * _below(ratio) + errors * density
+    return result
+
+
+def _below(ratio: Matrix) -> Matrix:
+    """Return the normal distribution's share below a number of standard deviations."""
+    result: Matrix = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in ratio])
+    return result
