@@ -109,7 +109,7 @@ def test_the_spool_empties_when_the_server_is_back(
         if is_later:
             store = open_remote(base, tmp_path)
         assert wait_until_empty(store.spool, 240)
-        assert store.circuit.closed
+        assert store.calls.closed
         stored = list(ProtocolClient(base).records(context()))
         assert [entry.scenario.args["M"] for entry in stored] == [0, 1, 2, 3, 4]
         assert all(len(entry.measurements) == 1 for entry in stored)

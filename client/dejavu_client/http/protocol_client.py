@@ -12,7 +12,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
@@ -21,7 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel, correct_clock
+from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
 from dejavu_cache.system.background_threads import uninterrupted
 from dejavu_cache.system.notices import printable, warn_once
@@ -442,7 +441,6 @@ class ProtocolClient:
         answer = self._transport.send(
             method, url, server=self.url, silence=self._silence, headers=headers, **request
         )
-        self._check_clock(answer.headers.get("date", ""))
         status = answer.status
         if status in (304, 404) or status < 300:
             return answer
@@ -459,19 +457,6 @@ class ProtocolClient:
         raise RefusedError(
             f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
         )
-
-    def _check_clock(self, date: str) -> None:
-        """Date records by the server's clock if this machine's is wrong by more than a day."""
-        try:
-            present = parsedate_to_datetime(date).astimezone(timezone.utc)
-        except (ValueError, OverflowError):
-            return
-        if correct_clock(present):
-            warn_once(
-                f"clock {self.url}",
-                f"this machine's clock is more than a day off that of {self.url}: records are "
-                "dated by the server's; set the clock right",
-            )
 
     def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:
         """Send a JSON value, which may be encoded already, and return the answer's object."""
