@@ -105,7 +105,8 @@ def promote(
     source = remote.client.namespace
     for name in kernels:
         count = remote.client.promote(to, name, writer or ())
-        say(f"{counted(count, 'record')} of {name or source} promoted from {source} to {to}")
+        of = f" of {name}" if name else ""
+        say(f"{counted(count, 'record')}{of} promoted from {source} to {to}")
 
 
 @quarantine_app.command("add")
