@@ -47,6 +47,7 @@ class Rule(FrozenModel):
     max_distance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tune_configs: int | None = Field(default=None, gt=0)
+    tune_loss: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
 
 
 def config_with(wanted: Mapping[str, Any], configs: Iterable[Any]) -> Any | None:

@@ -55,6 +55,7 @@ __all__ = [
     "Confidence",
     "Failure",
     "Measurement",
+    "Omission",
     "OutputVerdict",
     "Pin",
     "Record",
@@ -279,6 +280,15 @@ def join_results(*comparisons: Results) -> dict[str, OutputVerdict]:
     return joined
 
 
+class Omission(FrozenModel):
+    """What a tune left out because records and measurements said that it is not faster."""
+
+    among: Digest
+    """The digest of all configs that the kernel declared."""
+    loss: Annotated[StrictFloat, Field(gt=0, lt=1)]
+    """The share by which one of them may still be faster than the winner."""
+
+
 class Winner(FrozenModel):
     """The config that was selected when the scenario was tuned."""
 
@@ -295,6 +305,8 @@ class Winner(FrozenModel):
         | None
     ) = None
     """Verdicts by output; None if nobody said, which counts as not compared."""
+    omission: Omission | None = None
+    """What was left out; None where each config was to be measured."""
 
     @property
     def is_compared(self) -> bool:

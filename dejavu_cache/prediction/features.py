@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,8 +160,8 @@ def _config_values(config: Config) -> dict[str, Scalar]:
     return {**config.params, **config.options}
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) in (int, float) and value > 0
+def _is_size(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def _middle(known: Iterable[Resources]) -> Resources | None:
@@ -219,7 +219,8 @@ class _Columns:
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> Matrix:
         """Return [rows, columns], each column scaled by its spread."""
-        return (self._values(rows) - self._center) / self._scale
+        encoded: Matrix = (self._values(rows) - self._center) / self._scale
+        return encoded
 
 
 def _logarithm(value: float) -> float:

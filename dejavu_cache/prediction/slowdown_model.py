@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.record import Measurement, Record, Resources
+from ..model.record import Record, Resources
 from ..model.scenario import Config, Environment, Scenario
 from .features import Encoder, Matrix, Point, Points
 
-__all__ = ["KnownRecord", "SlowdownModel"]
+__all__ = ["SlowdownModel"]
 
 MOST_POINTS = 800
 """Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
@@ -59,11 +58,8 @@ TRUST = 4
 """Measurements of the scenario in question that outweigh what records say of the errors."""
 
 
-class KnownRecord(NamedTuple):
-    """A scenario's record, and where it was measured."""
-
-    environment: Environment
-    record: Record
+KnownRecord = tuple[Environment, Record]
+"""A scenario's record, and where it was measured."""
 
 
 class SlowdownModel:
@@ -109,6 +105,11 @@ class SlowdownModel:
             self._prior = center + across.T @ residuals
             self._covariance -= across.T @ across
             self._spread = float(residuals @ residuals) / len(learned)
+
+    @property
+    def measured(self) -> set[Config]:
+        """The configs that were measured here, or failed."""
+        return {self.configs[index] for index in self._measured}
 
     def note(self, config: Config, median: float | None) -> None:
         """Take in a measurement of the scenario in question, in milliseconds; None: it failed."""
@@ -206,7 +207,9 @@ def _sample(known: Iterable[KnownRecord], scenario: Scenario) -> tuple[list[Poin
                 continue
             if slowdown <= SLOW:
                 programs = entry.resources.programs if entry.resources else None
-                points.append((Point(environment, record.scenario, entry.config, programs), slowdown))
+                points.append(
+                    (Point(environment, record.scenario, entry.config, programs), slowdown)
+                )
     if len(points) > MOST_POINTS:
         random.Random(0).shuffle(points)
         points.sort(key=lambda point: point[0].scenario != scenario)
@@ -232,7 +235,8 @@ def covariance(left: Points, right: Points) -> Matrix:
 
 def are_equal(left: NDArray[np.int_], right: NDArray[np.int_] | None = None) -> NDArray[np.bool_]:
     """Return which numbers are equal [left, right]."""
-    return left[:, None] == (left if right is None else right)[None]
+    equal: NDArray[np.bool_] = left[:, None] == (left if right is None else right)[None]
+    return equal
 
 
 def matern(left: Matrix, right: Matrix, scale: float) -> Matrix:

@@ -22,9 +22,8 @@ from ..triton_internals.versions import Autotuner
 from ..tuning.benchmark_methods import benchmark_name, wall_clock
 from ..tuning.device_timer import DeviceTimer
 from ..tuning.result_check import CheckOptions
-from ..tuning.search import ConfigSpace
 from .options import Consensus, KernelOptions
-from .request import TuningBudget
+from .request import LOSS, TuningBudget
 
 __all__ = ["Declaration", "Pruning", "default_config", "say_unstored"]
 
@@ -126,9 +125,9 @@ class Declaration:
             has_buckets=bool(wide),
             exact=frozenset(buckets.keys() - wide.keys()),
             budget=TuningBudget(
-                searches=isinstance(configs, ConfigSpace) and bool(options.get("tune_configs")),
                 seconds=options.get("tune_seconds"),
                 configs=options.get("tune_configs"),
+                loss=options.get("tune_loss", LOSS),
             ),
             check=(options.get("check", CHECKED) or None) if settings.check else None,
         )

@@ -14,7 +14,14 @@ from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.record import Record
-from ..model.scenario import Context, Difference, Scenario, canonical_json, differences
+from ..model.scenario import (
+    Context,
+    Difference,
+    Environment,
+    Scenario,
+    canonical_json,
+    differences,
+)
 from ..model.selection import value_distance
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..system.notices import warn_once
@@ -28,6 +35,9 @@ MOST_SCENARIOS = 4096
 
 CONTEXTS_AGE = 60.0
 """Seconds for which the list of a kernel's contexts is used before it is read again."""
+
+NEAR_HERE, NEAR_ELSEWHERE = 16, 4
+"""Most records from which a tune predicts, and of them those of another GPU or Triton."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
@@ -170,6 +180,27 @@ class KnownRecords:
             trees.sort(key=lambda found: (found.tree.context == context, found.tree.at))
             self._trees[context] = trees[::-1]
         return self._trees[context]
+
+    def known_near(self, request: Request) -> list[tuple[Environment, Record]]:
+        """Return the records that say most of a scenario's configs, to predict others from.
+
+        They are those of the nearest scenarios, and of the same and near ones that were measured
+        on other GPUs or with another Triton.
+        """
+        context, scenario = request.context, request.scenario
+        near = [other for _, other in self.near(context, scenario) if other != scenario]
+        places: list[tuple[Context, Scenario]] = []
+        for other in self.other_contexts(context):
+            if (other.kernel, other.problem) == (context.kernel, context.problem):
+                there = [one for _, one in self.near(other, scenario)]
+                places += [(other, one) for one in there[:NEAR_ELSEWHERE]]
+        places = places[: NEAR_HERE // 2] + [(context, one) for one in near]
+        known: list[tuple[Environment, Record]] = []
+        for place, one in places[:NEAR_HERE]:
+            found = self.tiers.get(place, one)
+            if found is not None and len(found.record.measurements) > 1:
+                known.append((place.environment, found.record))
+        return known
 
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
         """Merge a record into the stores, if they can be written.

@@ -81,6 +81,8 @@ class CacheOptions(TypedDict, total=False):
             or `cudagraph-warm`.
         tune_seconds: seconds that one tune may take, above 0; the next process continues it.
         tune_configs: the number of measured configs at which a scenario counts as tuned, 1 or more.
+        tune_loss: once records predict a kernel, a tune leaves out configs that are unlikely to be
+            faster than the best by more than this share, by default 0.01; 0 measures all.
         consensus: `ranks` makes all ranks of a torch.distributed job run one rank's choice; `none`
             does not.
         check: how results are compared with the default config's before a config may win; False
@@ -97,6 +99,7 @@ class CacheOptions(TypedDict, total=False):
     method: Method | None
     tune_seconds: float | None
     tune_configs: int | None
+    tune_loss: float | None
     consensus: Consensus | None
     check: CheckOptions | bool | None
     prune_per: PrunePer | None
@@ -113,6 +116,7 @@ class KernelOptions(TypedDict, total=False):
     method: Method
     tune_seconds: float
     tune_configs: int
+    tune_loss: float
     consensus: Consensus
     check: CheckOptions | Literal[False]
     prune_per: PrunePer

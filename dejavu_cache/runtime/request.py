@@ -15,7 +15,7 @@ from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import CheckOptions, ResultCheck
 from ..tuning.tuner import CandidateLaunch
 
-__all__ = ["How", "Request", "Resolution", "TuningBudget"]
+__all__ = ["LOSS", "How", "Request", "Resolution", "TuningBudget"]
 
 
 How = Literal[
@@ -105,21 +105,25 @@ class Resolution:
         return "\n".join(lines)
 
 
+LOSS = 0.01
+"""Share by which a config that a tune left out may be faster than its winner."""
+
+
 @dataclass(frozen=True)
 class TuningBudget:
     """Which configs of a scenario are measured, and how many of them.
 
     Attributes:
-        searches: whether Optuna's sampler chooses which configs are measured, if not all are.
         seconds: how long one tune may take; the next tune continues where it stopped. None: no
             limit.
         configs: the number of measured configs at which a scenario counts as tuned. None: all.
+        loss: the share by which a config may be faster that is left out by prediction. 0: none is.
         race: whether configs close to the best are measured again, in turns.
     """
 
-    searches: bool = False
     seconds: float | None = None
     configs: int | None = None
+    loss: float = LOSS
     race: bool = True
 
 

@@ -181,7 +181,10 @@ class Resolver:
         if _is_unfinished(request, own):
             notes.append("no winner: configs were timed, and their results not compared")
         if missing := rules.unmeasured_configs(request, own.record if own else None):
-            notes.append(f"unmeasured configs: {len(missing)}")
+            note = f"unmeasured configs: {len(missing)}"
+            if own and own.record.winner and rules.is_omission_accepted(request, own.record):
+                note += ", of which none is expected to be clearly faster"
+            notes.append(note)
         for entry in own.record.measurements if own else ():
             if entry.is_wrong and entry.failure and entry.config in request.declared:
                 notes.append(f"wrong results: ({entry.config}): {entry.failure.reason}")

@@ -24,6 +24,7 @@ from operator import attrgetter
 from ..model.record import (
     NO_WORK,
     Measurement,
+    Omission,
     Record,
     Results,
     Winner,
@@ -47,6 +48,7 @@ __all__ = [
     "due_configs",
     "earlier_timings",
     "has_work",
+    "is_omission_accepted",
     "is_trusted",
     "may_launch_default",
     "recorded_choice",
@@ -267,6 +269,8 @@ def due_configs(request: Request, record: Record | None) -> list[Config]:
     unmeasured = unmeasured_configs(request, record)
     if not unmeasured or budgeted_count(request, len(unmeasured)) == 0:
         return []
+    if record and is_omission_accepted(request, record):
+        return []
     return sorted(unmeasured, key=describe(request.default).__ne__)
 
 
@@ -276,6 +280,16 @@ def budgeted_count(request: Request, unmeasured: int) -> int:
         return unmeasured
     measured = len(request.declared) - unmeasured
     return max(min(unmeasured, request.budget.configs - measured), 0)
+
+
+def is_omission_accepted(request: Request, record: Record) -> bool:
+    """Return whether a tune of the same configs left some out, and no more than may be lost."""
+    omission = record.winner.omission if record.winner else None
+    return (
+        omission is not None
+        and omission.among == request.declared.digest
+        and omission.loss <= request.budget.loss
+    )
 
 
 def has_work(request: Request, record: Record) -> bool:
@@ -331,7 +345,13 @@ def may_launch_default(request: Request, record: Record) -> bool:
 
 
 def winner_to_record(
-    request: Request, record: Record, best: Config, results: Results, *, measured: bool
+    request: Request,
+    record: Record,
+    best: Config,
+    results: Results,
+    omission: Omission | None,
+    *,
+    measured: bool,
 ) -> Winner | None:
     """Return the winner to record, or None where the recorded one stands.
 
@@ -344,6 +364,7 @@ def winner_to_record(
         record: its record, with what the tune has measured.
         best: the best config of the tuned launch.
         results: what comparing it has shown.
+        omission: what the tune has left out.
         measured: whether the tune has measured anything.
     """
     config, recorded = best, record.winner
@@ -354,11 +375,14 @@ def winner_to_record(
         is_recorded = recorded.config == config
         says_no_more = recorded.is_compared or (is_recorded and not measured)
         if not are_compared(results) and says_no_more:
-            return None
+            if omission == recorded.omission:
+                return None
+            return recorded.model_copy(update={"omission": omission, "at": now()})
         found = recorded.results if is_recorded and config != best else results
     return Winner(
         config=config,
         at=now(),
         adopted_at=recorded and recorded.adopted_at,
         results=found and dict(found),
+        omission=omission,
     )

@@ -15,6 +15,7 @@ from ..model.record import (
     NO_MEMORY,
     NO_WORK,
     Measurement,
+    Omission,
     Record,
     Results,
     has_reason,
@@ -37,7 +38,7 @@ from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
 from ..tuning.result_check import refuse_uncompared
-from ..tuning.search import OptunaSearch
+from ..tuning.search import PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
 from .known_records import KnownRecords
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
 __all__ = ["tune", "without_suspects"]
+
+FEW = 24
+"""Configs that are all measured: choosing among fewer saves less than it may cost."""
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -141,6 +145,7 @@ class Tune:
         self._parent = parent
         self._findings = records.findings(request.context, request.scenario)
         self._measured = 0
+        self._omission: Omission | None = None
         self._queued: list[Measurement] = []
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache writer")
         self._mark = MeasurementMark(request.context, request.scenario, parent)
@@ -168,10 +173,13 @@ class Tune:
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
                     limit = rules.budgeted_count(request, len(due))
-                    is_chosen = request.budget.searches and limit < len(due)
-                    search = self._search(due, limit) if is_chosen else None
+                    search = self._search(due, limit)
                     self._measure(due[:limit], search, rules.earlier_timings(self._record))
                     findings.is_raced = True
+                    if search is not None and search.is_settled:
+                        self._omission = Omission(
+                            among=request.declared.digest, loss=request.budget.loss
+                        )
                 if rules.best_config(request, self._record) is None and (
                     untried := rules.untried_failures(request, self._record, findings, suspects)
                 ):
@@ -195,19 +203,50 @@ class Tune:
         chosen, reasons = request.declared[winner], reasons_not_compared(results)
         return request.resolution(how, chosen, self._records.url, reasons), self._measured
 
-    def _search(self, due: Sequence[Config], limit: int) -> OptunaSearch:
-        """Return what chooses some of the due configs, knowing those that are measured."""
-        request, record = self._request, self._record
-        unmeasured = {*rules.unmeasured_configs(request, record)}
-        measured = [entry for entry in record.measurements if entry.config not in unmeasured]
+    def _search(self, due: Sequence[Config], limit: int) -> PredictedSearch | None:
+        """Return what chooses some of the due configs, or None where all are to be measured.
+
+        A sweep measures all, so that there is something to predict from, and so does a launch of
+        which pruning leaves other configs than of the next one.
+        """
+        request = self._request
+        predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
+        if self._parent is not None or not (limit < len(due) or predicts):
+            return None
+        try:
+            from ..prediction.slowdown_model import SlowdownModel
+        except ImportError:
+            if limit < len(due):
+                warn_once(
+                    f"numpy {request.name}",
+                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
+                    "NumPy is not installed, which choosing among them needs",
+                )
+            return None
+        unmeasured = {*rules.unmeasured_configs(request, self._record)}
+        measured = {
+            entry.config: entry.median
+            for entry in self._record.measurements
+            if entry.config in request.declared and entry.config not in unmeasured
+        }
         default = describe(request.default)
-        first = [default] if due[0] == default else []
-        return OptunaSearch(request.declared, measured, first, limit)
+        launch = request.candidate_launch()
+        candidates = draw_candidates([*request.declared], [default, *measured])
+        model = SlowdownModel(
+            request.context.environment,
+            request.scenario,
+            {config: launch.programs_of(config) for config in candidates},
+            self._records.known_near(request),
+        )
+        for config, median in measured.items():
+            model.note(config, median)
+        first = [default] if default in unmeasured else []
+        return PredictedSearch(model, first, limit, request.budget.loss)
 
     def _measure(
         self,
         configs: Sequence[Config],
-        search: OptunaSearch | None = None,
+        search: PredictedSearch | None = None,
         earlier: Sequence[Measurement] = (),
     ) -> None:
         """Measure configs within the budget's time.
@@ -296,7 +335,7 @@ class Tune:
         addition = Record(
             scenario=request.scenario,
             winner=rules.winner_to_record(
-                request, self._record, best, results, measured=is_measured
+                request, self._record, best, results, self._omission, measured=is_measured
             ),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
@@ -187,3 +188,9 @@ class DeclaredConfigs(dict[Config, Any]):
                     f"{kernel} declares ({describe(config)}) twice with different hooks: "
                     "the first is used",
                 )
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the configs, whatever their order."""
+        texts = sorted(config.text for config in self)
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]

@@ -5,117 +5,95 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingsError, did_you_mean
 from ..model.record import Measurement
 from ..model.scenario import Config
 from ..triton_internals.environment import current_target, is_interpreting
 
-__all__ = ["ConfigSpace", "OptunaSearch", "config_space"]
+if TYPE_CHECKING:
+    from ..prediction.slowdown_model import SlowdownModel
+
+__all__ = ["ConfigSpace", "PredictedSearch", "config_space", "draw_candidates"]
 
 
-BATCH = 16
-"""Configs that Optuna proposes together, so that they compile together."""
+BATCH = 8
+"""Configs that are proposed together, so that they compile together."""
 
 SEED = 0
 
+MOST_CANDIDATES = 1000
+"""Configs among which a model chooses; of a larger space, as many are drawn."""
 
-class OptunaSearch:
-    """Configs that Optuna's TPE sampler proposes, from a study in memory with a fixed seed.
+AT_LEAST = 4
+"""Configs that are measured in any case: fewer say nothing about the model's errors."""
 
-    The sampler knows nothing of conditions between parameters. Where it proposes no declared config
-    or a measured one, the unmeasured config that shares most of its values is proposed instead, so
-    that batches stay full as long as any are unmeasured.
+RISK = 0.25
+"""Bound of the probability that a config left out is faster by more than is allowed. It adds up the
+probabilities of all, as if one of them said nothing of the others, and is far from reached."""
+
+
+class PredictedSearch:
+    """The configs that a model expects to be fast, in batches, until the others need no look.
+
+    Each batch but the first has a config drawn at random, by which the model learns where it is
+    wrong.
 
     Args:
-        declared: the configs that may be proposed.
-        measured: earlier measurements, from which the sampler learns first.
+        model: what records say of the configs; what was measured is noted.
         first: configs to begin with.
-        budget: the most configs to propose.
-
-    Raises:
-        SettingsError: Optuna is not installed.
+        limit: the most configs to propose.
+        loss: the share by which a config left out may be faster. 0: only the limit ends the search.
     """
 
     def __init__(
-        self,
-        declared: Iterable[Config],
-        measured: Iterable[Measurement],
-        first: Sequence[Config],
-        budget: int,
+        self, model: SlowdownModel, first: Sequence[Config], limit: int, loss: float
     ) -> None:
-        """Set up the sampler; the arguments are described at the class."""
-        try:
-            import numpy as np
-            import optuna
-        except ImportError as error:
-            raise SettingsError(
-                "tune_configs of a config_space needs Optuna: pip install 'dejavu-cache[sweep]'"
-            ) from error
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna, self._left = optuna, budget
-        self._configs = list(declared)
-        # Of several that share as many values, any may be the first.
-        random.Random(SEED).shuffle(self._configs)
-        self._index_of = {config: index for index, config in enumerate(self._configs)}
-        settings = [{**config.params, **config.options} for config in self._configs]
-        names = list(dict.fromkeys(name for setting in settings for name in setting))
-        # Values are told apart by their text, since True, 1 and 1.0 are equal in Python.
-        self._rows = np.array([[repr(setting.get(name)) for name in names] for setting in settings])
-        self._unknown = np.ones(len(settings), dtype=bool)
-        self._distributions = {
-            name: optuna.distributions.CategoricalDistribution(list(dict.fromkeys(column)))
-            for name, column in zip(names, self._rows.T.tolist(), strict=True)
-        }
-        with warnings.catch_warnings():
-            # `constant_liar`, called experimental, spreads the proposals of a batch.
-            warnings.simplefilter("ignore")
-            sampler = optuna.samplers.TPESampler(
-                seed=SEED, n_startup_trials=BATCH, constant_liar=True
-            )
-        self._study = optuna.create_study(sampler=sampler)
-        self._trials: dict[Config, Any] = {}
-        for measurement in measured:
-            index = self._index_of.get(measurement.config)
-            if index is not None:
-                self._unknown[index] = False
-                self._study.enqueue_trial(self._params(index))
-                self._trials[measurement.config] = self._study.ask(self._distributions)
-                self.tell([measurement])
-        for config in first:
-            self._study.enqueue_trial(self._params(self._index_of[config]))
+        """Propose nothing yet."""
+        self._model, self._first, self._left, self._loss = model, [*first], limit, loss
+        self._random = random.Random(SEED)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is left out is unlikely to be faster by more than may be lost."""
+        if not self._loss or len(self._model.measured) < AT_LEAST:
+            return False
+        return self._model.chance_left(self._loss) < RISK
 
     def ask(self) -> list[Config]:
-        """Return the next batch of proposals; none once the budget is spent."""
-        batch: list[Config] = []
-        while len(batch) < BATCH and self._left and self._unknown.any():
-            trial = self._study.ask(self._distributions)
-            alike = (self._rows == list(trial.params.values())).sum(axis=1)
-            alike[~self._unknown] = -1
-            index = int(alike.argmax())
-            if alike[index] < len(trial.params):
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-                self._study.enqueue_trial(self._params(index))
-                trial = self._study.ask(self._distributions)
-            self._unknown[index] = False
-            self._trials[self._configs[index]] = trial
-            batch.append(self._configs[index])
-            self._left -= 1
+        """Return the next batch; none once the search has ended."""
+        if self.is_settled:
+            return []
+        batch, self._first = self._first, []
+        room = min(BATCH, self._left) - len(batch)
+        drawn = [] if batch else self._draw()
+        proposed = self._model.propose(room + len(batch))
+        batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])]
+        batch = batch[: min(BATCH, self._left)]
+        self._left -= len(batch)
         return batch
 
-    def tell(self, measurements: Iterable[Measurement]) -> None:
-        """Report the proposals' medians, or their failures, to the sampler."""
-        for measurement in measurements:
-            trial, median = self._trials.pop(measurement.config), measurement.median
-            state = None if median is not None else self._optuna.trial.TrialState.FAIL
-            self._study.tell(trial, median, state=state)
+    def _draw(self) -> list[Config]:
+        """Return an unmeasured config at random, or none."""
+        measured = self._model.measured
+        unmeasured = [config for config in self._model.configs if config not in measured]
+        return self._random.sample(unmeasured, min(1, len(unmeasured)))
 
-    def _params(self, index: int) -> dict[str, str]:
-        return dict(zip(self._distributions, self._rows[index].tolist(), strict=True))
+    def tell(self, measurements: Iterable[Measurement]) -> None:
+        """Note the proposals' medians, or their failures."""
+        for measurement in measurements:
+            self._model.note(measurement.config, measurement.median)
+
+
+def draw_candidates(configs: Sequence[Config], needed: Collection[Config]) -> list[Config]:
+    """Return the configs among which a model chooses: all, or a part that has the needed ones."""
+    if len(configs) <= MOST_CANDIDATES:
+        return [*configs]
+    drawn = random.Random(SEED).sample(configs, MOST_CANDIDATES)
+    return [*dict.fromkeys([*needed, *drawn])]
 
 
 Condition = Callable[..., Any]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..model.record import Failure, Measurement
+from pydantic import ValidationError
+
+from ..model.record import Failure, Measurement, Resources
 from ..model.scenario import Config, now
 from ..system.notices import warn_once, whoami
 from ..triton_internals.config_names import DeclaredConfigs
@@ -25,7 +28,7 @@ from .compile_ahead import (
 from .device_timer import SCREENING, TURN, DeviceTimer, Effort, TimedLaunch
 from .measurement_marks import MeasurementMark
 from .race import HOPELESS, Race
-from .search import OptunaSearch
+from .search import PredictedSearch
 
 if TYPE_CHECKING:
     from .result_check import ResultCheck
@@ -60,6 +63,10 @@ class CandidateLaunch(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
+    def programs_of(self, config: Config) -> int | None:
+        """Return how many programs a launch of a config runs; None where only a launch can tell."""
+        return ConfigLaunch(self, self.declared[config]).programs
+
 
 class ConfigLaunch(TimedLaunch):
     """A launch with one `triton.Config`, all hooks included.
@@ -78,6 +85,7 @@ class ConfigLaunch(TimedLaunch):
         self._autotuner, self._config, self._args = launch.autotuner, config, launch.args
         self._current = {**launch.kwargs, **config.all_kwargs()}
         self._named = {**launch.autotuner.nargs, **self._current}
+        self._kernel: Any = None
 
     def begin(self) -> None:
         """Run the hooks that precede a benchmark's launch."""
@@ -93,6 +101,28 @@ class ConfigLaunch(TimedLaunch):
         """Run the hooks that follow a benchmark's launch."""
         self._autotuner.post_hook(self._named, exception=error)
 
+    @property
+    def programs(self) -> int | None:
+        """The programs of the grid; None where it cannot be told without a launch."""
+        grid = self._current.get("grid")
+        with suppress(Exception):  # whatever it raises, the launch raises too
+            sizes: Any = grid(dict(self._named)) if callable(grid) else grid
+            return math.prod(map(int, sizes))
+        return None
+
+    @property
+    def resources(self) -> Resources | None:
+        """What the launch takes of the GPU; None where the compiler does not say."""
+        kernel, metadata = self._kernel, getattr(self._kernel, "metadata", None)
+        with suppress(ValidationError):
+            return Resources(
+                programs=self.programs,
+                registers=getattr(kernel, "n_regs", None),
+                spills=getattr(kernel, "n_spills", None),
+                shared=getattr(metadata, "shared", None),
+            )
+        return None
+
     def __call__(self) -> None:
         """Launch as Triton does at a benchmark: the config's hook comes before the autotuner's."""
         if self._config.pre_hook is not None:
@@ -103,7 +133,7 @@ class ConfigLaunch(TimedLaunch):
 
     def _launch(self) -> None:
         try:
-            self._autotuner.fn.run(*self._args, **self._current)
+            self._kernel = self._autotuner.fn.run(*self._args, **self._current)
         except Exception as error:
             self.end(error)
             raise
@@ -156,7 +186,7 @@ class Tuner:
                 self._best = min(self._best, measurement.median or math.inf)
 
     def tune(
-        self, configs: Sequence[Config], search: OptunaSearch | None = None
+        self, configs: Sequence[Config], search: PredictedSearch | None = None
     ) -> Iterator[list[Measurement]]:
         """Measure configs and race the best.
 
@@ -265,16 +295,17 @@ class Tuner:
         something, that memory is freed and the config is measured again.
         """
         self.tried.add(config)
+        launch = ConfigLaunch(self._launch, self._launch.declared[config])
         start = time.perf_counter()
         with self._mark.around(config):
-            outcome = self._time(config, effort, candidate, patient)
+            outcome = self._time(launch, effort, candidate, patient)
             if isinstance(outcome, Failure) and outcome.kind == "skipped":
                 import torch
 
                 if self._timer is not None:
                     self._timer.release()
                 torch.cuda.empty_cache()
-                outcome = self._time(config, effort, candidate, patient)
+                outcome = self._time(launch, effort, candidate, patient)
         seconds = time.perf_counter() - start
         if outcome is None:
             return None
@@ -289,13 +320,13 @@ class Tuner:
             at=now(),
             by=whoami(),
             seconds=round(seconds, 3),
+            resources=launch.resources,
         )
 
     def _time(
-        self, config: Config, effort: Effort, candidate: Candidate | None, patient: bool
+        self, launch: ConfigLaunch, effort: Effort, candidate: Candidate | None, patient: bool
     ) -> Quantiles | Failure | None:
         """Return a config's timing or failure; None as `_measure` does."""
-        launch = ConfigLaunch(self._launch, self._launch.declared[config])
         try:
             if candidate is not None and (failure := self._load(candidate, launch)) is not None:
                 return failure

@@ -18,12 +18,9 @@ from support.kernels import launch
 
 from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import Measurement
-from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
-from dejavu_cache.tuning.search import OptunaSearch
 from dejavu_cache.tuning.tuner import CandidateLaunch, ConfigLaunch
 
 
@@ -177,7 +174,8 @@ class TestBudgets:
             assert clock.asked == [128, 16]
             assert kernel.best_config is configs[3]
         launch(clock.kernel(configs=configs, tune_configs=3, default=configs[3]), 100)
-        assert clock.asked == [128, 16, 32]
+        assert clock.asked[:2] == [128, 16]
+        assert len(clock.asked) == 3
 
     def test_time_ends_a_tune_and_the_next_process_goes_on(
         self, monkeypatch: pytest.MonkeyPatch
@@ -217,7 +215,7 @@ class TestBudgets:
         assert clock.asked == [16]
 
 
-def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
+def test_a_search_finds_the_best_of_many_within_its_budget() -> None:
     """Its choices are recorded like any others, so that the next process measures nothing."""
     space = config_space(
         {"BLOCK": [16, 32, 64, 128], "SHAPE": list(range(20))},
@@ -253,27 +251,6 @@ def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
     assert abs(best.kwargs["SHAPE"] - 13) <= 1
     launch(cached_autotune(space, key=["n"], do_bench=bench, tune_configs=60)(fake), 100)
     assert len(asked) == 60
-
-
-@pytest.mark.parametrize("budget", [50, 60])
-def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget: int) -> None:
-    """60 of 54,000: what the sampler wants is nearly always none of them."""
-    space = config_space(
-        {"A": list(range(30)), "B": list(range(30)), "C": list(range(60))},
-        where=lambda A, B, C: A == B and C in (A, A + 30),
-    )
-    declared = [Config(params=config.kwargs) for config in space]
-    assert len(declared) == 60
-    search = OptunaSearch(declared, [], declared[:1], budget)
-    asked: list[Config] = []
-    while batch := search.ask():
-        asked += batch
-        search.tell(
-            Measurement(config=config, median=1.0 + int(config.params["A"] or 0), at=now())
-            for config in batch
-        )
-    assert asked[0] == declared[0]
-    assert len(asked) == len({*asked} & {*declared}) == budget
 
 
 @triton.jit
@@ -383,8 +360,11 @@ def test_a_measurement_is_on_disk_before_the_next_but_one_is_over() -> None:
     assert STORED == [0, 1, 2]
 
 
-def test_a_budgeted_space_without_optuna_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    kernel = Clock({}).kernel(configs=config_space({"BLOCK": [16, 32, 64]}), tune_configs=2)
-    with pytest.raises(SettingsError, match=r"dejavu-cache\[sweep\]"):
-        launch(kernel, 100)
+def test_a_budget_without_numpy_takes_the_first_configs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "dejavu_cache.prediction.slowdown_model", None)
+    clock = Clock({})
+    launch(clock.kernel(configs=config_space({"BLOCK": [16, 32, 64]}), tune_configs=2), 100)
+    assert clock.asked == [16, 32]
+    assert "the first 2 of 3 configs are measured, since NumPy" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Configs that records and measurements make unlikely to win are left out, and nothing else."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Config, Device, Environment, Scenario, now
+from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.tuning.search import PredictedSearch
+
+CONFIGS = [
+    Config(params={"BM": m, "BN": n, "BK": k}, options={"num_warps": w})
+    for m, n, k, w in product((16, 32, 64, 128), (16, 32, 64, 128), (16, 32, 64), (2, 4, 8))
+]
+SIZES = [2**power for power in range(6, 14)]
+HERE = Environment(
+    device=Device(name="GPU", arch="sm_90", units=132, memory_gib=80), triton="3.6", codegen="ptxas"
+)
+THERE = HERE.model_copy(update={"device": HERE.device.model_copy(update={"name": "other GPU"})})
+
+
+def time_of(config: Config, m: int, n: int) -> float:
+    """Milliseconds of a made-up product on a GPU of 132 units."""
+    sizes: dict[str, Any] = {**config.params, **config.options}
+    bm, bn, bk, warps = sizes.values()
+    programs = math.ceil(m / bm) * math.ceil(n / bn)
+    waves = math.ceil(programs / 132)
+    stall = 1 + abs(math.log2(bm * bn / 512) - math.log2(warps)) / 8
+    return waves * bm * bn * (1 / bm + 1 / bn + 0.01) * stall * (1 + 4 / bk)
+
+
+def record_of(m: int, n: int, times: Mapping[Config, float] | None = None) -> Record:
+    times = times or {config: time_of(config, m, n) for config in CONFIGS}
+    return Record(
+        scenario=Scenario(args={"M": m, "N": n}),
+        measurements=tuple(Measurement(config=c, median=t, at=now()) for c, t in times.items()),
+    )
+
+
+def search(
+    times: Mapping[Config, float],
+    known: Sequence[tuple[Environment, Record]] = (),
+    loss: float = 0.01,
+) -> list[Config]:
+    """Return the configs that a search measures of a scenario of 1024 x 2048."""
+    scenario = Scenario(args={"M": 1024, "N": 2048})
+    model = SlowdownModel(HERE, scenario, dict.fromkeys(times), known)
+    chosen = PredictedSearch(model, [CONFIGS[0]], len(times), loss)
+    measured: list[Config] = []
+    while batch := chosen.ask():
+        measured += batch
+        chosen.tell(Measurement(config=c, median=times[c], at=now()) for c in batch)
+    return measured
+
+
+def loss_of(times: Mapping[Config, float], measured: Sequence[Config]) -> float:
+    return min(times[config] for config in measured) / min(times.values()) - 1
+
+
+TRUE = {config: time_of(config, 1024, 2048) for config in CONFIGS}
+NEIGHBOURS = [(HERE, record_of(m, n)) for m, n in product((512, 1024, 4096), (512, 1024, 4096))]
+
+
+@pytest.mark.parametrize(
+    ("known", "most"),
+    [([], 60), (NEIGHBOURS, 24), ([(THERE, record_of(1024, 2048))], 16)],
+    ids=["nothing", "other scenarios", "another GPU"],
+)
+def test_what_is_known_spares_measurements(
+    known: list[tuple[Environment, Record]], most: int
+) -> None:
+    measured = search(TRUE, known)
+    assert measured[0] == CONFIGS[0], "the default"
+    assert len({*measured}) == len(measured) <= most
+    assert loss_of(TRUE, measured) <= 0.01
+
+
+def test_no_loss_measures_all() -> None:
+    assert {*search(TRUE, NEIGHBOURS, loss=0)} == {*CONFIGS}
+
+
+def shuffled(seed: int) -> list[tuple[Environment, Record]]:
+    drawn, known = random.Random(seed), []
+    for environment, record in NEIGHBOURS:
+        times = [entry.median or 0.0 for entry in record.measurements]
+        drawn.shuffle(times)
+        known.append((environment, record_of(1, 1, dict(zip(CONFIGS, times, strict=True)))))
+    return known
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_records_that_are_wrong_cost_measurements_and_no_speed(seed: int) -> None:
+    measured = search(TRUE, shuffled(seed))
+    assert loss_of(TRUE, measured) <= 0.02
