@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,52 @@ KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
 
 
+class Posterior(NamedTuple):
+    """What is expected after some looks.
+
+    Attributes:
+        expected: the logarithm of each config's slowdown.
+        errors: its standard deviation.
+        evidence: the logarithm of the looks' probability density, up to a constant.
+    """
+
+    expected: Matrix
+    errors: Matrix
+    evidence: float
+
+
+class Belief(NamedTuple):
+    """What is expected of the configs before any is measured.
+
+    Attributes:
+        mean: the logarithm of each config's slowdown.
+        covariance: [configs, configs].
+        spread: the factor by which variances were too small elsewhere.
+    """
+
+    mean: Matrix
+    covariance: Matrix
+    spread: float
+
+    def after(self, looks: Mapping[int, float]) -> Posterior:
+        """Return what is expected once configs were measured, given by their numbers."""
+        variance = self.covariance.diagonal() + UNKNOWN_LEVEL
+        if not looks:
+            return Posterior(self.mean, np.sqrt(variance * self.spread), 0.0)
+        seen = np.fromiter(looks, int)
+        across = self.covariance[:, seen] + UNKNOWN_LEVEL
+        gram = across[seen] + MEASURED_NOISE * np.eye(len(seen))
+        weights = np.linalg.solve(gram, across.T)
+        found = np.fromiter(looks.values(), float) - self.mean[seen]
+        surprise = float(found @ np.linalg.solve(gram, found))
+        spread = (TRUST * self.spread + surprise) / (TRUST + len(seen))
+        explained = np.einsum("ij,ji->i", across, weights)
+        errors = np.sqrt(np.maximum(variance - explained, 1e-9) * spread)
+        size = np.linalg.slogdet(gram)[1] + len(seen) * math.log(spread)
+        evidence = -(surprise / spread + float(size)) / 2
+        return Posterior(self.mean + found @ weights, errors, evidence)
+
+
 class SlowdownModel:
     """What records say of a scenario's configs, and what measuring some of them adds.
 
@@ -91,9 +138,8 @@ class SlowdownModel:
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
         encoder = Encoder([*learned, *asked], resources)
         here = encoder.encode(asked)
-        self._prior = np.zeros(len(asked))
-        self._covariance = covariance(here, here)
-        self._spread = 1.0
+        before = covariance(here, here)
+        self._beliefs = [Belief(np.zeros(len(asked)), before, 1.0)]
         if learned:
             there = encoder.encode(learned)
             center = slowdowns.mean()
@@ -102,9 +148,9 @@ class SlowdownModel:
             factor = np.linalg.cholesky(gram)
             across = np.linalg.solve(factor, covariance(there, here))
             residuals = np.linalg.solve(factor, slowdowns - center)
-            self._prior = center + across.T @ residuals
-            self._covariance -= across.T @ across
-            self._spread = float(residuals @ residuals) / len(learned)
+            spread = float(residuals @ residuals) / len(learned)
+            after = Belief(center + across.T @ residuals, before - across.T @ across, spread)
+            self._beliefs.insert(0, after)
 
     @property
     def measured(self) -> set[Config]:
@@ -133,19 +179,10 @@ class SlowdownModel:
         }
 
     def _posterior(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix]:
-        variance = self._covariance.diagonal() + UNKNOWN_LEVEL
-        if not looks:
-            return self._prior, np.sqrt(variance * self._spread)
-        seen = np.fromiter(looks, int)
-        across = self._covariance[:, seen] + UNKNOWN_LEVEL
-        gram = across[seen] + MEASURED_NOISE * np.eye(len(seen))
-        weights = np.linalg.solve(gram, across.T)
-        found = np.fromiter(looks.values(), float) - self._prior[seen]
-        explained = np.einsum("ij,ji->i", across, weights)
-        surprise = float(found @ np.linalg.solve(gram, found))
-        spread = (TRUST * self._spread + surprise) / (TRUST + len(seen))
-        errors = np.sqrt(np.maximum(variance - explained, 1e-9) * spread)
-        return self._prior + found @ weights, errors
+        """Return expected values and errors by the belief under which the looks are likelier."""
+        after = [belief.after(looks) for belief in self._beliefs]
+        likeliest = max(after, key=lambda one: one.evidence) if len(looks) >= TRUST else after[0]
+        return likeliest.expected, likeliest.errors
 
     def propose(self, count: int) -> list[Config]:
         """Return the configs to measure next, the most promising first.

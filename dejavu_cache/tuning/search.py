@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ConfigSpace", "PredictedSearch", "config_space", "draw_candidates"]
 
 
-BATCH = 8
+BATCH = 4
 """Configs that are proposed together, so that they compile together."""
 
 SEED = 0
@@ -31,7 +31,10 @@ MOST_CANDIDATES = 1000
 AT_LEAST = 4
 """Configs that are measured in any case: fewer say nothing about the model's errors."""
 
-RISK = 0.25
+DRAWN = 0.25
+"""Share of the batches that have a config which is drawn at random."""
+
+RISK = 0.1
 """Bound of the probability that a config left out is faster by more than is allowed. It adds up the
 probabilities of all, as if one of them said nothing of the others, and is far from reached."""
 
@@ -39,8 +42,7 @@ probabilities of all, as if one of them said nothing of the others, and is far f
 class PredictedSearch:
     """The configs that a model expects to be fast, in batches, until the others need no look.
 
-    Each batch but the first has a config drawn at random, by which the model learns where it is
-    wrong.
+    Some batches have a config drawn at random, by which the model learns where it is wrong.
 
     Args:
         model: what records say of the configs; what was measured is noted.
@@ -69,7 +71,7 @@ class PredictedSearch:
             return []
         batch, self._first = self._first, []
         room = min(BATCH, self._left) - len(batch)
-        drawn = [] if batch else self._draw()
+        drawn = self._draw() if self._random.random() < DRAWN else []
         proposed = self._model.propose(room + len(batch))
         batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])]
         batch = batch[: min(BATCH, self._left)]

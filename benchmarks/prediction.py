@@ -1,0 +1,349 @@
+"""How few configs must be measured, if a model of other records chooses them.
+
+    python benchmarks/prediction.py [--wrong 1000]     # reads results/configs-*.json; needs no GPU
+    uv run --with optuna --with matplotlib … --compare # beside other searches, with a picture
+
+`config_tables.py` measured each config of 80 drawn scenarios of four kernels on two GPUs. Here the
+product's search is run on these tables. The regret is how much slower the best measured config is
+than the best of all: the mean over scenarios, and in brackets the 95th percentile, in percent. What
+a scenario's search knows is one of these:
+
+- `other scenarios`: the 19 other scenarios of the kernel on this GPU;
+- `the other GPU`: all 20 on the other GPU, this scenario among them;
+- `other scenarios on the other GPU`: the 19 other ones there;
+- `nothing`: no record of the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timezone
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dejavu_cache.model.record import Measurement, Record, Resources
+from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
+from dejavu_cache.model.selection import value_distance
+from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.tuning.search import PredictedSearch
+
+RESULTS = Path(__file__).parent / "results"
+GPUS = ("H100", "H200")
+SHARES = (0.02, 0.05, 0.08, 0.15)
+COUNTS = (1, 3, 8)
+LOSS = 0.01
+AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+Known = list[tuple[Environment, Record]]
+Tables = dict[tuple[str, str], Known]
+
+
+@cache
+def read_tables() -> Tables:
+    """Return the records of each GPU and kernel."""
+    tables: Tables = {}
+    for gpu in GPUS:
+        report = json.loads((RESULTS / f"configs-{gpu}.json").read_text())
+        device = Device(
+            name=report["device"],
+            arch="sm_90",
+            units=report["gpu"]["multiprocessors"],
+            memory_gib=report["gpu"]["memory"] >> 30,
+        )
+        triton = report["versions"]["triton"]
+        environment = Environment(device=device, triton=triton, codegen="ptxas")
+        for kernel, table in report["kernels"].items():
+            configs = [read_config(values) for values in table["configs"]]
+            tables[gpu, kernel] = [
+                (environment, read_record(one, configs)) for one in table["scenarios"]
+            ]
+    return tables
+
+
+def read_config(values: dict[str, Any]) -> Config:
+    options = {name: value for name, value in values.items() if name.startswith("num_")}
+    return Config(params={k: v for k, v in values.items() if k not in options}, options=options)
+
+
+def read_record(table: dict[str, Any], configs: Sequence[Config]) -> Record:
+    measurements = []
+    for number, (time, programs, registers, spills, shared) in table["rows"].items():
+        resources = Resources(programs=programs, registers=registers, spills=spills, shared=shared)
+        measurements.append(
+            Measurement(config=configs[int(number)], median=time / 1e3, at=AT, resources=resources)
+        )
+    return Record(scenario=Scenario(args=table["args"]), measurements=tuple(measurements))
+
+
+def known_of(situation: str, gpu: str, kernel: str, number: int) -> Known:
+    """Return what is known in a situation."""
+    tables, other = read_tables(), GPUS[gpu == GPUS[0]]
+    rows = tables[gpu if situation == "other scenarios" else other, kernel]
+    if situation == "nothing":
+        return []
+    if situation == "the other GPU":
+        return rows
+    return [row for index, row in enumerate(rows) if index != number]
+
+
+SITUATIONS = (
+    "other scenarios", "the other GPU", "other scenarios on the other GPU", "nothing"
+)  # fmt: skip
+
+
+class Tune(NamedTuple):
+    """A simulated tune.
+
+    Attributes:
+        regrets: after each measurement, the regret of the best until then.
+        stopped: after how many measurements the search ended by itself.
+        configs: how many configs there are.
+    """
+
+    regrets: list[float]
+    stopped: int
+    configs: int
+
+    @property
+    def final(self) -> float:
+        """The regret when the search ended by itself."""
+        return self.regrets[self.stopped - 1]
+
+    def after(self, measured: int) -> float:
+        """Return the regret after a number of measurements, at least one."""
+        return self.regrets[min(max(measured, 1), len(self.regrets)) - 1]
+
+
+def times_of(record: Record) -> dict[Config, float]:
+    return {entry.config: entry.median or math.inf for entry in record.measurements}
+
+
+def tune(row: tuple[Environment, Record], known: Known, until: float = 0.2) -> Tune:
+    """Run the product's search until it ends, and at least until a share was measured."""
+    environment, record = row
+    times = times_of(record)
+    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    model = SlowdownModel(environment, record.scenario, programs, known)
+    search = PredictedSearch(model, [], len(times), 0.0)
+    stopping = PredictedSearch(model, [], len(times), LOSS)
+    best, stopped, regrets = min(times.values()), 0, list[float]()
+    while (not stopped or len(regrets) < until * len(times)) and (batch := search.ask()):
+        for config in batch:
+            model.note(config, times[config])
+            regrets.append(min(regrets[-1] if regrets else math.inf, times[config] / best - 1))
+        stopped = stopped or len(regrets) * stopping.is_settled
+    return Tune(regrets, stopped or len(regrets), len(times))
+
+
+def simulate(situation: str, gpu: str, kernel: str, number: int) -> Tune:
+    return tune(read_tables()[gpu, kernel][number], known_of(situation, gpu, kernel, number))
+
+
+def simulate_wrong(seed: int) -> Tune:
+    """Run a tune whose records have all timings of a scenario shuffled."""
+    drawn = random.Random(seed)
+    gpu, kernel = drawn.choice(sorted(read_tables()))
+    number = drawn.randrange(len(read_tables()[gpu, kernel]))
+    known = []
+    for environment, record in known_of("other scenarios", gpu, kernel, number):
+        times = [entry.median for entry in record.measurements]
+        drawn.shuffle(times)
+        measurements = [
+            entry.model_copy(update={"median": time})
+            for entry, time in zip(record.measurements, times, strict=True)
+        ]
+        known.append((environment, record.model_copy(update={"measurements": measurements})))
+    return tune(read_tables()[gpu, kernel][number], known, until=0.0)
+
+
+def summary(regrets: Iterable[float]) -> str:
+    ordered = sorted(regrets)
+    high = ordered[min(math.ceil(0.95 * len(ordered)), len(ordered)) - 1]
+    return f"{100 * statistics.fmean(ordered):.2f} ({100 * high:.1f})"
+
+
+def summarize(tunes: Sequence[Tune]) -> dict[str, Any]:
+    return {
+        **{
+            f"{share:.0%} of the configs": summary(t.after(round(share * t.configs)) for t in tunes)
+            for share in SHARES
+        },
+        **{f"{count} configs": summary(t.after(count) for t in tunes) for count in COUNTS},
+        "until it ends": summary(t.final for t in tunes),
+        "measured until it ends": f"{statistics.fmean(t.stopped / t.configs for t in tunes):.1%}",
+    }
+
+
+def search_at_random(record: Record, _: Known, seed: int) -> list[Config]:
+    configs = sorted(times_of(record), key=lambda config: config.text)
+    return random.Random(seed).sample(configs, len(configs))
+
+
+def search_near(record: Record, known: Known, _: int) -> list[Config]:
+    """Rank configs by their mean slowdown in other scenarios, weighted by how near these are."""
+    totals: dict[Config, list[float]] = {config: [3.0, 1.0] for config in times_of(record)}
+    for _environment, other in known:
+        ours, theirs = record.scenario.args, other.scenario.args
+        weight = math.exp(-sum(value_distance(ours[name], theirs[name]) for name in ours))
+        times = times_of(other)
+        for config in totals.keys() & times.keys():
+            slowdown = math.log(times[config] / min(times.values()))
+            totals[config][0] += 1e3 * weight * slowdown
+            totals[config][1] += 1e3 * weight
+    return sorted(totals, key=lambda config: (totals[config][0] / totals[config][1], config.text))
+
+
+def search_by_tpe(record: Record, _: Known, seed: int) -> list[Config]:
+    """Ask Optuna's TPE sampler, which knows only the configs' values."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    times = times_of(record)
+    values = {config: {**config.params, **config.options} for config in times}
+    spaces = {
+        name: optuna.distributions.CategoricalDistribution(sorted({v[name] for v in values.values()}))
+        for name in next(iter(values.values()))
+    }  # fmt: skip
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    order: list[Config] = []
+    while len(order) < 0.3 * len(times):
+        trial = study.ask(spaces)
+        left = [config for config in times if config not in order]
+        chosen = max(left, key=lambda c: sum(values[c][n] == v for n, v in trial.params.items()))
+        if values[chosen] != trial.params:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(values[chosen])
+            trial = study.ask(spaces)
+        study.tell(trial, times[chosen])
+        order.append(chosen)
+    return order
+
+
+def search_by_pattern(record: Record, _: Known, seed: int) -> list[Config]:
+    """Search as Helion does: a population, and then the neighbours of the best of it.
+
+    A neighbour differs in at most two parameters, by one step each. The population has ten configs
+    instead of a hundred, which would be half of the space.
+    """
+    times, drawn = times_of(record), random.Random(seed)
+    configs = sorted(times, key=lambda config: config.text)
+    values = {config: {**config.params, **config.options} for config in configs}
+    steps = {
+        name: sorted({value[name] for value in values.values()}) for name in values[configs[0]]
+    }
+    place = {c: [steps[name].index(value) for name, value in values[c].items()] for c in configs}
+    order = drawn.sample(configs, 10)
+    while len(order) < 0.3 * len(configs):
+        best = sorted(order, key=times.__getitem__)[:5]
+        near = []
+        for config in configs:
+            gaps = [
+                [abs(a - b) for a, b in zip(place[config], place[o], strict=True)] for o in best
+            ]
+            if config not in order and any(max(g) == 1 and sum(g) <= 2 for g in gaps):
+                near.append(config)
+        left = [config for config in configs if config not in order]
+        order += drawn.sample(near or left, min(len(near or left), 10))
+    return order
+
+
+SEARCHES: dict[str, Callable[[Record, Known, int], list[Config]]] = {
+    "nearest scenarios": search_near,
+    "random": search_at_random,
+    "Optuna's TPE": search_by_tpe,
+    "pattern search": search_by_pattern,
+}
+
+
+def compare(name: str, gpu: str, kernel: str, number: int) -> Tune:
+    """Run another search in a scenario, or a drawn one five times."""
+    record = read_tables()[gpu, kernel][number][1]
+    known = known_of("other scenarios", gpu, kernel, number)
+    times = times_of(record)
+    best, runs = min(times.values()), []
+    for seed in range(1 if name == "nearest scenarios" else 5):
+        order = SEARCHES[name](record, known, seed)[: math.ceil(0.3 * len(times))]
+        reached = [min(times[c] for c in order[:count]) for count in range(1, len(order) + 1)]
+        runs.append([time / best - 1 for time in reached])
+    return Tune([statistics.fmean(one) for one in zip(*runs, strict=True)], 1, len(times))
+
+
+def plot(curves: dict[str, Sequence[Tune]]) -> None:
+    """Draw the mean regret over the share of measured configs."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    shares = [0.01 * step for step in range(1, 31)]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name, tunes in curves.items():
+        means = [
+            100 * statistics.fmean(t.after(round(share * t.configs)) for t in tunes)
+            for share in shares
+        ]
+        axes.plot([100 * share for share in shares], means, label=name)
+    axes.set(yscale="log", ylim=(0.03, 200), xlabel="measured configs, %", ylabel="mean regret, %")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(RESULTS / "prediction.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wrong", type=int, default=1000, help="tunes with shuffled records")
+    parser.add_argument("--compare", action="store_true", help="run other searches too")
+    arguments = parser.parse_args()
+    tables = read_tables()
+    kernels = sorted({kernel for _, kernel in tables})
+    cells = [(gpu, kernel) for gpu in GPUS for kernel in kernels]
+    scenarios = [(*cell, number) for cell in cells for number in range(len(tables[cell]))]
+    columns = list(zip(*scenarios, strict=True))
+    path = RESULTS / "prediction.json"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    curves: dict[str, Sequence[Tune]] = {}
+    report["machine"] = f"{datetime.now(timezone.utc):%Y-%m-%d}, Python {platform.python_version()}"
+    with ProcessPoolExecutor() as pool:
+        for situation in SITUATIONS:
+            tunes = list(pool.map(partial(simulate, situation), *columns, chunksize=4))
+            found = report.setdefault(situation, {})
+            found["all"] = summarize(tunes)
+            for cell in cells:
+                these = [t for t, one in zip(tunes, scenarios, strict=True) if one[:2] == cell]
+                found[f"{cell[1]} on an {cell[0]}"] = summarize(these)
+            print(situation, json.dumps(found["all"]), flush=True)
+            if situation in ("other scenarios", "nothing"):
+                curves[f"this search, knowing {situation}"] = tunes
+        if arguments.wrong:
+            wrong = list(pool.map(simulate_wrong, range(arguments.wrong), chunksize=8))
+            report["shuffled records"] = {
+                "tunes": len(wrong),
+                "until it ends": summary(t.final for t in wrong),
+                "largest regret, %": round(100 * max(t.final for t in wrong), 2),
+                "over 1%": sum(t.final > LOSS for t in wrong),
+                "measured until it ends": f"{statistics.fmean(t.stopped / t.configs for t in wrong):.1%}",
+            }
+            print("shuffled", report["shuffled records"], flush=True)
+        if arguments.compare:
+            for name in SEARCHES:
+                curves[name] = list(pool.map(partial(compare, name), *columns, chunksize=4))
+                report.setdefault("other searches", {})[name] = {
+                    f"{share:.0%}": summary(t.after(round(share * t.configs)) for t in curves[name])
+                    for share in SHARES
+                }
+                print(name, report["other searches"][name], flush=True)
+            plot(curves)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
