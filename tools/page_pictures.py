@@ -27,7 +27,8 @@ from dejavu_service.services import misses, records, tokens, transfer  # noqa: E
 from dejavu_service.services.access import ANYBODY, Principal  # noqa: E402
 from dejavu_service.storage import schema  # noqa: E402
 from dejavu_service.storage.database import Database  # noqa: E402
-from dejavu_service.storage.tables import contexts, days, summaries, writers  # noqa: E402
+from dejavu_service.storage.tables import contexts, days, parts  # noqa: E402
+from dejavu_service.storage.tables import records as stored  # noqa: E402
 from support.browser import Browser, open_browser  # noqa: E402
 from support.service import running_server  # noqa: E402
 
@@ -210,14 +211,14 @@ def spread_over_weeks(database: Database) -> None:
                 update(contexts).where(contexts.c.id == identity).values(changed_at=moment)
             )
             connection.execute(
-                update(summaries)
-                .where(summaries.c.context_id == identity)
+                update(stored)
+                .where(stored.c.context_id == identity)
                 .values(changed_at=moment)
             )
             connection.execute(
-                update(writers)
-                .where(writers.c.context_id == identity, writers.c.sender == CI.name)
-                .values(first=moment, last=moment)
+                update(parts)
+                .where(parts.c.context_id == identity, parts.c.sender == CI.name)
+                .values(received_at=moment)
             )
         today = int(NOW.timestamp() // 86400)
         counted = [

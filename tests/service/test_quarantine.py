@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import quarantines as service
 from dejavu_service.services import retention
 from dejavu_service.storage.database import Database
+from dejavu_service.storage.sql import divide
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
@@ -49,17 +49,14 @@ def test_readers_get_what_they_would_have_got_without_a_token(
     assert undo(client, admin, done["id"]).status_code == 404
 
 
-def test_pages_are_bounded_by_parts_too(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_MOST_SCENARIOS", 100)
-    assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
+def test_pages_are_bounded_by_parts_too() -> None:
+    assert list(divide([3000, 3000, 100, 9000, 1], int, 100, 5000)) == [
         [3000],
         [3000, 100],
         [9000],
         [1],
     ]
-    assert [len(page) for page in service._pages(["x"] * 250, len, database)] == [100, 100, 50]
+    assert [len(page) for page in divide(["x"] * 250, len, 100, 5000)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(

@@ -78,7 +78,7 @@ def _row(name: str, **fields: Any) -> type[BaseModel]:
 
 _ROWS: dict[str, Any] = {
     "misses": _row("Miss", context=Context, scenario=Scenario, count=Count),
-    "writers": _row("Writer", sender=str, by=str, measurements=Count, standing=Count, last=str),
+    "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
         id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,

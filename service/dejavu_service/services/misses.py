@@ -16,7 +16,7 @@ from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
 from ..storage.sql import chunks, epoch, insert
-from ..storage.tables import contexts, misses, summaries
+from ..storage.tables import contexts, misses, records
 from .access import Principal
 from .json_text import require_few
 from .log import Action, write_log
@@ -209,11 +209,11 @@ def change_miss(
 
 
 _is_tuned = (
-    select(summaries.c.scenario)
+    select(records.c.scenario)
     .where(
-        summaries.c.context_id == misses.c.context_id,
-        summaries.c.scenario == misses.c.scenario,
-        summaries.c.chosen.is_not(None),
+        records.c.context_id == misses.c.context_id,
+        records.c.scenario == misses.c.scenario,
+        records.c.chosen.is_not(None),
     )
     .exists()
 )
