@@ -211,9 +211,7 @@ def spread_over_weeks(database: Database) -> None:
                 update(contexts).where(contexts.c.id == identity).values(changed_at=moment)
             )
             connection.execute(
-                update(stored)
-                .where(stored.c.context_id == identity)
-                .values(changed_at=moment)
+                update(stored).where(stored.c.context_id == identity).values(changed_at=moment)
             )
             connection.execute(
                 update(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "1.1"
 down_revision = None
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -162,9 +162,4 @@ def upgrade() -> None:
         sa.Index(None, "namespace", "id"),
         sa.Index(None, "at"),
         sqlite_autoincrement=True,
-    )
-    op.create_table(
-        "compatibility",
-        sa.Column("revision", sa.String(32), primary_key=True),
-        sa.Column("since", sa.String(32), nullable=False),
     )

@@ -21,7 +21,6 @@ from sqlalchemy import (
 
 __all__ = [
     "acts",
-    "compatibility",
     "contexts",
     "days",
     "leases",
@@ -230,12 +229,4 @@ log_entries = Table(
     Index(None, "namespace", "id"),
     Index(None, "at"),
     sqlite_autoincrement=True,
-)
-
-# One row: the schema's revision, and the oldest revision whose code can serve it.
-compatibility = Table(
-    "compatibility",
-    metadata,
-    Column("revision", String(32), primary_key=True),
-    Column("since", String(32), nullable=False),
 )
