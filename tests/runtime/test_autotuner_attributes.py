@@ -11,10 +11,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.addition import Bench
 from support.processes import in_own_process
 
-from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.runtime.choices import ConfigCache
+from dejavu_cache import cached_autotune
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
 
@@ -29,18 +29,8 @@ def add(x, out, M, A, K, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < M) + A, mask=at < M)
 
 
-class Bench:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, kernel_call: Any, quantiles: Any) -> list[float]:
-        kernel_call()
-        self.calls += 1
-        return [float(self.calls)] * 3
-
-
 def make(decorate: Any = cached_autotune, **options: Any) -> tuple[Any, Bench]:
-    bench = Bench()
+    bench = Bench(range(1, 100))
     options = {"configs": list(CONFIGS), "key": ["M", "K", "A"], "do_bench": bench, **options}
     return decorate(**options)(add), bench
 
@@ -118,16 +108,6 @@ def test_a_config_that_a_program_puts_into_the_cache_decides(change: str) -> Non
     assert len(kernel.cache) == 1
 
 
-def test_a_programs_config_in_a_bucket_is_for_its_key_alone() -> None:
-    kernel, _ = make(buckets={"M": Pow2()})
-    kernel.cache[(300, 7, 3, "torch.float32", "torch.float32")] = CONFIGS[2]
-    for _ in range(2):
-        launch(kernel, M=301)
-        assert kernel.best_config is not CONFIGS[2]
-        launch(kernel, M=300)
-        assert kernel.best_config is CONFIGS[2]
-
-
 def test_copies_do_not_disturb_each_other() -> None:
     kernel, bench = make()
     launch(kernel)
@@ -157,23 +137,6 @@ def test_assigned_configs_are_the_ones_to_choose_from() -> None:
     launch(kernel)
     assert kernel.best_config is CONFIGS[1]
     assert bench.calls == 3, "both are recorded"
-
-
-def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
-    cache = ConfigCache({"a": 1})
-    assert (cache.has_choices, cache.choice("a")) == (True, 1)
-    cache.report("a", 2)
-    assert cache["a"] == 1
-    cache.report("b", 3)
-    assert (cache["b"], cache.choice("b")) == (3, None)
-    cache["b"] = 4
-    assert cache.choice("b") == 4
-    del cache["a"], cache["b"]
-    cache |= {"c": 5}
-    assert cache.choice("c") == 5
-    assert cache.setdefault("d", 6) == cache.choice("d") == 6
-    cache.clear()
-    assert not cache.has_choices
 
 
 @pretended
