@@ -180,5 +180,5 @@ def forgetful():
 
 
 if __name__ == "__main__":
-    add[(7,)](**arguments(100))
+    add[(7,)](*arguments(100).values())
     print(add.best_config.kwargs["BLOCK"])

@@ -15,6 +15,7 @@ from support.addition import Bench
 from support.processes import in_own_process
 
 from dejavu_cache import cached_autotune
+from dejavu_cache.runtime.choices import ConfigCache
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
 
@@ -137,6 +138,23 @@ def test_assigned_configs_are_the_ones_to_choose_from() -> None:
     launch(kernel)
     assert kernel.best_config is CONFIGS[1]
     assert bench.calls == 3, "both are recorded"
+
+
+def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
+    cache = ConfigCache({"a": 1})
+    assert (cache.has_choices, cache.choice("a")) == (True, 1)
+    cache.report("a", 2)
+    assert cache["a"] == 1
+    cache.report("b", 3)
+    assert (cache["b"], cache.choice("b")) == (3, None)
+    cache["b"] = 4
+    assert cache.choice("b") == 4
+    del cache["a"], cache["b"]
+    cache |= {"c": 5}
+    assert cache.choice("c") == 5
+    assert cache.setdefault("d", 6) == cache.choice("d") == 6
+    cache.clear()
+    assert not cache.has_choices
 
 
 @pretended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -159,6 +160,15 @@ def test_the_api_takes_every_span_and_metric_and_a_broken_one_fails_no_launch(
     assert "OpenTelemetry took no span or metric: no exporter" in caplog.text
 
 
+def test_a_program_without_telemetry_does_not_import_it(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry")
+    launch(make(tmp_path), 128)
+    assert "opentelemetry" not in sys.modules
+    assert not recorder.spans
+
+
 def test_a_process_makes_its_own_file_in_a_new_folder_and_says_what_it_cannot_write(
     tmp_path: Path,
 ) -> None:
@@ -183,6 +193,11 @@ def test_a_process_makes_its_own_file_in_a_new_folder_and_says_what_it_cannot_wr
     assert {event.about for event in events if event.what == "hit"} == {"parent", "child"}
     assert {event.what for event in events} == {"hit", "lost"}
     assert all(event.is_unwanted == (event.what == "lost") for event in events)
+
+
+def test_a_report_that_ends_within_a_line_has_lost_an_event(tmp_path: Path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"what": "hit", "about": "k"}\n{"what": "miss')
+    assert [event.what for event in read_events(tmp_path)] == ["hit", "lost"]
 
 
 @pytest.fixture(autouse=True)

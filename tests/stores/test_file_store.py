@@ -13,9 +13,9 @@ from hypothesis import given
 from support.records import MOMENT, context, measurement, record
 from support.strategies import RECORDS
 
-from dejavu_cache.errors import NewerFormatError
+from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.stores import FileStore
+from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.file_layout import Page
 
 
@@ -224,6 +224,15 @@ def test_a_newer_format_is_refused_and_not_touched(store: FileStore) -> None:
     with pytest.raises(NewerFormatError):
         again.put(context(), [record(64)])
     assert path.read_text() == newer
+
+
+def test_a_read_only_store_is_not_written(store: FileStore) -> None:
+    locked = open_store(f"{store.url}?read_only=1")
+    assert locked.get(context(), record(16).scenario) is not None
+    with pytest.raises(ReadOnlyStoreError):
+        locked.put(context(), [record(64)])
+    with pytest.raises(ReadOnlyStoreError):
+        locked.delete(context())
 
 
 def test_damage_of_one_file_hides_no_damage_of_another(store: FileStore) -> None:

@@ -85,6 +85,17 @@ LAUNCH = f"""{COUNT}
 """
 
 
+def test_the_digest_is_computed_once() -> None:
+    run_python(f"""{COUNT}
+    begin_digest()
+    begin_digest()
+    await_digest()
+    assert computed().misses == 1
+    triton_key()
+    assert computed().misses == 1
+    """)
+
+
 def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     fork_python(
         f"""{LAUNCH}
@@ -143,6 +154,17 @@ def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
         compile_ahead.may_compile_in_threads = lambda: False
     make(mode="tune")[(1,)](x, x, 64)
     assert computed().misses == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+def test_a_launch_survives_a_process_without_another_thread() -> None:
+    fork_python(
+        f"""{LAUNCH}
+    environment.start_thread = lambda target, name: None
+    make(mode="reuse")[(1,)](x, x, 64)
+    assert len(pretended_gpu.LAUNCHED) == 1
     """,
         TRITON_INTERPRET="0",
     )

@@ -127,6 +127,15 @@ def test_what_is_given_up_halfway_can_still_be_launched() -> None:
     assert compile_some(CONFIGS, 1) == ["runs"]
 
 
+@absent
+def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch() -> None:
+    """A compilation that failed is repeated, and then it is often alone."""
+    note_threads()
+    (seen,) = compile_some(CONFIGS[3:4], 1)
+    assert seen.startswith("compile_error: ")
+    assert "waves_per_eu" in seen
+
+
 @pytest.mark.parametrize(
     ("values", "warps"),
     [({"SEED": 2**2000}, 4), ({"BLOCK": 0, "SHIFT": -1}, 4), ({"KIND": "x", "FLAG": True}, None)],

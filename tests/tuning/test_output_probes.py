@@ -27,24 +27,6 @@ def code(read: str, written: str) -> Accesses:
     return Accesses(frozenset(read.split()), frozenset(written.split()))
 
 
-def test_outputs_that_held_the_results_are_compared_beside_arguments_that_change() -> None:
-    arguments = {**launch_arguments(), "calls": torch.zeros(1, dtype=torch.int32)}
-
-    def count(write: Write) -> Write:
-        def write_and_count(arguments: dict[str, Any]) -> None:
-            write(arguments)
-            arguments["calls"].add_(1)
-
-        return write_and_count
-
-    double(arguments)
-    before = {name: arguments[name].clone() for name in ("x", "out", "calls")}
-    made = checker(arguments, count(double), accesses=code("x calls", "out calls"))
-    assert made.judge(count(half_of_it)).outcome == "wrong"
-    assert made.judge(count(double)).outcome == "equal"
-    assert all(torch.equal(arguments[name], before[name]) for name in before)
-
-
 @pytest.mark.parametrize("copy", [torch.clone, torch.relu])
 @pytest.mark.parametrize(
     "dtype",

@@ -355,6 +355,17 @@ def test_rounded_factors_agree(depth: int) -> None:
     assert compare_tensors(actual, expected) == ""
 
 
+def test_sums_of_two_sizes_agree() -> None:
+    """A third of the rows is large, and their elements near 0 are larger than all small ones."""
+    left, right = random(96, 512, seed=1), random(512, 64, seed=2)
+    left[::3] *= 1e4
+    expected = left @ right
+    actual = left.flip(1) @ right.flip(0)
+    assert compare_tensors(actual, expected) == ""
+    actual[1] = 0
+    assert compare_tensors(actual, expected) != ""
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sparse_results_are_compared(dtype: torch.dtype) -> None:
     expected = torch.zeros(2_200_000, dtype=dtype)
@@ -364,6 +375,15 @@ def test_sparse_results_are_compared(dtype: torch.dtype) -> None:
     wrong[1001] = 0
     assert "differs in 1 of" in compare_tensors(wrong, expected)
     assert "differs in 2200000 of" in compare_tensors(1 - expected, expected)
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, 1e-30, 1.0, 1e30])
+def test_tensors_of_one_value_are_compared(value: float) -> None:
+    expected = torch.full((100,), value)
+    assert compare_tensors(expected * (1 + 1e-6), expected) == ""
+    wrong = expected.clone()
+    wrong[0] = 2 * value or 1e-30
+    assert "differs in 1 of 100" in compare_tensors(wrong, expected)
 
 
 def test_tensors_without_finite_elements_are_compared() -> None:
