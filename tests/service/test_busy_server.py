@@ -120,7 +120,7 @@ def test_a_server_that_asks_to_wait_is_left_alone_and_has_not_failed(
         for _ in range(100):
             with pytest.raises(BusyError, match="429"):
                 store.get(context(), record(1).scenario)
-        assert store.circuit.closed
+        assert store.calls.closed
         assert server.log.read_text().count('"status": 429') <= 2
         with store.lease(context(), record(1).scenario, wait=0) as may_tune:
             assert not may_tune
@@ -162,10 +162,10 @@ def test_a_lease_ends_after_what_was_measured_while_the_server_was_away_is_there
         server.kill()
         with suppress(RemoteError):
             tuner.get(context(), scenario, fresh=True)
-        assert not tuner.circuit.closed
+        assert not tuner.calls.closed
         tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
         server.start()
-        wait_until(lambda: tuner.circuit.closed)
+        wait_until(lambda: tuner.calls.closed)
 
     def look_up() -> object:
         with waiter.lease(context(), scenario, wait=60) as may_tune:
