@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 from dejavu_service.services import transfer
 from dejavu_service.services.records import merge_record_set
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import parts
 from fastapi import FastAPI
-from sqlalchemy import select
-from support.service import body, config, context, measurement, record, record_set, scenario
+from support.service import body, context, record, record_set, scenario
 
-from dejavu_cache.model.merge import merge_records
-from dejavu_cache.model.record import Record, RecordSet, Winner
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.record import Record, RecordSet
 
 PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
 
@@ -33,87 +27,6 @@ def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
         if answer.status_code == 200
         else []
     )
-
-
-def test_a_pin_is_put_and_taken_back(client: httpx.Client) -> None:
-    post(client, record_set())
-    pinned = Record.model_validate_json(
-        client.put(PIN, json={"config": body(config(32)), "by": "ann"}).content
-    )
-    assert (pinned.pinned, pinned.pin and pinned.pin.by) == (config(32), "ann")
-    assert read(client) == [pinned]
-    freed = Record.model_validate_json(client.delete(PIN).content)
-    assert freed.pinned is None
-    assert merge_records(pinned, freed).pinned is None, (
-        "a local store must learn that it was taken back"
-    )
-    assert read(client) == [freed]
-
-
-def test_there_is_nothing_to_pin_without_a_record(client: httpx.Client) -> None:
-    assert client.put(PIN, json={"config": body(config())}).status_code == 404
-    assert client.delete(PIN).status_code == 404
-
-
-def test_promotion_lets_the_source_stand_and_keeps_the_rest(
-    client: httpx.Client, database: Database
-) -> None:
-    post(client, record_set(record(1, median=0.1)))
-    best = config(256)
-    source = Record(
-        scenario=scenario(1),
-        winner=Winner(config=best, at=record().winner.at),  # type: ignore[union-attr]
-        measurements=(
-            measurement(best, 0.01, by="bob@h200-2"),
-            measurement(config(16), 0.5, by="bob@h200-2"),
-        ),
-    )
-    post(client, record_set(source, record(2)), "pr-7")
-    assert client.post("/v1/pr-7/promote", json={"to": "main"}).json() == {"records": 2}
-    first, second = read(client)
-    assert first.winner
-    assert first.winner.config == best
-    assert first.by_config[config(16)].median == 0.5
-    assert first.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
-    assert first.by_config[best].by == "bob@h200-2"
-    assert merge_records(first, record(1, median=0.1)).winner == first.winner, (
-        "local stores must take the new winner"
-    )
-    assert second == record(2)
-    with database.read() as connection:
-        beside = (
-            connection.execute(
-                select(parts.c.text).where(~parts.c.stands, parts.c.kind == "measurement")
-            )
-            .scalars()
-            .all()
-        )
-    assert len(beside) == 1, "what was there before is kept beside"
-
-
-def test_a_promoted_winner_is_later_than_one_that_is_dated_ahead(client: httpx.Client) -> None:
-    ahead = Winner(config=config(32), at=now() + timedelta(hours=10))
-    post(client, record_set(record(1).model_copy(update={"winner": ahead})))
-    (before,) = read(client)
-    post(client, record_set(record(1)), "pr-7")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    (after,) = read(client)
-    assert after.winner
-    assert after.winner.config == record(1).winner.config != ahead.config  # type: ignore[union-attr]
-    assert merge_records(before, after).winner == after.winner, "local stores must take it"
-
-
-def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
-    post(client, record_set(record(1, median=0.1)))
-    post(client, record_set(record(1, median=0.2, after=60)), "pr-7")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    before = client.get(f"/v1/main/contexts/{context().digest}/records")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    after = client.get(f"/v1/main/contexts/{context().digest}/records")
-    assert (before.content, before.headers["etag"]) == (after.content, after.headers["etag"])
-    (stored,) = read(client)
-    assert stored.measurements == record(1, median=0.2, after=60).measurements
-    assert stored.winner == record(1).winner, "the same config had won before"
 
 
 def test_a_promotion_may_be_of_one_kernel_or_context(client: httpx.Client) -> None:

@@ -26,11 +26,9 @@ from dejavu_cache.model.record import (
     MOST_MEASUREMENTS,
     Failure,
     Measurement,
-    Pin,
     Record,
     RecordedLaunch,
     RecordSet,
-    Winner,
 )
 from dejavu_cache.model.scenario import Config, now
 
@@ -49,57 +47,6 @@ def read(client: httpx.Client) -> Record:
     answer = client.get(f"{HOME}/records")
     (stored,) = RecordSet.model_validate_json(answer.content).records
     return stored
-
-
-def test_a_timing_of_more_cases_stands_against_one_of_some_of_them(client: httpx.Client) -> None:
-    def timing(median: float, *cases: str) -> Measurement:
-        by_case = dict.fromkeys(cases, median) or None
-        return measurement(config(16), median).model_copy(update={"cases": by_case})
-
-    for sent, stands in (
-        (timing(1.0), 1.0),
-        (timing(2.0, "a"), 2.0),
-        (timing(3.0, "b"), 2.0),
-        (timing(4.0), 2.0),
-        (timing(5.0, "a", "b"), 5.0),
-        (timing(6.0, "a"), 5.0),
-    ):
-        post(client, Record(scenario=scenario(), measurements=(sent,)))
-        assert [entry.median for entry in read(client).measurements] == [stands]
-
-
-@pytest.mark.parametrize(
-    "invented",
-    [
-        measurement(config(16), 0.0),
-        measurement(config(16), 5e-324),
-        measurement(config(16)).model_copy(update={"at": FUTURE}),
-    ],
-)
-def test_what_cannot_be_true_is_not_stored(client: httpx.Client, invented: Measurement) -> None:
-    true = measurement(config(32))
-    counts = post(client, Record(scenario=scenario(1), measurements=(invented, true)))
-    assert counts == {"records": 1, "measurements": 1, "beside": 0, "refused": 1}
-    assert read(client).measurements == (true,)
-
-
-def test_a_winner_from_the_future_is_none(client: httpx.Client) -> None:
-    post(client, Record(scenario=scenario(1), winner=Winner(config=config(16), at=FUTURE)))
-    post(client, record(1))
-    assert read(client).winner == record(1).winner
-
-
-def test_a_pin_from_the_future_can_be_changed_and_removed(client: httpx.Client) -> None:
-    at = f"{HOME}/pins/{scenario(1).digest}"
-    pinned = record(1).model_copy(update={"pin": Pin(config=config(32), at=FUTURE, by="x")})
-    post(client, pinned)
-    answer = client.put(at, json={"config": body(config(64))})
-    assert answer.status_code == 200, answer.text
-    assert read(client).pinned == config(64)
-    post(client, pinned)
-    assert read(client).pinned == config(64)
-    assert client.delete(at).status_code == 200
-    assert read(client).pinned is None
 
 
 @pytest.mark.parametrize("how", ["posted", "promoted"])

@@ -12,41 +12,9 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
-from support.service import config, record, scenario
+from support.service import record, scenario
 
 from dejavu_cache.model.scenario import now
-
-
-def test_readers_get_what_they_would_have_got_without_a_token(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token
-) -> None:
-    honest = record(1, median=0.5, configs=2, after=60)
-    claims = record(1, median=0.001, configs=3)
-    post(client, evil, claims, record(2))
-    post(client, fleet, honest, record(3))
-    poisoned = read(client, admin)
-    assert poisoned[0].by_config[config(16)].median == 0.001
-    preview = quarantine(client, admin, token=evil.id, preview=True)
-    assert read(client, admin) == poisoned
-    done = quarantine(client, admin, token=evil.id)
-    assert done == {**preview, "id": done["id"]}
-    assert preview == {"id": None, "contexts": 1, "records": 2, "measurements": 6, "winners": 2}
-    left = read(client, admin)
-    assert [item.scenario for item in left] == [scenario(1), scenario(3)]
-    assert left[0].measurements == honest.measurements, "what lay beside stands"
-    assert left[0].winner is None
-    assert left[1] == record(3)
-    # No copy brings it back, and who sends its own again gets its own winner.
-    assert post(client, fleet, claims, record(2))["refused"] == 6
-    assert read(client, admin) == left
-    post(client, fleet, honest)
-    assert read(client, admin)[0].winner == honest.winner
-    assert undo(client, admin, done["id"]).json() == done
-    again = {item.scenario: item for item in read(client, admin)}
-    assert again[scenario(2)] == record(2)
-    assert again[scenario(1)].by_config[config(16)].median == 0.5, "beside what came since"
-    assert again[scenario(1)].winner == honest.winner
-    assert undo(client, admin, done["id"]).status_code == 404
 
 
 def test_pages_are_bounded_by_parts_too(
@@ -140,38 +108,6 @@ def test_a_host_is_found_behind_every_token(
     assert quarantine(client, admin, host="h200-1", until=later, preview=True)["records"] == 2
     quarantine(client, admin, host="h200-1")
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
-
-
-@pytest.mark.parametrize(("order", "left"), [((1, 0), 0.1), ((0, 1), 0.2)])
-def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
-    client: httpx.Client,
-    admin: Token,
-    fleet: Token,
-    database: Database,
-    order: tuple[int, int],
-    left: float,
-) -> None:
-    """Whoever sends a replaced measurement again is refused only while it is replaced."""
-    ops = [Token(database, name, "admin") for name in ("first", "second")]
-    post(client, fleet, record(1, median=0.5))
-    for number, token in enumerate(ops, start=1):
-        post(client, fleet, record(1, median=number / 10), at=f"pr-{number}")
-        sent = client.post(f"/v1/pr-{number}/promote", json={"to": "main"}, headers=token.headers)
-        assert sent.is_success
-
-    def stands() -> float | None:
-        return read(client, admin)[0].by_config[config(16)].median
-
-    assert stands() == 0.2
-    assert post(client, fleet, record(1, median=0.1))["refused"] == 3
-    taken = [quarantine(client, admin, token=ops[order[0]].id)["id"]]
-    assert stands() == left
-    taken.append(quarantine(client, admin, token=ops[order[1]].id)["id"])
-    assert stands() == 0.5
-    assert "refused" not in post(client, fleet, record(1, median=0.5))
-    for identity in taken:
-        undo(client, admin, identity)
-    assert stands() == 0.5, "beside what came since"
 
 
 def test_the_context_of_a_quarantine_is_not_pruned(

@@ -8,42 +8,7 @@ import httpx
 import pytest
 from dejavu_service.services import quarantines as service
 from support.quarantines import Token, post, quarantine, read, undo
-from support.service import context, record, scenario
-
-
-def test_an_undone_quarantine_leaves_everything_as_it_was(
-    client: httpx.Client, admin: Token, evil: Token
-) -> None:
-    post(client, evil, record(1), record(2, configs=5))
-    before = read(client, admin)
-    writers = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
-    for _ in range(2):
-        undo(client, admin, quarantine(client, admin, token=evil.id)["id"])
-        assert read(client, admin) == before
-    after = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
-    assert [(item["sender"], item["measurements"], item["standing"]) for item in after] == [
-        (item["sender"], item["measurements"], item["standing"]) for item in writers
-    ]
-    assert post(client, evil, record(1))["measurements"] == 0
-
-
-def test_the_timings_of_one_config_go_and_come_back(
-    client: httpx.Client, admin: Token, fleet: Token
-) -> None:
-    post(client, fleet, record(1), record(2))
-    winner = record(1).winner
-    assert winner is not None
-    subject = {"context": context().digest, "scenario": scenario(1).digest}
-    done = quarantine(client, admin, **subject, config=winner.config.digest)
-    assert (done["measurements"], done["winners"]) == (1, 1)
-    left = {item.scenario: item for item in read(client, admin)}
-    assert left[scenario(2)] == record(2)
-    assert left[scenario(1)].winner is None
-    assert set(record(1).by_config) - set(left[scenario(1)].by_config) == {winner.config}
-    assert undo(client, admin, done["id"]).status_code == 200
-    assert {item.scenario: item for item in read(client, admin)}[scenario(1)] == record(1)
-    incomplete = client.post("/v1/main/quarantines", json=subject, headers=admin.headers)
-    assert incomplete.status_code == 422
+from support.service import record
 
 
 def cut_an_undo_short(

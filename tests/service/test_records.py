@@ -10,21 +10,17 @@ import pytest
 from dejavu_service.routes import reads
 from dejavu_service.services import transfer
 from dejavu_service.storage import record_texts
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import parts
-from sqlalchemy import func, select
 from support.service import (
     START,
     body,
     client_of,
-    config,
     context,
     record,
     record_set,
     scenario,
 )
 
-from dejavu_cache.model.record import Pin, Record, RecordSet
+from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import now
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
@@ -49,44 +45,6 @@ def test_what_was_posted_is_read_in_the_order_of_scenarios(client: httpx.Client)
     sent = [record(m) for m in (512, 2, 64)]
     assert post(client, record_set(*sent)) == {"records": 3, "measurements": 9, "beside": 0}
     assert read(client) == sorted(sent, key=lambda entry: entry.scenario.text)
-
-
-def test_the_same_post_again_changes_nothing(client: httpx.Client) -> None:
-    post(client, record_set(record(1), record(2)))
-    before = client.get(HOME)
-    assert post(client, record_set(record(1), record(2))) == {
-        "records": 2,
-        "measurements": 0,
-        "beside": 0,
-    }
-    after = client.get(HOME)
-    assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
-
-
-def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Database) -> None:
-    post(client, record_set(record(median=0.1)))
-    lie = record_set(record(median=0.01, by="eve@laptop"))
-    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 3}
-    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 0}
-    assert read(client) == [record(median=0.1)]
-    with database.read() as connection:
-        rows = connection.execute(
-            select(parts.c.stands, func.count())
-            .where(parts.c.kind == "measurement")
-            .group_by(parts.c.stands)
-            .order_by(parts.c.stands)
-        ).all()
-    assert [tuple(row) for row in rows] == [(False, 3), (True, 3)]
-
-
-def test_pins_in_a_post_count_only_from_an_admin(client: httpx.Client, token: Any) -> None:
-    pinned = record().model_copy(update={"pin": Pin(config=config(32), at=now(), by="ann")})
-    post(client, record_set(pinned), **token("write"))
-    answer = client.get(HOME, headers=token("read"))
-    assert RecordSet.model_validate_json(answer.content).records[0].pin is None
-    post(client, record_set(pinned), **token("admin"))
-    answer = client.get(HOME, headers=token("read"))
-    assert RecordSet.model_validate_json(answer.content).records[0].pinned == config(32)
 
 
 def test_an_unchanged_context_is_answered_by_304(client: httpx.Client) -> None:
