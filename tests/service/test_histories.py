@@ -179,8 +179,8 @@ def in_words(record: Record | None) -> str:
     words = {}
     for of, measured in record.by_config.items():
         cases = "".join(measured.cases or ())
-        said = f"{measured.median:g}" if measured.failure is None else "xw"[measured.is_wrong]
-        words[int(str(of.params["BLOCK_M"]))] = said + (cases and f"/{cases}")
+        timing = f"{measured.median:g}" if measured.failure is None else "xw"[measured.is_wrong]
+        words[int(str(of.params["BLOCK_M"]))] = timing + (cases and f"/{cases}")
     said = [f"{block}={words[block]}" for block in sorted(words)]
     if (winner := record.winner) is not None:
         said.append(f"!{winner.config.params['BLOCK_M']}{'+' * winner.is_compared}")
@@ -261,6 +261,7 @@ class History:
     def _delete(self) -> None:
         self._dump = self.ask("GET", "export").content
         assert self.ask("DELETE", RECORDS).json() == {"deleted": 1}
+        assert self.ask("PUT", PIN, json={"config": body(config())}).status_code == 404
 
     def _import(self) -> None:
         assert self.ask("POST", "import", content=self._dump).json()["records"] == 1
