@@ -131,7 +131,7 @@ def test_reading_raises_in_time_and_then_at_once(store: RemoteStore, server: Bad
         store.get(context(), record(1).scenario)
     if server.slow:
         assert server.finished == 0
-    opened = not store.circuit.closed
+    opened = not store.calls.closed
     for _ in range(100):
         with pytest.raises(RemoteError):
             store.get(context(), record(1).scenario)

@@ -234,7 +234,7 @@ def test_a_launch_finds_neighbours_and_learns_of_new_ones(
                 away.setattr(ProtocolClient, "scenario_texts", raise_unreachable)
                 changed = store.revalidate({context(): {scenario(2)}})
             assert [found.scenario for found in changed[context()].records] == [scenario(2)]
-            wait_until(lambda: store.circuit.closed)
+            wait_until(lambda: store.calls.due_in <= 0)
             assert store.revision(context()) != listed
             assert store.get(context(), scenario(2)) is not None
             assert len(list(store.scenario_texts(context()))) == 2

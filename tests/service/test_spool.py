@@ -110,7 +110,7 @@ def test_a_refused_record_that_cannot_be_set_aside_costs_nobody_the_server(
     store.put(context(), [record(4)])
     assert store.sender.flush(240)
     assert store.get(context(), record(1).scenario) is not None
-    assert store.circuit.closed
+    assert store.calls.closed
     store.close()
     assert numbers(server.base) == {1, 2, 4}
     (refused,) = spool.waiting()

@@ -12,7 +12,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
@@ -21,7 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel, correct_clock
+from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
 from dejavu_cache.system.background_threads import uninterrupted
 from dejavu_cache.system.notices import printable, warn_once
@@ -255,7 +254,7 @@ class ProtocolClient:
                 arrived; to send them again changes nothing.
         """
         refusals: list[tuple[Document, RefusedError]] = []
-        parts = deque(_split(document))
+        parts = deque({**document, "records": part} for part in _split(document["records"]))
         while parts:
             part = parts.popleft()
             records = part["records"]
@@ -350,7 +349,8 @@ class ProtocolClient:
             {"context": _to_json(context), "scenario": _to_json(scenario), "count": count}
             for (context, scenario), count in misses.items()
         ]
-        self._json("POST", "/misses", {"misses": rows})
+        for part in _split(rows):
+            self._json("POST", "/misses", {"misses": part})
 
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
@@ -442,7 +442,6 @@ class ProtocolClient:
         answer = self._transport.send(
             method, url, server=self.url, silence=self._silence, headers=headers, **request
         )
-        self._check_clock(answer.headers.get("date", ""))
         status = answer.status
         if status in (304, 404) or status < 300:
             return answer
@@ -459,19 +458,6 @@ class ProtocolClient:
         raise RefusedError(
             f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
         )
-
-    def _check_clock(self, date: str) -> None:
-        """Date records by the server's clock if this machine's is wrong by more than a day."""
-        try:
-            present = parsedate_to_datetime(date).astimezone(timezone.utc)
-        except (ValueError, OverflowError):
-            return
-        if correct_clock(present):
-            warn_once(
-                f"clock {self.url}",
-                f"this machine's clock is more than a day off that of {self.url}: records are "
-                "dated by the server's; set the clock right",
-            )
 
     def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:
         """Send a JSON value, which may be encoded already, and return the answer's object."""
@@ -518,19 +504,18 @@ def encode(document: Document) -> bytes:
     return json.dumps(document).encode()
 
 
-def _split(document: Document) -> Iterator[Document]:
-    """Yield a record set in parts within the limits; a single record is not divided."""
-    part: list[Any] = []
-    size = 0
-    for record in document["records"]:
-        length = len(json.dumps(record))
+def _split(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield records or misses in parts within the limits; a single one is not divided."""
+    part, size = list[Any](), 0
+    for row in rows:
+        length = len(json.dumps(row))
         if part and (len(part) == REQUEST_RECORDS or size + length > REQUEST_BYTES):
-            yield {**document, "records": part}
+            yield part
             part, size = [], 0
-        part.append(record)
+        part.append(row)
         size += length
     if part:
-        yield {**document, "records": part}
+        yield part
 
 
 def _divide_record(record: Any) -> list[Any]:

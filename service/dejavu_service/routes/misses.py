@@ -13,11 +13,9 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..services import misses
 from ..storage.sql import to_datetime
 from .common import (
-    ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
-    ScenarioDigest,
     accepts,
     json_response,
     responds_with,
@@ -96,27 +94,3 @@ def list_misses(
         for miss in listed
     )
     return json_response(f'{{"misses": [{rendered}]}}')
-
-
-@router.put("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
-def claim_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Note that the caller will tune a missed scenario."""
-    misses.change_miss(call.database, call.principal, namespace, context, scenario, "claim")
-
-
-@router.delete("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
-def release_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Note that nobody will tune a missed scenario."""
-    misses.change_miss(call.database, call.principal, namespace, context, scenario, "release")
-
-
-@router.delete("/{namespace}/contexts/{context}/misses/{scenario}", status_code=204)
-def dismiss_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Take a scenario off the worklist, until it is missed again."""
-    misses.change_miss(call.database, call.principal, namespace, context, scenario, "dismiss")

@@ -38,13 +38,11 @@ _OF_FORMS = {"text/plain", "multipart/form-data", "application/x-www-form-urlenc
 """Types that a page of any site may make a browser send."""
 _MAX_IN_MEMORY = 4 * 2**20
 """Bytes of an import that are kept in memory; a larger one goes to a temporary file."""
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
-
 _Writer = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Promotion(BaseModel):
-    """The target namespace, and the kernel, the contexts or the writers to copy if not all.
+    """The target namespace, and the kernel or the writers to copy if not all.
 
     With `writers`, nothing is copied of a context that others have written to.
     """
@@ -55,7 +53,6 @@ class Promotion(BaseModel):
     kernel: str | None = Field(
         default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$"
     )
-    contexts: list[_Digest] | None = Field(default=None, min_length=1, max_length=10_000)
     writers: list[_Writer] | None = Field(default=None, min_length=1, max_length=100)
 
 
@@ -147,12 +144,6 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
 def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
     copied = transfer.promote(
-        call.database,
-        call.principal,
-        namespace,
-        promotion.to,
-        promotion.kernel,
-        promotion.contexts,
-        promotion.writers,
+        call.database, call.principal, namespace, promotion.to, promotion.kernel, promotion.writers
     )
     return Promoted(records=copied)

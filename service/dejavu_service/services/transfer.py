@@ -168,7 +168,6 @@ def promote(
     source: str,
     target: str,
     kernel: str | None,
-    digests: Sequence[str] | None,
     writers: Sequence[str] | None = None,
 ) -> int:
     """Copy records to another namespace, where their measurements and winners replace others.
@@ -179,7 +178,6 @@ def promote(
         source: The namespace to copy from.
         target: The namespace to copy to.
         kernel: The name of the only kernel to copy, or None for all.
-        digests: The digests of the only contexts to copy, or None for all.
         writers: The names of the only tokens whose measurements and winners may be among them, or
             None for all.
 
@@ -199,20 +197,17 @@ def promote(
             f"{source!r} cannot be promoted to itself: name another namespace in `to`"
         )
     with database.read() as connection:
-        available = contexts.list_digests(connection, source, kernel)
-    missing = sorted(set(digests or ()) - set(available))
-    if missing or not available:
-        subject = ", ".join(missing) or kernel or "any kernel"
-        raise NotFoundError(f"namespace {source!r} has no records of {subject}")
-    chosen = available if digests is None else sorted(set(digests))
-    wanted = canonical_json({"source": source, "kernel": kernel, "contexts": digests})
+        digests = contexts.list_digests(connection, source, kernel)
+    if not digests:
+        raise NotFoundError(f"namespace {source!r} has no records of {kernel or 'any kernel'}")
+    wanted = canonical_json({"source": source, "kernel": kernel})
     act = Act(secrets.token_hex(8), target, "promote", principal.name, wanted)
     if writers is not None:  # so that nothing is copied if something is wrong from the start
         with database.read() as connection:
-            for digest in chosen:
+            for digest in digests:
                 _require_writers(connection, source, digest, writers)
     copied = 0
-    for digest in chosen:
+    for digest in digests:
         with database.write() as connection:
             copied += _promote_context(connection, principal, source, digest, act, writers)
     return copied
