@@ -65,10 +65,8 @@ HISTORIES = {
     "no pin that a writer sends": ("ann 16=1 ^32", "16=1"),
     "a pin that an admin sends": ("ops 16=1 ^32; ann 16=1 ^64", "16=1 ^32"),
     "no pin that was replaced": ("ops 16=1 ^32; pin 64; ops ^32", "16=1 ^64"),
-    "a pin instead of one that is dated ahead": (
-        "ann 16=1; ops ^32 ahead; pin 64; ops ^32 ahead",
-        "16=1 ^64",
-    ),
+    "a pin instead of one that is dated ahead": ("ann 16=1; ops ^32 ahead; pin 64", "16=1 ^64"),
+    "a pin, before one that is dated ahead": ("ann 16=1; pin 64; ops ^32 ahead", "16=1 ^64"),
     # Deletions.
     "nothing that was deleted": ("ann 16=1 !16; pin 16; delete; ann 16=1 !16; ops ^16", ""),
     "what was measured since a deletion": ("ann 16=1 !16; delete; bob 16=2 !16 now", "16=2 !16"),

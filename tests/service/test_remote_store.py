@@ -328,7 +328,7 @@ def test_records_on_a_server_are_renamed(namespace_url: str, tmp_path: Path) -> 
         before = list(store.records(old))
 
         arguments = ("rename", "pkg.old.add", "pkg.new.add", "--store", namespace_url)
-        assert "2 records, would be pkg.new.add" in dejavu(*arguments).stdout
+        assert "2 records) would be renamed to pkg.new.add" in dejavu(*arguments).stdout
         assert list(store.contexts()) == [old]
 
         done = dejavu(*arguments, "--yes")
