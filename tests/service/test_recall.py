@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.services import records as service
-from dejavu_service.services.json_text import MOST_RECORDS
 from dejavu_service.services.records import tag_of
+from dejavu_service.services.requests import MOST_RECORDS
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import part_digest, without_parts
@@ -142,7 +142,7 @@ def test_few_revalidations_load_records_at_a_time(
     """Each may take much memory, and connections that other requests need."""
     loading: list[int] = []
     numbers: list[int] = []
-    answer = service.revalidate
+    answer = service._revalidate
 
     def revalidate_slowly(*arguments: Any) -> Any:
         loading.append(1)
@@ -151,7 +151,7 @@ def test_few_revalidations_load_records_at_a_time(
         loading.pop()
         return answer(*arguments)
 
-    monkeypatch.setattr(service, "revalidate", revalidate_slowly)
+    monkeypatch.setattr(service, "_revalidate", revalidate_slowly)
     asked = partial(client.post, "/v1/main/revalidation", json={"contexts": {}})
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(asked) for _ in range(20)]

@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.routes import reads
-from dejavu_service.services import transfer
+from dejavu_service.services import reads, transfer
 from dejavu_service.storage import record_texts
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import parts

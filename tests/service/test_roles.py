@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.pages.rendering import _form_proof
-from dejavu_service.routes.common import Call
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY, EVERYWHERE, Principal, Role, most_specific
+from dejavu_service.services.requests import Call
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
 from fastapi import FastAPI

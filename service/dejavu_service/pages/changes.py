@@ -12,10 +12,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import Field
 
 from ..errors import InvalidRequestError
-from ..routes.common import Call, CurrentCall, Namespace
 from ..services import transfer
 from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
+from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.sql import chunks, database_time
 from .rendering import AdminForm, Wanted, list_namespaces, page, render_page, router
@@ -128,7 +128,8 @@ def promote(namespace: Namespace, form: AdminForm) -> Response:
     call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
     if not re.fullmatch(NAMESPACE, target):
         raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    transfer.promote(call.database, call.principal, namespace, target, kernel or None, None)
+    wanted = transfer.Promotion(to=target, kernel=kernel or None)
+    transfer.promote(call.database, call.principal, namespace, wanted)
     return RedirectResponse(
         f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}", 303
     )

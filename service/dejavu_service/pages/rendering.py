@@ -34,9 +34,9 @@ from dejavu_cache.system.notices import counted, printable_output
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..problems import ProblemError
-from ..routes.common import Call, CurrentCall, media_type, read_body
 from ..server import NO_TOKENS, is_page
 from ..services.access import ANYBODY, EVERYWHERE, NOBODY, READER, Principal, Role
+from ..services.requests import Call, CurrentCall, media_type, read_body
 from ..storage import summaries
 from ..storage.database import Database
 from ..storage.sql import to_datetime

@@ -10,10 +10,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import ValidationError
 
 from ..errors import InvalidRequestError
-from ..routes.common import Call, CurrentCall
-from ..routes.tokens import TokenWish
 from ..server import LOGIN_COOKIE
 from ..services import tokens
+from ..services.requests import Call, CurrentCall
+from ..services.tokens import TokenWish
 from .rendering import AdminForm, Wanted, page, read_fields, render_page, respond, router
 
 _MOST_TOKENS = 500
