@@ -155,8 +155,6 @@ def upgrade() -> None:
         sa.Column("count", sa.BigInteger, nullable=False),
         sa.Column("first_seen", sa.Double, nullable=False),
         sa.Column("last_seen", sa.Double, nullable=False),
-        sa.Column("claimed_by", sa.Text),
-        sa.Column("claimed_at", sa.Double),
         sa.Index(None, "last_seen"),
     )
     op.create_table(

@@ -25,6 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .errors import AccessDeniedError
 from .monitoring import Metrics
 from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
 from .services import tokens
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOGIN_COOKIE",
-    "NO_TOKENS",
     "Gate",
     "PrincipalCache",
     "RateLimiter",
@@ -50,8 +50,6 @@ __all__ = [
     "is_page",
 ]
 
-NO_TOKENS = "without tokens, "
-"""Beginning of what is said to those whom a server without tokens does not answer."""
 LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 
@@ -265,12 +263,12 @@ class Gate:
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(sent.get(b"host", b"").decode("latin-1"))):
-            raise _token_error(
-                f"{NO_TOKENS}only requests to localhost are answered: create a token"
+            raise AccessDeniedError(
+                "without tokens, only requests to localhost are answered: create a token"
             )
         if not _PROXY_HEADERS.isdisjoint(sent):
-            raise _token_error(
-                f"{NO_TOKENS}no request that came through a proxy is answered: create a token",
+            raise AccessDeniedError(
+                "without tokens, no request that came through a proxy is answered: create a token"
             )
         return principal
 
@@ -528,8 +526,8 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
 def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
     """Return the token of a request; None if it presents none.
 
-    Browsers send cookies unasked. They count for pages alone, whose forms carry a proof that this
-    server made them: another site's page could otherwise write with them.
+    Browsers send cookies unasked. They count for pages alone, which change nothing: another site's
+    page could otherwise write with them.
 
     Raises:
         ProblemError: 401, it is presented in another way.

@@ -116,7 +116,7 @@ def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
     assert stored.winner == record(1).winner, "the same config had won before"
 
 
-def test_a_promotion_may_be_of_one_kernel_or_context(client: httpx.Client) -> None:
+def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
     other = context("other.kernel")
     post(client, record_set(), "pr-7")
     post(client, record_set(of=other), "pr-7")
@@ -124,12 +124,8 @@ def test_a_promotion_may_be_of_one_kernel_or_context(client: httpx.Client) -> No
         "records": 1
     }
     assert read(client, "x") == []
-    assert client.post(
-        "/v1/pr-7/promote", json={"to": "x", "contexts": [context().digest]}
-    ).json() == {"records": 1}
-    assert read(client, "x") == [record()]
-    for nothing in ({"to": "x", "contexts": ["0" * 24]}, {"to": "x", "kernel": "unknown"}):
-        assert client.post("/v1/pr-7/promote", json=nothing).status_code == 404
+    nothing = {"to": "x", "kernel": "unknown"}
+    assert client.post("/v1/pr-7/promote", json=nothing).status_code == 404
     assert client.post("/v1/pr-7/promote", json={"to": "pr-7"}).status_code == 422
     assert client.post("/v1/nowhere/promote", json={"to": "x"}).status_code == 404
 

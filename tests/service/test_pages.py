@@ -15,15 +15,24 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service import monitoring, server
-from dejavu_service.pages import overview, rendering
+from dejavu_service.pages import front, rendering
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.transfer import import_lines
 from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
-from support.service import body, config, context, measurement, record, record_set, scenario
+from support.service import (
+    START,
+    body,
+    config,
+    context,
+    measurement,
+    record,
+    record_set,
+    scenario,
+)
 
-from dejavu_cache.model.record import OutputVerdict, Record, record_set_line
+from dejavu_cache.model.record import OutputVerdict, Record, Winner, record_set_line
 from dejavu_cache.model.scenario import Context
 
 Tokens = Callable[..., dict[str, str]]
@@ -181,7 +190,7 @@ def test_the_worklist(client: httpx.Client) -> None:
     lease = {"context": body(context()), "scenario": body(scenario(7)), "holder": "node7", "ttl": 9}
     client.post("/v1/main/leases", json=lease)
     here = show(client, worklist, device="NVIDIA H200", kernel="shop.kernels.matmul")
-    assert "<td>node7 by anybody, now</td>" in here
+    assert "<td>node7 by anybody</td>" in here
     elsewhere = show(client, worklist, device="NVIDIA B200")
     assert "node7" not in elsewhere
     assert "Nothing is known on NVIDIA B200 that is missing there" in elsewhere
@@ -245,24 +254,54 @@ def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> N
     assert client.get("/pages/main", params={"sort": "password"}).status_code == 422
 
 
-def test_namespaces_are_searched_and_opened(client: httpx.Client) -> None:
+def won_by(of: Record, block: int) -> Record:
+    """Return a record that another config has won."""
+    return of.model_copy(update={"winner": Winner(config=config(block), at=START)})
+
+
+def test_two_namespaces_are_compared(client: httpx.Client) -> None:
+    post(client, record(1), record(2))
+    post(client, record(1), of=context("shop.only_in_main"))
+    post(client, won_by(record(1), 32), record(9), to="pr-7")
+    page = show(client, "/pages/pr-7/compare", to="main")
+    for shown in (
+        "Of the 2 records in pr-7, main lacks <strong>1</strong>",
+        "another config in <strong>1</strong>",
+        "they add 1 record and make 1 run the config of pr-7",
+        "DEJAVU_CACHE_NAMESPACE=pr-7 dejavu-cache promote --to main</code>",
+        "shop.<wbr>only_in_main",
+    ):
+        assert shown in page
+    scenarios = show(client, f"/pages/pr-7/contexts/{context().digest}/compare", to="main")
+    assert "1 is only here, 1 only there" in scenarios
+
+
+def test_a_context_is_compared_with_another_gpu(client: httpx.Client) -> None:
+    post(client, record(1), record(2))
+    other = context(device="AMD Instinct MI300X")
+    post(client, won_by(record(1, median=0.5), 64), of=other)
+    page = show(client, f"{HOME}/compare", other=other.digest)
+    assert "0 scenarios run the same config, 1 another one; 1 is only here, 0 only there" in page
+    assert '<td class="number">+20.0%</td>' in page, "what its config costs here"
+    assert "config takes 1.20" in page
+    assert client.get(f"{HOME}/compare?to=nowhere").status_code == 404
+
+
+def test_namespaces_are_searched(client: httpx.Client) -> None:
     for number in range(3):
         post(client, to=f"pr-{number}")
     assert show(client, "/namespaces", q="PR-").count('scope="row"') == 3
-    opened = client.get("/namespaces", params={"open": "pr-1"})
-    assert (opened.status_code, opened.headers["location"]) == (303, "/pages/pr-1")
-    assert "like <strong>pr-9" in show(client, "/namespaces", open="pr-9")
+    assert 'href="/pages/pr-1"' in show(client, "/namespaces")
+    assert "like <strong>pr-9" in show(client, "/namespaces", q="pr-9")
 
 
 def test_pages_stay_small_however_many_names_a_writer_invents(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendering, "_MOST_NAMES", 2)
-    monkeypatch.setattr(overview, "_MOST_NAMESPACES", 3)
+    monkeypatch.setattr(front, "_MOST_NAMESPACES", 3)
     for number, records in enumerate((1, 3, 2, 1)):
         post(client, *map(record, range(records)), to=f"pr-{number}")
     listed = show(client, "/namespaces")
-    assert re.findall(r'<option value="(.*?)"', listed) == ["pr-1", "pr-2"]
     assert listed.count('scope="row"') == 3
     assert "4 namespaces match" in listed
     monkeypatch.setattr(summaries, "MOST_BYTES", 1200)
@@ -338,7 +377,6 @@ LISTS = {
     "/pages/main/activity?days=14": ("days", 14),
     "/pages/main/activity?actor=anybody": ("log", 1),
     "/pages/main/compare?to=pr-1": ("differences", 4),
-    "/tokens": ("tokens", 0),
 }
 
 

@@ -23,7 +23,7 @@ from support.remote_stores import open_remote
 from support.service import Running, free_port, running_server
 
 from dejavu_cache.model.record import Winner
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, Store, TieredStore
 from dejavu_cache.testing import StoreContract
 
@@ -139,6 +139,16 @@ def test_a_read_only_token_reads(
     assert caplog.text.count("read-only for this token") == 1
     assert reader.get(context(), record(1).scenario, fresh=True) is not None
     assert len(reader.spool) == 1, "it waits for a token that may write"
+
+
+def test_misses_that_a_server_takes_in_no_single_request_are_all_counted(
+    shared_server: Running,
+) -> None:
+    client = ProtocolClient(shared_server.base, namespace="misses")
+    sizes = {f"size_{number}": number for number in range(250)}
+    missed = [Scenario(args={**sizes, "M": m}, dtypes={}) for m in range(400)]
+    client.report_misses({(context(), scenario): 1 for scenario in missed})
+    assert len(client.misses(limit=1000)) == 400
 
 
 def test_timings_that_a_server_passes_over_are_named_once(

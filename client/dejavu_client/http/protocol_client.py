@@ -255,7 +255,7 @@ class ProtocolClient:
                 arrived; to send them again changes nothing.
         """
         refusals: list[tuple[Document, RefusedError]] = []
-        parts = deque(_split(document))
+        parts = deque({**document, "records": part} for part in _split(document["records"]))
         while parts:
             part = parts.popleft()
             records = part["records"]
@@ -350,7 +350,8 @@ class ProtocolClient:
             {"context": _to_json(context), "scenario": _to_json(scenario), "count": count}
             for (context, scenario), count in misses.items()
         ]
-        self._json("POST", "/misses", {"misses": rows})
+        for part in _split(rows):
+            self._json("POST", "/misses", {"misses": part})
 
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
@@ -518,19 +519,18 @@ def encode(document: Document) -> bytes:
     return json.dumps(document).encode()
 
 
-def _split(document: Document) -> Iterator[Document]:
-    """Yield a record set in parts within the limits; a single record is not divided."""
-    part: list[Any] = []
-    size = 0
-    for record in document["records"]:
-        length = len(json.dumps(record))
+def _split(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield records or misses in parts within the limits; a single one is not divided."""
+    part, size = list[Any](), 0
+    for row in rows:
+        length = len(json.dumps(row))
         if part and (len(part) == REQUEST_RECORDS or size + length > REQUEST_BYTES):
-            yield {**document, "records": part}
+            yield part
             part, size = [], 0
-        part.append(record)
+        part.append(row)
         size += length
     if part:
-        yield {**document, "records": part}
+        yield part
 
 
 def _divide_record(record: Any) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Pages for people: HTML without scripts, and each list as a file."""
+"""Pages for people, to read: HTML without scripts, and each list as a file."""
 
-from . import changes, kernel, overview, scenario, tokens
+from . import changes, front, kernel, overview, scenario
 from .rendering import ErrorPagesMiddleware, router
 
-__all__ = ["ErrorPagesMiddleware", "changes", "kernel", "overview", "router", "scenario", "tokens"]
+__all__ = ["ErrorPagesMiddleware", "changes", "front", "kernel", "overview", "router", "scenario"]

@@ -1,24 +1,21 @@
-"""What changed: activity by day and by writer, and two namespaces, one promoted to the other."""
+"""What changed: activity by day and by writer, and how two namespaces differ."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import Query, Response
-from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from ..errors import InvalidRequestError
-from ..services import transfer
 from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
 from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.sql import chunks, database_time
-from .rendering import AdminForm, Wanted, list_namespaces, page, render_page, router
+from .front import list_namespaces
+from .rendering import Wanted, page, render_page
 
 _MOST_ENTRIES = 100
 """Entries of the log on a page."""
@@ -68,12 +65,12 @@ class ComparisonFilter(Wanted):
 def compare_namespaces(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[ComparisonFilter, Query()]
 ) -> Response:
-    """Compare two namespaces; for an admin of both, the preview of a promotion."""
+    """Compare what readers get in two namespaces, context by context."""
     call.principal.require("read", namespace)
     other = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else ""
     is_compared = other not in ("", namespace)
     rows, total = _differences(call, namespace, other, wanted) if is_compared else ([], 0)
-    readable = {row["namespace"] for row in list_namespaces(call.database, call.principal)}
+    readable = {row["namespace"] for row in list_namespaces(call)}
     return render_page(
         "compare.html",
         call,
@@ -83,7 +80,6 @@ def compare_namespaces(
         to=other,
         others=sorted(readable - {namespace}),
         is_compared=is_compared,
-        may_promote=bool(other) and call.principal.may("admin", other),
         rows=rows,
         total=total,
         sums={
@@ -120,16 +116,3 @@ def _differences(
         own = counts.get(ours[row.digest].id, same) if here else same
         rows.append({"context": row.context, "here": here, "there": there} | own)
     return rows, len(tuned)
-
-
-@router.post("/pages/{namespace}/promote")
-def promote(namespace: Namespace, form: AdminForm) -> Response:
-    """Copy a namespace's records to another, of all kernels or one, and show both compared."""
-    call, target, kernel = form.call, form.text("to", 64), form.text("kernel")
-    if not re.fullmatch(NAMESPACE, target):
-        raise InvalidRequestError(f"{target!r} is no name of a namespace: choose another one")
-    wanted = transfer.Promotion(to=target, kernel=kernel or None)
-    transfer.promote(call.database, call.principal, namespace, wanted)
-    return RedirectResponse(
-        f"/pages/{namespace}/compare?{urlencode({'to': target, 'kernel': kernel})}", 303
-    )

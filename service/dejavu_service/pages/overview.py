@@ -1,22 +1,17 @@
-"""What is tuned and what is missing: namespaces, the kernels of one, and its worklist."""
+"""What is tuned and what is missing: the kernels of a namespace, and its worklist."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import urlencode
 
 from fastapi import Query, Response
-from fastapi.responses import RedirectResponse
 from pydantic import Field
 from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError
 from ..services import leases, misses
 from ..services.access import Principal
 from ..services.requests import CurrentCall, Namespace
@@ -24,52 +19,13 @@ from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
-from .rendering import (
-    Wanted,
-    WriterForm,
-    list_namespaces,
-    page,
-    render_page,
-    router,
-)
+from .rendering import Wanted, page, render_page
 
 __all__ = ["OverviewFilter", "overview"]
 
 _KERNELS = 25
 """Kernels on one page."""
-_MOST_NAMESPACES = 1000
-"""Namespaces that are listed: each pull request may have one."""
 _MOST_GAPS = 100
-_DIGEST = re.compile(r"[0-9a-f]{24}")
-
-
-@page("/")
-def show_front(call: CurrentCall) -> Response:
-    """Redirect to the namespace with the most records."""
-    listed = list_namespaces(call.database, call.principal)
-    largest = max(listed, key=itemgetter("records"), default={"namespace": "main"})["namespace"]
-    return RedirectResponse(f"/pages/{largest}")
-
-
-class NamespacesFilter(Wanted):
-    """A part of the namespaces' names, or a name to go to."""
-
-    q: str = Field(default="", max_length=500)
-    open: str = Field(default="", max_length=500)
-
-
-@page("/namespaces")
-def show_namespaces(call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]) -> Response:
-    """List the namespaces whose name contains a text, or go to one."""
-    search = wanted.open or wanted.q
-    listed = list_namespaces(call.database, call.principal, search)
-    if wanted.open in {row["namespace"] for row in listed}:
-        return RedirectResponse(f"/pages/{wanted.open}", 303)
-    shown = listed if wanted.export else listed[:_MOST_NAMESPACES]
-    return render_page(
-        "namespaces.html", call, "", wanted, {"namespaces": shown}, listed=shown,
-        total=len(listed), search=search,
-    )  # fmt: skip
 
 
 class OverviewFilter(Wanted):
@@ -258,18 +214,3 @@ def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> lis
             known = summaries.count_known(connection, kernel.comparable)
             gaps += [row for row in kernel.coverage(known) if row["tuned"] < row["known"]]
     return sorted(gaps, key=lambda row: row["tuned"] - row["known"])
-
-
-@router.post("/pages/{namespace}/misses/{change}")
-def change_miss(
-    namespace: Namespace, change: Literal["claim", "release", "dismiss"], form: WriterForm
-) -> Response:
-    """Note that the caller or nobody will tune a scenario, or take it off the worklist."""
-    context, scenario = form.text("context", 24), form.text("scenario", 24)
-    if not _DIGEST.fullmatch(context) or not _DIGEST.fullmatch(scenario):
-        raise NotFoundError("there is no such scenario on the worklist")
-    misses.change_miss(
-        form.call.database, form.call.principal, namespace, context, scenario, change
-    )
-    query = {name: form.text(name) for name in ("kernel", "device") if form.text(name)}
-    return RedirectResponse(f"/pages/{namespace}/misses?{urlencode(query)}", 303)

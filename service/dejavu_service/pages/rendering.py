@@ -1,26 +1,21 @@
-"""What all pages share: routers, lists as files, forms, templates, and errors as pages."""
+"""What all pages share: turns, lists as files, templates, and errors as pages."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import hmac
 import io
 import json
 import re
-import secrets
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from heapq import nlargest
 from http import HTTPStatus
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -32,25 +27,18 @@ from dejavu_cache import __version__
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
-from ..errors import InvalidRequestError, NotFoundError
-from ..problems import ProblemError
-from ..server import NO_TOKENS, is_page
-from ..services.access import ANYBODY, EVERYWHERE, NOBODY, READER, Principal, Role
-from ..services.requests import Call, CurrentCall, media_type, read_body
-from ..storage import summaries
-from ..storage.database import Database
+from ..errors import NotFoundError
+from ..server import is_page
+from ..services.access import ANYBODY, NOBODY, READER
+from ..services.requests import Call
 from ..storage.sql import to_datetime
 
 __all__ = [
+    "FOLDER",
     "PAGE_SIZE",
-    "AdminForm",
     "ErrorPagesMiddleware",
-    "Form",
     "Wanted",
-    "WriterForm",
-    "list_namespaces",
     "page",
-    "read_fields",
     "render",
     "render_page",
     "respond",
@@ -59,9 +47,7 @@ __all__ = [
 ]
 
 _METHODS = ["GET", "HEAD"]
-_FOLDER = Path(__file__).parent / "templates"
-_MOST_NAMES = 200
-"""Namespaces that the field of each page suggests: those with the most records."""
+FOLDER = Path(__file__).parent / "templates"
 PAGE_SIZE = 50
 """Rows of a table on one page."""
 _HEADERS = {
@@ -76,11 +62,6 @@ _HEADERS = {
 }
 _MOST_EXPORTED = 10_000
 """Rows of a file, where the database cuts a list off."""
-_MOST_BYTES, _MOST_FIELDS = 16 * 1024, 50
-"""Limits of a form."""
-_FORM = "application/x-www-form-urlencoded"
-_OWN_KEY = secrets.token_bytes(32)
-"""Key of the proofs where requests need no token, which only this machine's can do."""
 _T = TypeVar("_T")
 _View = TypeVar("_View", bound=Callable[..., Any])
 
@@ -189,37 +170,9 @@ def page(path: str) -> Callable[[_View], _View]:
     return router.api_route(path, methods=_METHODS)
 
 
-@page("/style.css")
-def show_style() -> Response:
-    """Return the stylesheet of the pages."""
-    return Response(stylesheet(), media_type="text/css")
-
-
-@page("/favicon.svg")
-@page("/favicon.ico")
-def show_icon() -> Response:
-    """Return the icon of the pages."""
-    headers = {"Cache-Control": "public, max-age=86400"}
-    icon = (_FOLDER / "favicon.svg").read_text()
-    return Response(icon, media_type="image/svg+xml", headers=headers)
-
-
 def stylesheet() -> str:
     """Return the stylesheet of the pages."""
-    return (_FOLDER / "style.css").read_text()
-
-
-def list_namespaces(
-    database: Database, principal: Principal, search: str = ""
-) -> list[dict[str, Any]]:
-    """List the namespaces that the principal may read, by name, whose name contains a text."""
-    with database.read() as connection:
-        rows = summaries.list_namespaces(connection)
-    return [
-        row
-        for row in rows
-        if principal.may("read", row["namespace"]) and search.lower() in row["namespace"].lower()
-    ]
+    return (FOLDER / "style.css").read_text()
 
 
 def render_page(
@@ -230,24 +183,16 @@ def render_page(
     lists: _Lists | None = None,
     **values: object,
 ) -> Response:
-    """Render a page for the caller, who gets forms for what their role allows, or a list of it."""
+    """Render a page for the caller, or one of its lists as a file."""
     if wanted.export:
         return _export(wanted.export, lists or {})
     principal = call.principal
-    largest = nlargest(
-        _MOST_NAMES, list_namespaces(call.database, principal), key=itemgetter("records")
-    )
     return respond(
         template,
         wanted=wanted,
         namespace=namespace,
-        namespaces=sorted(row["namespace"] for row in largest),
         principal=principal.name,
         is_logged_in=principal not in (ANYBODY, READER),
-        may_write=bool(namespace) and principal.may("write", namespace),
-        may_admin=bool(namespace) and principal.may("admin", namespace),
-        may_make_tokens=principal.may("admin", EVERYWHERE),
-        proof=_form_proof(call),
         **values,
     )
 
@@ -302,7 +247,7 @@ def _break_after_dots(name: str) -> Markup:
 
 
 _environment = Environment(
-    loader=FileSystemLoader(_FOLDER),
+    loader=FileSystemLoader(FOLDER),
     autoescape=True,
     finalize=printable_output,
     trim_blocks=True,
@@ -322,89 +267,15 @@ _environment.globals |= {
     "version": __version__,
     # What pages without a namespace or a caller leave out.
     "namespace": "",
-    "namespaces": [],
     "principal": "nobody",
     "is_logged_in": False,
-    "may_make_tokens": False,
     "tab": "",
     "style": "",
 }
 
 
-class Form(NamedTuple):
-    """The fields of a form, and the call that sent it."""
-
-    call: Call
-    fields: dict[str, str]
-
-    def text(self, name: str, longest: int = 500) -> str:
-        """Return a field, empty if it was left out.
-
-        Raises:
-            InvalidRequestError: The field is too long or has control characters.
-        """
-        value = self.fields.get(name, "").strip()
-        if len(value) > longest or any(ord(character) < 32 for character in value):
-            raise InvalidRequestError(f"{name}: at most {longest} characters, in one line")
-        return value
-
-
-def _form_proof(call: Call) -> str:
-    """Return what the forms of a page carry, which only who knows the token can compute.
-
-    It depends on the token alone, so that a form works on every replica.
-    """
-    key = call.credential.encode() or _OWN_KEY
-    return hmac.new(key, b"dejavu-cache form", hashlib.sha256).hexdigest()
-
-
-async def read_fields(request: Request) -> dict[str, str]:
-    """Read the fields of a form.
-
-    Raises:
-        ProblemError: 415, it is no form; 413, it is too long.
-        InvalidRequestError: It has too many fields.
-    """
-    if media_type(request) != _FORM:
-        raise ProblemError(415, f"this takes what a form of the pages sends: {_FORM}")
-    body = await read_body(request, _MOST_BYTES)
-    try:
-        pairs = parse_qsl(
-            body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
-        )
-    except ValueError:
-        raise InvalidRequestError("this is no form of the pages: reload the page") from None
-    return dict(pairs)
-
-
-async def _read_form(role: Role, request: Request, call: CurrentCall) -> Form:
-    """Read a form of who has a role in the path's namespace, or in all if the path has none.
-
-    The role is checked before the form is read.
-    """
-    call.principal.require(role, request.path_params.get("namespace", EVERYWHERE))
-    fields = await read_fields(request)
-    if not hmac.compare_digest(fields.pop("proof", "").encode(), _form_proof(call).encode()):
-        raise ProblemError(
-            403, "this form is of another site or an earlier login: reload the page, try again"
-        )
-    return Form(call, fields)
-
-
-async def _read_admin_form(request: Request, call: CurrentCall) -> Form:
-    return await _read_form("admin", request, call)
-
-
-async def _read_writer_form(request: Request, call: CurrentCall) -> Form:
-    return await _read_form("write", request, call)
-
-
-AdminForm = Annotated[Form, Depends(_read_admin_form)]
-WriterForm = Annotated[Form, Depends(_read_writer_form)]
-
-
 class ErrorPagesMiddleware:
-    """ASGI middleware that renders problem details for browsers, and sends them to the login."""
+    """ASGI middleware that renders problem details for browsers, and asks them for a token."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap an app."""
@@ -417,34 +288,25 @@ class ErrorPagesMiddleware:
             await self._app(scope, receive, send)
             return
         start: Message | None = None
-        body = b""
 
         async def send_page(message: Message) -> None:
-            nonlocal start, body
+            nonlocal start
             if (b"content-type", b"application/problem+json") in message.get("headers", ()):
                 start = message
-                return
-            if start is None:
+            elif start is None:
                 await send(message)
-                return
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                await _error_page(scope, start, json.loads(body))(scope, receive, send)
+            else:
+                await _error_page(scope, start, json.loads(message["body"]))(scope, receive, send)
 
         await self._app(scope, receive, send_page)
 
 
 def _error_page(scope: Scope, start: Message, problem: dict[str, str]) -> Response:
     status = start["status"]
-    # A token would not help where the server has none, and the page then says what does.
-    if status == 401 and not problem["detail"].startswith(NO_TOKENS):
-        where = scope["path"]
-        if scope["query_string"]:
-            where += f"?{scope['query_string'].decode('latin-1')}"
-        query = {"next": where} if scope["method"] in _METHODS else {}
-        if scope.get("credential"):
-            query["why"] = "expired"
-        return RedirectResponse(f"/login?{urlencode(query)}", 303)
+    if status == 401:
+        where = f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
+        wrong = problem["detail"] if scope.get("credential") else ""
+        return respond("login.html", 401, where=where, wrong=wrong)
     response = respond(
         "error.html",
         status,
@@ -455,7 +317,5 @@ def _error_page(scope: Scope, start: Message, problem: dict[str, str]) -> Respon
         is_logged_in=bool(scope.get("credential")),
     )
     dropped = (b"content-type", b"content-length")
-    response.raw_headers += [
-        (name, value) for name, value in start["headers"] if name.lower() not in dropped
-    ]
+    response.raw_headers += [pair for pair in start["headers"] if pair[0].lower() not in dropped]
     return response

@@ -1,11 +1,10 @@
-"""A scenario: why its config runs, all its measurements, its history, and a pin."""
+"""A scenario: why its config runs, all its measurements, and its history."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from fastapi import Query, Response
-from fastapi.responses import RedirectResponse
 from sqlalchemy import Connection
 
 from dejavu_cache.model.record import Measurement, Record
@@ -13,20 +12,18 @@ from dejavu_cache.model.scenario import Context
 
 from ..errors import NotFoundError
 from ..services.log import LogEntry, LogFilter, read_log
-from ..services.records import set_pin
 from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..storage import contexts, record_texts, summaries
 from .kernel import LOUD, ConfigNames
-from .rendering import AdminForm, Wanted, page, render_page, router
+from .rendering import Wanted, page, render_page
 
 _NEAR_TIE = 0.02
 """Relative distance to the best median within which another run could have chosen a config."""
 _MOST_ARRIVALS = 500
 _MOST_ENTRIES = 1000
-_PATH = "/pages/{namespace}/contexts/{context}/scenarios/{scenario}"
 
 
-@page(_PATH)
+@page("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 def show_scenario(
     namespace: Namespace,
     context: ContextDigest,
@@ -87,24 +84,6 @@ def show_scenario(
         arrivals=arrivals,
         log=_log(call, namespace, parsed, record),
     )
-
-
-@router.post(f"{_PATH}/pin")
-def pin(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, form: AdminForm
-) -> Response:
-    """Pin one of a scenario's measured configs, or remove the pin if the form names none."""
-    call, digest = form.call, form.text("config", 24)
-    config = None
-    if digest:
-        with call.database.read() as connection:
-            record = _load_record(connection, namespace, context, scenario)
-        configs = {measured.config.digest: measured.config for measured in record.measurements}
-        config = configs.get(digest)
-        if config is None:
-            raise NotFoundError("this config was not measured in this scenario: reload the page")
-    set_pin(call.database, call.principal, namespace, context, scenario, config, by="")
-    return RedirectResponse(f"/pages/{namespace}/contexts/{context}/scenarios/{scenario}", 303)
 
 
 def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:

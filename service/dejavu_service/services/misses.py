@@ -6,28 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from sqlalchemy import Connection, Delete, Update, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, func, select
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
 from ..storage.sql import chunks, epoch, insert, to_datetime
 from ..storage.tables import contexts, misses, summaries
 from .access import Principal
-from .log import Action, write_log
 from .requests import (
-    ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
-    ScenarioDigest,
     accepts,
     json_response,
     require_few,
@@ -39,7 +35,6 @@ __all__ = [
     "MOST_MISSED_CONTEXTS",
     "MOST_MISSES",
     "CountedMiss",
-    "change_miss",
     "count_by_device",
     "count_misses",
     "list_misses",
@@ -57,29 +52,17 @@ _ROOM_OF_WRITERS = 2
 _LONGEST, _LONGEST_OF_READERS = 64 * 1024, 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
-_ACTIONS: dict[str, Action] = {
-    "claim": "claim miss",
-    "release": "release miss",
-    "dismiss": "dismiss miss",
-}
-
 _Report = Sequence[tuple[Context, Scenario, int]]
 
 
 class CountedMiss(NamedTuple):
-    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970.
-
-    Attributes:
-        claimed_by: Who said that they would tune it; None if nobody did.
-    """
+    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970."""
 
     context: str
     scenario: str
     times: int
     first_seen: float
     last_seen: float
-    claimed_by: str | None
-    claimed_at: float | None
 
 
 def count_misses(
@@ -184,47 +167,6 @@ def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -
     connection.execute(statement, rows)
 
 
-def change_miss(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    context: str,
-    scenario: str,
-    change: Literal["claim", "release", "dismiss"],
-) -> None:
-    """Note that the principal or nobody will tune a missed scenario, or take it off the worklist.
-
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `write`.
-        namespace: The namespace of the worklist.
-        context: The digest of the context.
-        scenario: The digest of the scenario.
-        change: `release` removes a claim, whoever made it; what is dismissed is listed again once
-            it is missed again.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        NotFoundError: The scenario is not on the worklist.
-    """
-    principal.require("write", namespace)
-    statement: Update | Delete = delete(misses)
-    if change == "claim":
-        statement = update(misses).values(claimed_by=principal.name, claimed_at=epoch())
-    elif change == "release":
-        statement = update(misses).values(claimed_by=None, claimed_at=None)
-    with database.write() as connection:
-        locked = stored_contexts.lock_existing(connection, namespace, context)
-        if locked is not None:
-            statement = statement.filter_by(context_id=locked.id, scenario=scenario)
-        if locked is None or not connection.execute(statement).rowcount:
-            raise NotFoundError(
-                "this scenario is not on the worklist: it was tuned or dismissed meanwhile"
-            )
-        detail = {"context": context, "scenario": scenario}
-        write_log(connection, principal, _ACTIONS[change], namespace, locked.kernel, **detail)
-
-
 _is_tuned = (
     select(summaries.c.scenario)
     .where(
@@ -252,8 +194,6 @@ def list_misses(
             misses.c.count,
             misses.c.first_seen,
             misses.c.last_seen,
-            misses.c.claimed_by,
-            misses.c.claimed_at,
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~_is_tuned)
@@ -359,27 +299,3 @@ def read_worklist(
         for miss in listed
     )
     return json_response(f'{{"misses": [{rendered}]}}')
-
-
-@router.put("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
-def claim_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Note that the caller will tune a missed scenario."""
-    change_miss(call.database, call.principal, namespace, context, scenario, "claim")
-
-
-@router.delete("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
-def release_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Note that nobody will tune a missed scenario."""
-    change_miss(call.database, call.principal, namespace, context, scenario, "release")
-
-
-@router.delete("/{namespace}/contexts/{context}/misses/{scenario}", status_code=204)
-def dismiss_miss(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> None:
-    """Take a scenario off the worklist, until it is missed again."""
-    change_miss(call.database, call.principal, namespace, context, scenario, "dismiss")

@@ -44,7 +44,6 @@ __all__ = [
     "accepts",
     "body_chunks",
     "json_response",
-    "media_type",
     "read_body",
     "read_json",
     "require_few",
@@ -230,7 +229,8 @@ async def read_json(request: Request, model: type[_Model], max_bytes: int) -> _M
         RequestValidationError: It is no value of the model.
     """
     # No page of another site can send this type unasked.
-    if media_type(request) != "application/json":
+    sent_type = request.headers.get("content-type", "").partition(";")[0]
+    if sent_type.strip().lower() != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
     body = await read_body(request, max_bytes)
     if not body:
@@ -243,11 +243,6 @@ async def read_json(request: Request, model: type[_Model], max_bytes: int) -> _M
     except InvalidValueError as error:
         errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors]
         raise RequestValidationError(errors) from None
-
-
-def media_type(request: Request) -> str:
-    """Return the type of a request's body, without parameters."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

@@ -43,7 +43,6 @@ __all__ = [
     "count_valid",
     "issue",
     "list_tokens",
-    "list_unexpired",
     "revoke",
     "router",
     "verify",
@@ -172,19 +171,6 @@ def list_tokens(
     """List tokens by their ids, also expired and revoked ones: all, or some after an id."""
     principal.require("admin", EVERYWHERE)
     query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
-    with database.read() as connection:
-        return [_token(row) for row in connection.execute(query)]
-
-
-def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:
-    """List tokens that have not expired: first those that never will, and of each the newest."""
-    principal.require("admin", EVERYWHERE)
-    query = (
-        select(tokens)
-        .where(_lives())
-        .order_by(tokens.c.expires_at.is_not(None), tokens.c.created_at.desc(), tokens.c.id)
-        .limit(limit)
-    )
     with database.read() as connection:
         return [_token(row) for row in connection.execute(query)]
 

@@ -45,7 +45,6 @@ from .requests import (
     PRINTABLE,
     Call,
     CurrentCall,
-    Digest,
     InvalidJsonError,
     InvalidValueError,
     KernelName,
@@ -57,7 +56,7 @@ from .requests import (
     versioned_router,
 )
 
-__all__ = ["Imported", "Promotion", "import_lines", "promote", "router"]
+__all__ = ["Imported", "import_lines", "router"]
 
 router = versioned_router()
 
@@ -91,7 +90,7 @@ _Writer = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Promotion(BaseModel):
-    """The target namespace, and the kernel, the contexts or the writers to copy if not all.
+    """The target namespace, and the kernel or the writers to copy if not all.
 
     With `writers`, nothing is copied of a context that others have written to.
     """
@@ -100,7 +99,6 @@ class Promotion(BaseModel):
 
     to: str = Field(pattern=NAMESPACE)
     kernel: str | None = Field(default=None, min_length=1, max_length=500, pattern=PRINTABLE)
-    contexts: list[Digest] | None = Field(default=None, min_length=1, max_length=10_000)
     writers: list[_Writer] | None = Field(default=None, min_length=1, max_length=100)
 
 
@@ -293,45 +291,29 @@ def _parse_line(line: bytes, number: int) -> RecordSet:
 
 @router.post("/{namespace}/promote")
 @accepts("admin", 2**20)
-def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
+def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
-    return Promoted(records=promote(call.database, call.principal, namespace, promotion))
-
-
-def promote(database: Database, principal: Principal, source: str, wanted: Promotion) -> int:
-    """Copy records to another namespace, and return their number.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin` in one of the namespaces.
-        InvalidRequestError: Source and target are the same namespace, or others than `writers`
-            wrote what would be copied; of a context that they wrote to, nothing is.
-        NotFoundError: The source has no such records.
-    """
-    target, kernel, digests, writers = wanted.to, wanted.kernel, wanted.contexts, wanted.writers
-    principal.require("admin", source)
-    principal.require("admin", target)
-    if source == target:
+    target, kernel, writers = promotion.to, promotion.kernel, promotion.writers
+    call.principal.require("admin", target)
+    if namespace == target:
         raise InvalidRequestError(
-            f"{source!r} cannot be promoted to itself: name another namespace in `to`"
+            f"{namespace!r} cannot be promoted to itself: name another namespace in `to`"
         )
-    with database.read() as connection:
-        available = contexts.list_digests(connection, source, kernel)
-    missing = sorted(set(digests or ()) - set(available))
-    if missing or not available:
-        subject = ", ".join(missing) or kernel or "any kernel"
-        raise NotFoundError(f"namespace {source!r} has no records of {subject}")
-    chosen = available if digests is None else sorted(set(digests))
-    content = canonical_json({"source": source, "kernel": kernel, "contexts": digests})
-    act = Act(secrets.token_hex(8), target, "promote", principal.name, content)
+    with call.database.read() as connection:
+        digests = contexts.list_digests(connection, namespace, kernel)
+    if not digests:
+        raise NotFoundError(f"namespace {namespace!r} has no records of {kernel or 'any kernel'}")
+    wanted = canonical_json({"source": namespace, "kernel": kernel})
+    act = Act(secrets.token_hex(8), target, "promote", call.principal.name, wanted)
     if writers is not None:  # so that nothing is copied if something is wrong from the start
-        with database.read() as connection:
-            for digest in chosen:
-                _require_writers(connection, source, digest, writers)
+        with call.database.read() as connection:
+            for digest in digests:
+                _require_writers(connection, namespace, digest, writers)
     copied = 0
-    for digest in chosen:
-        with database.write() as connection:
-            copied += _promote_context(connection, principal, source, digest, act, writers)
-    return copied
+    for digest in digests:
+        with call.database.write() as connection:
+            copied += _promote_context(connection, call.principal, namespace, digest, act, writers)
+    return Promoted(records=copied)
 
 
 def _require_writers(

@@ -217,9 +217,6 @@ misses = Table(
     Column("count", BigInteger, nullable=False),
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
-    # Who said that they would tune it.
-    Column("claimed_by", Text),
-    Column("claimed_at", Double),
     Index(None, "last_seen"),
 )
 
