@@ -11,7 +11,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from fastapi import Path, Query, Response
+from pydantic import BaseModel, ConfigDict, PrivateAttr, StrictBool
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, update
 
 from dejavu_cache.model.scenario import Moment, canonical_json
@@ -26,20 +27,20 @@ from ..storage.tables import acts, contexts, parts
 from . import merging
 from .access import Principal
 from .log import write_log
+from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
 
 __all__ = [
     "Quarantine",
     "Quarantined",
     "Writer",
     "WriterFilter",
-    "list_quarantines",
-    "list_writers",
     "quarantine_writer",
-    "undo_quarantine",
+    "router",
 ]
 
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+router = versioned_router()
+
+_QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 _MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
@@ -56,18 +57,28 @@ class WriterFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: _Text | None = None
+    token: ShortText | None = None
     """The id of a token, or the name of tokens."""
-    host: _Text | None = None
+    host: ShortText | None = None
     """A host, or a user and a host, as measurements name them."""
     since: Moment | None = None
     """The earliest time at which they came."""
     until: Moment | None = None
     """The time before which they came."""
-    context: _Digest | None = None
+    context: Digest | None = None
     """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: _Digest | None = None
-    config: _Digest | None = None
+    scenario: Digest | None = None
+    config: Digest | None = None
+
+
+class QuarantineWish(WriterFilter):
+    """Which measurements and winners shall go from readers: those to which all fields apply.
+
+    It names a token, a host, or the context, the scenario and the config of measurements.
+    """
+
+    preview: StrictBool = False
+    """Whether to count only."""
 
 
 class Writer(BaseModel):
@@ -77,6 +88,12 @@ class Writer(BaseModel):
     by: str
     measurements: int
     last: datetime
+
+
+class Writers(BaseModel):
+    """Who wrote the measurements of a namespace."""
+
+    writers: list[Writer]
 
 
 class Quarantined(BaseModel):
@@ -115,11 +132,20 @@ class Quarantine(BaseModel):
     undone: datetime | None = None
 
 
+class Quarantines(BaseModel):
+    """The quarantines of a namespace, the latest first."""
+
+    quarantines: list[Quarantine]
+
+
+@router.get("/{namespace}/writers")
 def list_writers(
-    database: Database, principal: Principal, namespace: str, limit: int
-) -> list[Writer]:
-    """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+    namespace: Namespace,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Writers:
+    """List the tokens and the hosts that wrote measurements, the latest first."""
+    call.principal.require("admin", namespace)
     writers = summaries.count_measurements()
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
     query = (
@@ -130,12 +156,28 @@ def list_writers(
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
+    listed = [
         Writer(sender=sender, by=by, measurements=int(count), last=to_datetime(moment))
         for sender, by, count, moment in rows
     ]
+    return Writers(writers=listed)
+
+
+@router.post(
+    "/{namespace}/quarantines",
+    status_code=201,
+    responses={200: {"model": Quarantined, "description": "Counted"}},
+)
+@accepts("admin")
+def create_quarantine(
+    namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
+) -> Quarantined:
+    """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
+    if wish.preview:
+        response.status_code = 200
+    return quarantine_writer(call.database, call.principal, namespace, wish, preview=wish.preview)
 
 
 def quarantine_writer(
@@ -264,18 +306,19 @@ def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool
     )
 
 
-def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
-    """List the quarantines of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+@router.get("/{namespace}/quarantines")
+def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
+    """List the quarantines, also those that are undone."""
+    call.principal.require("admin", namespace)
     hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
     query = (
         select(acts, hidden.label("parts"))
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
+    listed = [
         Quarantine(
             id=row.id,
             actor=row.actor,
@@ -286,33 +329,32 @@ def list_quarantines(database: Database, principal: Principal, namespace: str) -
         )
         for row in rows
     ]
+    return Quarantines(quarantines=listed)
 
 
+@router.delete("/{namespace}/quarantines/{quarantine_id}")
 def undo_quarantine(
-    database: Database, principal: Principal, namespace: str, identity: str
+    namespace: Namespace, quarantine_id: _QuarantineId, call: CurrentCall
 ) -> Quarantined:
     """Give back to readers what a quarantine took, beside what has come since.
 
     An undo that was cut short is completed by another one: nothing is given back twice. A
     quarantine that still runs ends with the undo.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
-        NotFoundError: There is no such quarantine, or it is undone already.
     """
-    principal.require("admin", namespace)
-    is_hidden = parts.c.hidden_by == identity
-    with database.write() as connection:
-        is_left = select(parts.c.id).where(is_hidden).exists()
-        known = _lock(connection, namespace, identity)
-        if known is None or (known.undone_at and not connection.scalar(select(is_left))):
-            raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
+    call.principal.require("admin", namespace)
+    is_hidden = parts.c.hidden_by == quarantine_id
+    with call.database.write() as connection:
+        is_left = select(select(parts.c.id).where(is_hidden).exists())
+        known = _lock(connection, namespace, quarantine_id)
+        if known is None or (known.undone_at is not None and not connection.scalar(is_left)):
+            raise NotFoundError(f"there is no quarantine {quarantine_id!r} that could be undone")
         if known.undone_at is None:
-            connection.execute(update(acts).where(acts.c.id == identity).values(undone_at=epoch()))
-            write_log(connection, principal, "undo quarantine", namespace, id=identity)
-    restored = Quarantined(id=identity)
-    for digest, page in _pages(database, is_hidden):
-        _give_back(database, principal, (namespace, digest), page, restored)
+            chosen = update(acts).where(acts.c.id == quarantine_id)
+            connection.execute(chosen.values(undone_at=epoch()))
+            write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)
+    restored = Quarantined(id=quarantine_id)
+    for digest, page in _pages(call.database, is_hidden):
+        _give_back(call.database, call.principal, (namespace, digest), page, restored)
     return restored
 
 
