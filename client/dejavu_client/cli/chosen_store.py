@@ -24,7 +24,7 @@ from .output import note
 from .queries import matching_kernels
 
 if TYPE_CHECKING:
-    from ..http.protocol_client import Miss
+    from ..http.protocol_client import MissedLaunch
     from ..http.remote_store import RemoteStore
 
 __all__ = [
@@ -153,7 +153,7 @@ def open_server(urls: str) -> RemoteStore:
     return store
 
 
-def worklist(urls: str, kernel: str = "") -> list[Miss]:
+def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
     """Return a server's misses, the most frequent first, at most `MOST_MISSES` of a kernel.
 
     Args:

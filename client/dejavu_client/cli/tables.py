@@ -26,7 +26,7 @@ from .queries import (
 )
 
 if TYPE_CHECKING:
-    from ..http.protocol_client import Miss
+    from ..http.protocol_client import MissedLaunch
 
 __all__ = [
     "ScenarioLine",
@@ -240,8 +240,8 @@ def _runner_up_text(row: ScenarioLine) -> str:
 
 
 def select_misses(
-    misses: Iterable[Miss], where: Sequence[str], device: str, triton: str
-) -> list[Miss]:
+    misses: Iterable[MissedLaunch], where: Sequence[str], device: str, triton: str
+) -> list[MissedLaunch]:
     """Return the misses of a GPU and Triton that satisfy all conditions, in their order.
 
     Args:
@@ -260,9 +260,9 @@ def select_misses(
     ]
 
 
-def show_misses(misses: Sequence[Miss]) -> None:
+def show_misses(misses: Sequence[MissedLaunch]) -> None:
     """Print a table for each context with misses."""
-    by_context: dict[Context, list[Miss]] = {}
+    by_context: dict[Context, list[MissedLaunch]] = {}
     for miss in misses:
         by_context.setdefault(miss.context, []).append(miss)
     for context, launches in by_context.items():

@@ -30,7 +30,7 @@ __all__ = [
     "REFUSALS_FOR_GOOD",
     "ChangedCopies",
     "Document",
-    "Miss",
+    "MissedLaunch",
     "ProtocolClient",
     "encode",
     "split_server_url",
@@ -91,7 +91,7 @@ _Quarantined = _row(
 """What a quarantine takes or gives back."""
 
 
-class Miss(BaseModel, extra="allow"):
+class MissedLaunch(BaseModel, extra="allow"):
     """A scenario that was launched without a record, as a server's worklist has it."""
 
     context: Context
@@ -350,11 +350,11 @@ class ProtocolClient:
         for part in _split(rows):
             self._json("POST", "/misses", {"misses": part})
 
-    def misses(self, kernel: str | None = None, limit: int = 100) -> list[Miss]:
+    def misses(self, kernel: str | None = None, limit: int = 100) -> list[MissedLaunch]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
         misses = self._json("GET", "/misses", params=params).get("misses")
-        return cast(list[Miss], self._validate(list[Miss], misses))
+        return cast(list[MissedLaunch], self._validate(list[MissedLaunch], misses))
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
