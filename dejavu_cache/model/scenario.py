@@ -54,7 +54,6 @@ __all__ = [
     "Values",
     "as_text",
     "canonical_json",
-    "correct_clock",
     "differences",
     "is_from_future",
     "is_scalar",
@@ -110,9 +109,6 @@ CLOCK_TOLERANCE = timedelta(days=1)
 _YEARS = range(2000, 2200)
 """Years that a clock may show: a moment after another one is in the calendar too."""
 
-_corrections = [timedelta(0)]
-"""What is added to this machine's clock."""
-
 _KEY = re.compile(r"(?<= )[0-9a-f]{32}\b")
 
 
@@ -147,23 +143,7 @@ Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_l
 
 def now() -> datetime:
     """Return the present moment in UTC, to the microsecond."""
-    return datetime.now(timezone.utc) + _corrections[-1]
-
-
-def correct_clock(present: datetime) -> bool:
-    """Go by another clock from now on, if this machine's is further off than clocks differ.
-
-    What is dated by a clock that is wrong by days would be refused or replaced by all others, and
-    measured again by each process.
-
-    Returns:
-        Whether `now` has changed.
-    """
-    error = present - now()
-    if abs(error) <= CLOCK_TOLERANCE or present.year not in _YEARS:
-        return False
-    _corrections[:] = [_corrections[-1] + error]
-    return True
+    return datetime.now(timezone.utc)
 
 
 def is_from_future(moment: datetime, present: datetime) -> bool:

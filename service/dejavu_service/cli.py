@@ -23,18 +23,22 @@ _URL = Annotated[
     str | None,
     typer.Option(
         "--database",
+        metavar="URL",
         help="sqlite:///FILE or postgresql://…; else DEJAVU_SERVER_DATABASE, else a file.",
     ),
 ]
 _Role = Annotated[
-    str, typer.Option("--role", help="read, write or admin: each may do what those before it may.")
+    str,
+    typer.Option(
+        "--role", metavar="ROLE", help="read, write or admin: each may do what those before it may."
+    ),
 ]
 _Namespaces = Annotated[
     list[str] | None,
     typer.Option(
         "--namespace",
-        help="One that the token may use with this role, or the beginning of several (pr-*); "
-        "as often as needed; else all.",
+        metavar="NAME",
+        help="Where it has this role, or the beginning of several (pr-*); may repeat; else all.",
     ),
 ]
 _Grants = Annotated[
@@ -59,8 +63,10 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="The address to listen on [127.0.0.1].")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on [8765].")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Where to listen [127.0.0.1].")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="NUMBER", help="The port [8765].")] = None,
     database: _URL = None,
     without_tokens: Annotated[
         bool | None,
@@ -106,7 +112,7 @@ def pages(
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
     ] = None,
-    port: Annotated[int, typer.Option(help="The port to listen on; 0 is any free one.")] = 0,
+    port: Annotated[int, typer.Option(metavar="NUMBER", help="The port; 0 is any free one.")] = 0,
 ) -> None:
     """Show a store's records in a browser, by the server's pages.
 
@@ -152,10 +158,11 @@ def upgrade(
 @database_app.command("prune")
 def prune(
     unused_days: Annotated[
-        float, typer.Option(min=1, help="Delete records whose context was not used for so long.")
+        float,
+        typer.Option(metavar="DAYS", min=1, help="Delete records that nobody used for so long."),
     ],
     misses_days: Annotated[
-        float, typer.Option(min=1, help="Forget misses not seen for so long.")
+        float, typer.Option(metavar="DAYS", min=1, help="Forget misses not seen for so long.")
     ] = 30,
     database: _URL = None,
 ) -> None:
@@ -173,12 +180,13 @@ def prune(
 
 @token_app.command("create")
 def create(
-    name: Annotated[str, typer.Option(help="Who or what will use it.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Who or what will use it.")],
     role: _Role = "read",
     namespace: _Namespaces = None,
     grant: _Grants = None,
     days: Annotated[
-        float | None, typer.Option(min=0.001, help="It expires after so many days.")
+        float | None,
+        typer.Option(metavar="DAYS", min=0.001, help="It expires after so many days."),
     ] = None,
     database: _URL = None,
 ) -> None:
@@ -229,7 +237,10 @@ def list_(database: _URL = None) -> None:
 
 
 @token_app.command("revoke")
-def revoke(identity: Annotated[str, typer.Argument(metavar="ID")], database: _URL = None) -> None:
+def revoke(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="As `token list` shows it.")],
+    database: _URL = None,
+) -> None:
     """Revoke a token; running servers notice within seconds."""
     with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import tokens

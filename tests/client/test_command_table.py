@@ -43,7 +43,7 @@ READS = {"missing": UNUSABLE, "dead": UNUSABLE, "read": OK}
 TABLE = {
     "ls": Row(f"{SOURCE}", **READS),
     "show": Row(f"{{kernel}} {SOURCE}", **READS, typo=NO),
-    "explain": Row(f"{{kernel}} --scenario M=16 {SOURCE}", **READS, typo=NO),
+    "explain": Row(f"{{kernel}} --where M=16 {SOURCE}", **READS, typo=NO),
     "watch": Row(f"{{kernel}} {SOURCE}", missing=UNUSABLE, dead=UNUSABLE),  # else it never ends
     "diff": Row("{store} {folder}", UNUSABLE, None, UNUSABLE, NO),  # a server dates pins itself
     "export": Row(f"{{out}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),

@@ -39,9 +39,12 @@ def store(tmp_path: Path) -> FileStore:
 
 def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
     before = list(store.records(OLD))
-    counts = apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus"))
+    lines = list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus")))
     renamed = context(kernel="pkg.new.plus")
-    assert (counts.contexts, counts.records, counts.trees) == (1, 2, 1)
+    assert lines == [
+        "pkg.old.add on NVIDIA H200 (2 records) renamed to pkg.new.plus",
+        "decision tree of pkg.old.add renamed to pkg.new.plus",
+    ]
     assert list(FileStore(store.root).records(renamed)) == before
     assert [stored.tree.context for stored in store.trees()] == [renamed]
     assert list(store.contexts("pkg.old.add")) == []
@@ -50,25 +53,25 @@ def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
 
 def test_a_second_run_changes_nothing(store: FileStore) -> None:
     rename = KernelRename.parse("pkg.old.add", "pkg.new.plus")
-    apply_rename(store, rename)
+    list(apply_rename(store, rename))
     files = {path: path.read_bytes() for path in store.root.rglob("*.json*") if path.is_file()}
-    assert not apply_rename(store, rename)
+    assert not list(apply_rename(store, rename))
     assert files == {path: path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(("old", "new"), [("pkg.old.", "pkg.old.inner."), ("pkg.*", "app.*")])
 def test_a_prefix_moves_the_kernels_of_a_module_once(store: FileStore, old: str, new: str) -> None:
     rename = KernelRename.parse(old, new)
-    assert apply_rename(store, rename)
+    assert list(apply_rename(store, rename))
     names = {entry.kernel.name for entry in store.contexts()}
-    assert not apply_rename(store, rename)
+    assert not list(apply_rename(store, rename))
     assert {entry.kernel.name for entry in store.contexts()} == names
     assert ("pkg.old.inner.add" if "inner" in new else "app.old.add") in names
 
 
 def test_records_under_both_names_are_merged(store: FileStore) -> None:
     store.put(NEW, [record(16, measurement(128))])
-    apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add"))
+    list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add")))
     stored = store.get(NEW, record(16).scenario)
     assert stored is not None
     assert set(stored.record.by_config) == {config(32), config(64), config(128)}
@@ -82,9 +85,9 @@ def test_an_interrupted_rename_is_completed(
     with monkeypatch.context() as patched:
         patched.setattr(FileStore, "delete", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            apply_rename(store, rename)
+            list(apply_rename(store, rename))
     assert list(store.records(OLD)) == before
-    apply_rename(store, rename)
+    list(apply_rename(store, rename))
     assert list(store.records(NEW)) == before
     assert list(store.contexts("pkg.old.add")) == []
 
@@ -98,7 +101,7 @@ def test_nothing_is_removed_that_was_not_written() -> None:
     store = Forgetful()
     store.put(OLD, [record(16)])
     with pytest.raises(StoreError, match="stay under their old name"):
-        apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add"))
+        list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add")))
     assert len(list(store.records(OLD))) == 1
 
 
@@ -106,8 +109,10 @@ def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
     arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
     preview = dejavu(*arguments)
     assert preview.returncode == 0, preview.stderr
-    assert "1 context with 2 records and 1 decision tree" in preview.stdout
-    assert "would be renamed" in preview.stdout
+    assert (
+        "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add" in preview.stdout
+    )
+    assert "repeat with --yes" in preview.stdout
     assert len(list(store.contexts("pkg.old.add"))) == 1
     assert "2 records" in dejavu(*arguments, "--yes").stdout
     assert len(list(FileStore(store.root).contexts("pkg.new.add"))) == 1
@@ -123,12 +128,13 @@ def test_names_that_cannot_be_renamed_are_refused(old: str, new: str) -> None:
 def test_a_preview_writes_nothing(store: FileStore) -> None:
     sealed = FileStore(store.root, read_only=True)
     names = KernelRename.parse("pkg.old.add", "pkg.new.add")
-    assert apply_rename(sealed, names, preview=True).records == 2
+    (line, _) = apply_rename(sealed, names, preview=True)
+    assert line == "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add"
 
 
 @pytest.mark.parametrize("name", ["pkg.\n", "pkg.\udcff", "pkg." + "x" * 500])
 def test_a_name_that_no_kernel_can_have_is_refused(name: str, store: FileStore) -> None:
     before = list(store.records(OLD))
     with pytest.raises(SettingsError, match="no kernel has a name like"):
-        apply_rename(store, KernelRename.parse("pkg.old.add", name))
+        list(apply_rename(store, KernelRename.parse("pkg.old.add", name)))
     assert list(store.records(OLD)) == before

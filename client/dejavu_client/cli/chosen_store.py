@@ -19,7 +19,7 @@ from dejavu_cache.stores import (
     wait_longer,
 )
 
-from .errors import NoSuchStoreError, NothingFoundError
+from .errors import NoSuchStoreError
 from .output import note
 from .queries import matching_kernels
 
@@ -32,7 +32,6 @@ __all__ = [
     "open_complete_store",
     "open_existing_store",
     "open_server",
-    "require_records",
     "split_urls",
     "worklist",
 ]
@@ -125,12 +124,6 @@ def open_complete_store(url: str) -> Iterator[Store]:
 
 def _problems_of(folder: FileStore) -> list[str]:
     return [f"{path}: {text}" for path, found in folder.problems().items() for text in found]
-
-
-def require_records(store: Store) -> None:
-    """Raise `NothingFoundError` if a store holds no records."""
-    if next(store.contexts(), None) is None:
-        raise NothingFoundError(f"{store.url} holds no records")
 
 
 def _explain_missing(folder: Path, *, named: bool) -> str:

@@ -41,7 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "diff --device H100 --device H200 --kernel add",
         "diff /runs/monday /runs/tuesday",
     ),
-    "explain": ("explain add --scenario M=64 --device H200",),
+    "explain": ("explain add --where M=64 --device H200",),
     "watch": ("watch", "watch '*attention*' --store https://tune.example.com"),
     "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),
     "pages": ("pages --store /var/cache/dejavu", "pages --output overview.html"),

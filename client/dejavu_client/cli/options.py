@@ -17,7 +17,6 @@ __all__ = [
     "KernelArgument",
     "KernelOption",
     "OptionalKernelArgument",
-    "ScenarioOption",
     "ServerOption",
     "SinceOption",
     "StoreOption",
@@ -88,10 +87,6 @@ ServerOption = Annotated[
         callback=refuse_empty,
     ),
 ]
-ScenarioOption = Annotated[
-    list[str] | None,
-    typer.Option("--scenario", metavar="NAME=VALUE", help="A value of the launch; may repeat."),
-]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -120,10 +115,12 @@ TritonOption = Annotated[
 ]
 SinceOption = Annotated[
     str,
-    typer.Option(metavar="TIME", help="From 2026-01-31T12:00:00Z on.", callback=_check_moment),
+    typer.Option(
+        metavar="TIME", help="Only from then on: 2026-01-31T12:00:00Z.", callback=_check_moment
+    ),
 ]
 UntilOption = Annotated[
-    str, typer.Option(metavar="TIME", help="Before this time.", callback=_check_moment)
+    str, typer.Option(metavar="TIME", help="Only before then.", callback=_check_moment)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

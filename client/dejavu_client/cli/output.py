@@ -1,4 +1,4 @@
-"""Output of the commands: lines, tables, JSON and files; what is done before an error is said."""
+"""Output of the commands: lines, tables, JSON and files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import shutil
 import stat
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any, TextIO, TypeVar
+from typing import IO, Any, TextIO
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.system.notices import logger, printable
 from dejavu_cache.system.safe_files import open_replacement
 
-from .errors import PartlyDoneError
 from .queries import shorten_kernels
 
 __all__ = [
@@ -33,10 +32,7 @@ __all__ = [
     "show_json_items",
     "show_progress",
     "show_table",
-    "sum_of_steps",
 ]
-
-T = TypeVar("T")
 
 
 def say(text: str) -> None:
@@ -178,36 +174,6 @@ def _width(table: Table, gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def sum_of_steps(
-    items: Collection[T], step: Callable[[T], int], describe: Callable[[int], str]
-) -> int:
-    """Return the sum of what a function returns for each item.
-
-    Args:
-        items: what to work on.
-        step: does the work on one item and counts what it changed.
-        describe: says of a number what is counted and what became of it: `1 record deleted`.
-
-    Raises:
-        StoreError: the first step failed.
-        PartlyDoneError: a later step failed.
-        KeyboardInterrupt: the user ended it, after a note on what is done.
-    """
-    count = 0
-    for done, item in enumerate(items):
-        text = f"{describe(count)}, for {done} of {len(items)}"
-        try:
-            count += step(item)
-        except StoreError as error:
-            if not done:
-                raise
-            raise PartlyDoneError(f"only {text}: {error}") from None
-        except KeyboardInterrupt:
-            note(f"only {text}; the next may be done too")
-            raise
-    return count
-
-
 @contextmanager
 def open_output(file: str) -> Iterator[TextIO]:
     """Yield a text file to write; the file of that name is replaced after the block.
@@ -240,12 +206,8 @@ def open_output(file: str) -> Iterator[TextIO]:
 
 
 def _open_binary(path: Path) -> AbstractContextManager[IO[bytes]]:
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return open(path, "wb", opener=_open_no_link)
+    if path.exists() and not path.is_file():
+        return open(path, "wb")
     os.stat(path.parent)  # a mistyped folder is an error, and not made
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
-    return open_replacement(path, mode=mode)
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return open_replacement(path, mode=mode)  # a link is replaced, and not followed

@@ -23,9 +23,9 @@ from .errors import NothingFoundError
 __all__ = [
     "NEVER",
     "Condition",
+    "chosen_config",
     "context_matches",
     "contexts_of",
-    "current_records",
     "describe_filters",
     "has_settings",
     "kernel_matches",
@@ -34,9 +34,9 @@ __all__ = [
     "matching_kernels",
     "matching_records",
     "newest_record_sets",
+    "newest_versions",
     "parse_conditions",
     "record_sets_of",
-    "require_arguments",
     "shorten_kernels",
     "winning_measurement",
 ]
@@ -196,19 +196,18 @@ def _scenarios(store: Store, context: Context) -> Iterator[Scenario]:
             continue
 
 
-def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:
-    """Return the records of each scenario's last tuned source, in each environment and problem."""
+def newest_versions(dated: Iterable[tuple[Context, datetime]]) -> set[Context]:
+    """Return the contexts of each kernel's code that was tuned last, by environment and problem.
+
+    Contexts without measurements, which only record launches, are left out.
+    """
     newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
-    keys = [(*_key_without_source(context), record.scenario.text) for context, record in records]
-    for key, (context, record) in zip(keys, records, strict=True):
-        measured_at = last_measured([record])
-        if key not in newest or measured_at > newest[key][0]:
-            newest[key] = measured_at, context
-    return [
-        (context, record)
-        for key, (context, record) in zip(keys, records, strict=True)
-        if newest[key][1] == context
-    ]
+    for context, tuned in dated:
+        environment, problem = canonical_json(context.environment), canonical_json(context.problem)
+        key = context.kernel.name, environment, problem
+        if tuned > newest.get(key, (NEVER, context))[0]:
+            newest[key] = tuned, context
+    return {context for _, context in newest.values()}
 
 
 def has_settings(config: Config, values: Mapping[str, str]) -> bool:
@@ -217,9 +216,14 @@ def has_settings(config: Config, values: Mapping[str, str]) -> bool:
     return all(name in settings and str(settings[name]) == value for name, value in values.items())
 
 
+def chosen_config(record: Record) -> Config | None:
+    """Return the pinned config, or else the best among all recorded ones; None if none has run."""
+    return record.pinned or winner(record, set(record.by_config))
+
+
 def winning_measurement(record: Record) -> Measurement | None:
-    """Return the measurement of the pinned config or else of the best among all recorded ones."""
-    config = record.pinned or winner(record, set(record.by_config))
+    """Return the measurement of the chosen config, if it has one."""
+    config = chosen_config(record)
     return record.by_config.get(config) if config else None
 
 
@@ -235,8 +239,7 @@ def last_measured(records: Iterable[Record]) -> datetime:
 def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
     """Yield the records of each environment and problem that pass the filters.
 
-    Of several versions of a kernel's code, only the one that was tuned last counts. Contexts
-    without measurements, which only record launches, are left out.
+    Of several versions of a kernel's code, only the one that was tuned last counts.
 
     Args:
         store: where to look.
@@ -247,29 +250,18 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
     Raises:
         NothingFoundError: no kernel matches, or none with the device and the version of Triton.
     """
-    newest: dict[tuple[str, ...], tuple[datetime, RecordSet]] = {}
     contexts = contexts_of(store, kernel, device, triton)
     if not contexts:
         raise NothingFoundError(
             f"{store.url} has no records of {kernel or 'any kernel'} for "
             f"{describe_filters(device, triton)}"
         )
+    newest = newest_versions(
+        (context, last_measured(store.records(context))) for context in contexts
+    )
     for context in contexts:
-        record_set = RecordSet(context=context, records=tuple(store.records(context)))
-        measured_at = last_measured(record_set.records)
-        if measured_at == NEVER:
-            continue
-        key = _key_without_source(context)
-        if key not in newest or measured_at > newest[key][0]:
-            newest[key] = measured_at, record_set
-    for _, record_set in newest.values():
-        yield record_set
-
-
-def _key_without_source(context: Context) -> tuple[str, str, str]:
-    """Return what the versions of a kernel's code share."""
-    environment, problem = canonical_json(context.environment), canonical_json(context.problem)
-    return context.kernel.name, environment, problem
+        if context in newest:
+            yield RecordSet(context=context, records=tuple(store.records(context)))
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -318,19 +310,13 @@ def parse_conditions(texts: Iterable[str], scenarios: Iterable[Scenario]) -> lis
         if not match:
             raise SettingsError(f"{text!r}: write NAME=VALUE, NAME>=NUMBER, NAME!=VALUE, …")
         conditions.append(Condition(*match.groups()))
-    if conditions:
-        require_arguments((condition.name for condition in conditions), scenarios)
-    return conditions
-
-
-def require_arguments(names: Iterable[str], scenarios: Iterable[Scenario]) -> None:
-    """Raise `SettingsError` if scenarios have no arguments of these names; none have any."""
-    known = {name for scenario in scenarios for name in scenario.values}
-    unknown = [name for name in names if known and name not in known]
+    known = {name for scenario in scenarios for name in scenario.values} if conditions else set()
+    unknown = [condition.name for condition in conditions if known and condition.name not in known]
     if unknown:
         raise SettingsError(
             f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(known))}"
         )
+    return conditions
 
 
 def _number(text: str) -> float | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context
+from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import Progress, counted
 
@@ -18,39 +18,11 @@ from .output import note, say, show_progress
 __all__ = ["merge_acknowledged"]
 
 NAMED_FAILURES = 20
-"""Contexts that an error names one by one."""
-
-
-_PASSED_OVER = "the server had deleted or replaced them, or their timings cannot be true"
-
-
-@dataclass
-class CopyReport:
-    """Counts of the records that a store acknowledged, and those that it did not take."""
-
-    added: int = 0
-    unchanged: int = 0
-    missing: dict[str, int] = field(default_factory=dict)
-    """Records that were not acknowledged, by their kernel, GPU and the reason."""
-    passed_over: int = 0
-    """Records that a server answered and does not have."""
-    error: StoreError | None = None
-    """The first error."""
-
-    def add_missing(self, record_set: RecordSet, error: StoreError | None) -> None:
-        """Count a record set that is not there, or not known to be; None if it was not tried."""
-        context = record_set.context
-        reason = f": {error}" if error else ", not tried"
-        key = f"{context.kernel.name} on {context.environment.device.name}{reason}"
-        self.missing[key] = self.missing.get(key, 0) + len(record_set.records)
-        self.error = self.error or error
+"""Failures that an error names one by one."""
 
 
 def merge_acknowledged(
-    record_sets: Iterable[RecordSet],
-    store: Store,
-    *,
-    must_take_all: bool = True,
+    record_sets: Iterable[RecordSet], store: Store, *, must_take_all: bool = True
 ) -> None:
     """Merge record sets into a store, and print how many records it acknowledged.
 
@@ -69,119 +41,132 @@ def merge_acknowledged(
         KeyboardInterrupt: the user ended it, after a note on what is there.
     """
     show_progress()
-    report, progress = CopyReport(), Progress(f"copying to {store.url}")
-    stopped = False
-    for record_set in record_sets:
-        if stopped:
-            report.add_missing(record_set, None)
-            continue
-        try:
-            _merge_set(record_set, store, report)
-            progress.show(f"{report.added} new, {report.unchanged} known")
-        except StoreError as error:
-            report.add_missing(record_set, error)
-            of_one_set = getattr(error, "status", None) in (400, 413, 422)
-            stopped = not (of_one_set or isinstance(error, NewerFormatError))
-        except KeyboardInterrupt:
-            note(
-                f"only {report.added} new, {report.unchanged} known in {store.url}; the next "
-                "may be there too: repeat the command to copy the rest"
-            )
-            raise
-    say(f"{report.added} new, {report.unchanged} known in {store.url}")
-    if report.passed_over:
-        records = counted(report.passed_over, "record was", "records were")
-        text = f"{records} passed over: {_PASSED_OVER}"
-        if must_take_all and report.error is None:
+    copy, progress = _Copy(store), Progress(f"copying to {store.url}")
+    try:
+        for record_set in record_sets:
+            copy.merge(record_set)
+            progress.show(copy.amounts)
+    except KeyboardInterrupt:
+        note(
+            f"only {copy.amounts} in {store.url}; the next may be there too: repeat the command to "
+            "copy the rest"
+        )
+        raise
+    say(f"{copy.amounts} in {store.url}")
+    if copy.passed_over:
+        records = counted(copy.passed_over, "record was", "records were")
+        text = (
+            f"{records} passed over: the server had deleted or replaced them, or their timings "
+            "cannot be true"
+        )
+        if must_take_all and copy.error is None:
             raise PartlyDoneError(text)
         say(text)
-    if report.error is not None:
-        raise _failure(report, store)
+    copy.raise_failure()
 
 
-def _merge_set(record_set: RecordSet, store: Store, report: CopyReport) -> None:
-    before = {record.scenario: record for record in store.records(record_set.context)}
-    store.put(record_set.context, record_set.records, now=True)
-    acknowledged = record_set.records
-    if store.remote:
-        acknowledged = _acknowledged_records(record_set, store, report)
-        pins = [
-            record for record in acknowledged if _needs_pin(before.get(record.scenario), record)
-        ]
-        _set_pins(record_set.context, pins, store, report)
-    new = sum(_adds(before.get(record.scenario), record, store) for record in acknowledged)
-    report.added += new
-    report.unchanged += len(acknowledged) - new
+class _Copy:
+    """A copy of record sets into a store.
 
-
-def _acknowledged_records(
-    record_set: RecordSet, store: Store, report: CopyReport
-) -> tuple[Record, ...]:
-    """Return the records that a server has now, and count the others.
-
-    A server confirms a request as a whole. It passes over what was deleted or replaced there, and
-    what cannot be a measurement.
+    Attributes:
+        passed_over: how many records a server confirmed with their request and does not have.
+        error: the first error.
     """
-    now = {record.scenario: record.by_config.keys() for record in store.records(record_set.context)}
-    acknowledged = tuple(
-        record
-        for record in record_set.records
-        if record.scenario in now and _storable_configs(record) <= now[record.scenario]
-    )
-    report.passed_over += len(record_set.records) - len(acknowledged)
-    return acknowledged
 
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new = self._known = self.passed_over = 0
+        self._missing: Counter[str] = Counter()
+        self._is_stopped = False
+        self.error: StoreError | None = None
 
-def _storable_configs(record: Record) -> set[Config]:
-    """Return the configs whose measurements a server stores: not those that were skipped."""
-    return {measurement.config for measurement in record.measurements if not measurement.skipped}
+    @property
+    def amounts(self) -> str:
+        """How many records the store acknowledged."""
+        return f"{self._new} new, {self._known} known"
 
-
-def _set_pins(context: Context, records: list[Record], store: Store, report: CopyReport) -> None:
-    """Set pins one by one; servers take them apart from measurements, and only from admins."""
-    for record in records:
-        try:
-            store.put(context, [Record(scenario=record.scenario, pin=record.pin)])
-        except StoreError as error:
-            key = f"the pin of {context.kernel.name}{record.scenario}: {error}"
-            report.missing[key] = 1
-            report.error = report.error or error
+    def merge(self, record_set: RecordSet) -> None:
+        """Merge a record set, unless an earlier error ended the copy, and count its records."""
+        context, count = record_set.context, len(record_set.records)
+        place = f"{context.kernel.name} on {context.environment.device.name}"
+        if self._is_stopped:
+            self._missing[f"{place}, not tried"] += count
             return
+        try:
+            self._put(context, record_set.records)
+        except StoreError as error:
+            self._note_failure(f"{place}: {error}", count, error)
+            is_of_one_set = getattr(error, "status", None) in (400, 413, 422)
+            self._is_stopped = not (is_of_one_set or isinstance(error, NewerFormatError))
+
+    def _put(self, context: Context, records: tuple[Record, ...]) -> None:
+        before = self._records(context)
+        self._store.put(context, records, now=True)
+        if self._store.remote:
+            # A server confirms a request as a whole. It passes over what was deleted or replaced
+            # there, and what cannot be a measurement.
+            after, sent = self._records(context), len(records)
+            records = tuple(record for record in records if _has(after, record))
+            self.passed_over += sent - len(records)
+            self._set_pins(context, [record for record in records if _pins(before, record)])
+            # It keeps the first measurement of a config.
+            known = sum(_has(before, record) for record in records)
+        else:
+            known = sum(
+                _merged(before, record) == before.get(record.scenario) for record in records
+            )
+        self._known += known
+        self._new += len(records) - known
+
+    def _records(self, context: Context) -> dict[Scenario, Record]:
+        return {record.scenario: record for record in self._store.records(context)}
+
+    def _set_pins(self, context: Context, records: list[Record]) -> None:
+        """Set pins one by one; servers take them apart from measurements, and only from admins."""
+        for record in records:
+            try:
+                self._store.put(context, [Record(scenario=record.scenario, pin=record.pin)])
+            except StoreError as error:
+                place = f"the pin of {context.kernel.name}{record.scenario}"
+                self._note_failure(f"{place}: {error}", 1, error)
+                return
+
+    def _note_failure(self, text: str, count: int, error: StoreError) -> None:
+        self._missing[text] += count
+        self.error = self.error or error
+
+    def raise_failure(self) -> None:
+        """Raise an error that names what is not known to be in the store, if there is any."""
+        if self.error is None:
+            return
+        lines = [f"{count} of {reason}" for reason, count in self._missing.items()]
+        if len(lines) > NAMED_FAILURES:
+            lines = [*lines[:NAMED_FAILURES], f"and {len(lines) - NAMED_FAILURES} more"]
+        separator = "\n  " if len(lines) > 1 else " "
+        records = counted(self._missing.total(), "record is", "records are")
+        text = f"{records} not known to be in {self._store.url}:{separator}{separator.join(lines)}"
+        if isinstance(self.error, ReadOnlyStoreError):
+            raise ReadOnlyStoreError(text)
+        if self._new or self._known:
+            raise PartlyDoneError(text)
+        failure = StoreError(text)
+        failure.exit_code = self.error.exit_code
+        raise failure
 
 
-def _adds(before: Record | None, record: Record, store: Store) -> bool:
-    """Return whether a record added anything to what the store had."""
-    if before is None:
-        return True
-    if store.remote:  # a server keeps the first measurement of a config
-        return not _storable_configs(record) <= before.by_config.keys()
-    return merge_records(before, record) != before
+def _has(records: dict[Scenario, Record], record: Record) -> bool:
+    """Return whether records have all of a record that a server stores: not what was skipped."""
+    known = records.get(record.scenario)
+    stored = {measured.config for measured in record.measurements if not measured.skipped}
+    return known is not None and stored <= known.by_config.keys()
 
 
-def _needs_pin(before: Record | None, record: Record) -> bool:
-    if record.pin is None:
-        return False
-    earlier = before.pin if before else None
-    if earlier is None:
-        return record.pin.config is not None
-    return record.pin.config != earlier.config and record.pin.at > earlier.at
+def _merged(before: dict[Scenario, Record], record: Record) -> Record:
+    known = before.get(record.scenario)
+    return record if known is None else merge_records(known, record)
 
 
-def _failure(report: CopyReport, store: Store) -> Exception:
-    assert report.error is not None
-    lines = [f"{count} of {reason}" for reason, count in report.missing.items()]
-    if len(lines) > NAMED_FAILURES:
-        lines = [*lines[:NAMED_FAILURES], f"and {len(lines) - NAMED_FAILURES} more"]
-    separator = "\n  " if len(lines) > 1 else " "
-    count = sum(report.missing.values())
-    text = (
-        f"{counted(count, 'record is', 'records are')} not known to be in {store.url}:{separator}"
-    )
-    text += separator.join(lines)
-    if isinstance(report.error, ReadOnlyStoreError):
-        return ReadOnlyStoreError(text)
-    if report.added or report.unchanged:
-        return PartlyDoneError(text)
-    failure = StoreError(text)
-    failure.exit_code = report.error.exit_code
-    return failure
+def _pins(before: dict[Scenario, Record], record: Record) -> bool:
+    """Return whether a record's pin is another than the one that stands."""
+    known = before.get(record.scenario)
+    return _merged(before, record).pinned != (known.pinned if known else None)

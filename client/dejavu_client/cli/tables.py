@@ -18,6 +18,7 @@ from dejavu_cache.system.notices import counted
 from .output import say, say_indented, show_table
 from .queries import (
     NEVER,
+    chosen_config,
     context_matches,
     last_measured,
     parse_conditions,
@@ -196,7 +197,7 @@ def _row(record: Record, keys: Sequence[str]) -> ScenarioLine:
     timed.sort(key=lambda measurement: measurement.median or 0)
     failures = len(record.measurements) - len(timed)
     best = winning_measurement(record)
-    config = best.config if best else record.pinned
+    config = chosen_config(record)
     second = next((item for item in timed if best and item.config != best.config), None)
     times: dict[str, Any] = {}
     if best and best.median is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from dejavu_cache.system.fork_lock import ForkLock
@@ -20,17 +19,17 @@ from .errors import (
 )
 from .protocol_client import ProtocolClient
 
-__all__ = ["BUSY_SECONDS", "CircuitBreaker", "ServerCalls", "jitter"]
+__all__ = ["BUSY_SECONDS", "ServerCalls", "jitter"]
 
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds until the first probe after a failure, and the limit to which the pause doubles."""
+"""Seconds after a failure in which no call is sent, and the limit to which this pause doubles."""
 
 SHORTEST_BUSY = 0.5
 """Seconds to leave a busy server alone at least, doubled each time that it asks again.
 
-What it asks for may be nothing, or, by this machine's clock, a moment that has passed.
+What it asks for may be nothing, or a date, which is by another clock.
 """
 
 BUSY_SECONDS = 10.0
@@ -49,43 +48,110 @@ jitter = random.SystemRandom()
 """Random numbers of its own: those of the program's `random` module may be seeded."""
 
 
-class CircuitBreaker:
-    """Keep a launch from asking a server that has failed, until a probe has succeeded.
+class ServerCalls:
+    """Calls to one server, bounded in time and spared to a server that has failed or is busy.
 
-    A failure opens the circuit. A launch only reads `closed`; the background thread that probes the
-    server reads `probe_due_in`, and whoever sends a request does so while `watching`. A server that
-    asks its clients to wait has not failed: `busy` tells how long to leave it alone.
+    A failure opens the circuit: for a pause, calls raise at once. Then one of them is sent, and
+    closes the circuit or doubles the pause. A server that asks its clients to wait has not failed,
+    but is left alone as long as it asks.
+
+    Args:
+        client: the connection to the namespace.
+        wait: seconds for which the server may be silent.
 
     Attributes:
         is_hopeful: whether a server that is silent is worth a longer wait: none is that took no
             connection or was silent to one who waited longer, until it has answered such a one;
-            that it is ready, or answers look-ups, says nothing of leases.
+            that it answers look-ups says nothing of leases.
     """
 
-    def __init__(self) -> None:
-        """Close the circuit: the server may be asked."""
+    def __init__(self, client: ProtocolClient, wait: float) -> None:
+        """Close the circuit; nothing is sent yet."""
+        self.client = client
+        self.wait = wait
+        self.is_hopeful = True
         self._lock = ForkLock()
-        self._pause = self._next_probe = 0.0
+        self._pause = self._next_try = 0.0
         self._busy: BusyError | None = None
         self._busy_until = self._busy_pause = 0.0
         self._patience_whole_at = 0.0
-        self.is_hopeful = True
 
     @property
     def closed(self) -> bool:
-        """Whether the server may be asked."""
+        """Whether the server answered when it was last asked."""
         return self._pause == 0.0
 
     @property
-    def probe_due_in(self) -> float:
-        """Seconds until the next probe; zero or negative if it is due now."""
-        return self._next_probe - time.monotonic()
+    def due_in(self) -> float:
+        """Seconds until the server may be asked; zero or negative if it may be now."""
+        until = max(self._busy_until if self._busy else 0.0, self._next_try if self._pause else 0.0)
+        return until - time.monotonic()
 
-    @property
-    def busy(self) -> BusyError | None:
-        """Return the server's request to wait, with the seconds that are left of it, or None."""
-        error, left = self._busy, self._busy_until - time.monotonic()
-        return BusyError(str(error), error.status, left) if error and left > 0 else None
+    def ask(
+        self,
+        question: Callable[[ProtocolClient], T],
+        silence: float | None = None,
+        *,
+        at_once: bool = False,
+    ) -> T:
+        """Call a server, unless it has failed or is busy; stop waiting once it is silent.
+
+        Args:
+            question: calls a method of the client that it is given.
+            silence: seconds for which the server may be silent; by default those of this object.
+            at_once: whether to ask one that has failed, too, and not leave it a pause.
+
+        Raises:
+            BusyError: the server asks to be asked later, or did so a moment ago.
+            RemoteError: the request failed, or the circuit is open.
+        """
+        self._require_due(at_once)
+        try:
+            answer = question(self.client.waiting(self.wait if silence is None else silence))
+        except BusyError as error:
+            raise self._note_busy(error) from None
+        except (RefusedError, ServerFaultError):  # it answers, and may serve others
+            self._note_answer()
+            raise
+        except RemoteError as error:
+            self._note_failure(error)
+            raise
+        self._note_answer()
+        return answer
+
+    def ask_patiently(self, question: Callable[[ProtocolClient], T], seconds: float) -> T:
+        """Call a server as `ask` does, but wait longer for one that is busy or silent.
+
+        A server that has taken the connection and is silent may be busy or hang. The wait for it is
+        `PATIENCE` times the usual one, and after that it must have answered such a call to be
+        waited for again.
+
+        Args:
+            question: as for `ask`.
+            seconds: how long to wait; shorter where the program's patience is spent.
+        """
+        seconds = min(seconds, self.spend_patience())
+        if seconds <= 0 or not (self.closed or self.is_hopeful):
+            return self.ask(question)
+        start = time.monotonic()
+        try:
+            while True:
+                left = start + seconds - time.monotonic()
+                patience = min(PATIENCE * self.wait, left) if self.is_hopeful else 0.0
+                try:
+                    answer = self.ask(question, max(self.wait, patience), at_once=True)
+                    self.is_hopeful = True
+                    return answer
+                except BusyError as error:
+                    pause = error.retry_after
+                    if time.monotonic() + pause > start + seconds:
+                        raise
+                except UnreachableError:
+                    self.is_hopeful = False
+                    raise
+                time.sleep(pause)
+        finally:
+            self.spend_patience(max(time.monotonic() - start - self.wait, 0.0))
 
     def spend_patience(self, seconds: float = 0.0) -> float:
         """Take seconds that a thread has waited, and return those that may still be spent.
@@ -100,29 +166,25 @@ class CircuitBreaker:
             self._patience_whole_at = min(whole_at, now + MOST_PATIENCE / REGAINED)
             return MOST_PATIENCE - (self._patience_whole_at - now) * REGAINED
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what the request inside, whose errors are passed on, tells of the server."""
-        try:
-            yield
-        except BusyError as error:
-            raise self.record_busy(error) from None
-        except (RefusedError, ServerFaultError):  # it answers, and may serve others
-            self.record_success()
-            raise
-        except RemoteError:
-            self.record_failure()
-            raise
-        else:
-            self.record_success()
+    def _require_due(self, at_once: bool) -> None:
+        """Raise an error where the server is left alone; else the caller must ask it."""
+        with self._lock:
+            now = time.monotonic()
+            if (busy := self._busy) and now < self._busy_until:
+                raise BusyError(str(busy), busy.status, self._busy_until - now)
+            if self._pause and now < self._next_try and not at_once:
+                url = self.client.url
+                raise UnreachableError(f"{url} did not answer; it is asked again later")
+            self._next_try = now + self._pause  # others do not wait for it at the same time
 
-    def record_failure(self) -> None:
-        """Open the circuit; if it is open, double the pause before the next probe."""
+    def _note_failure(self, error: RemoteError) -> None:
+        """Open the circuit; if it is open, double the pause before the next call."""
         with self._lock:
             self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-            self._next_probe = time.monotonic() + self._pause
+            self._next_try = time.monotonic() + self._pause
+            self.is_hopeful &= isinstance(error, SilenceError) and error.is_connected
 
-    def record_busy(self, error: BusyError) -> BusyError:
+    def _note_busy(self, error: BusyError) -> BusyError:
         """Close the circuit, since the server answered, and leave it alone as long as it asks.
 
         Returns:
@@ -140,92 +202,8 @@ class CircuitBreaker:
             self.is_hopeful = True
             return self._busy
 
-    def record_success(self) -> None:
+    def _note_answer(self) -> None:
         """Close the circuit."""
         with self._lock:
             self._pause = self._busy_pause = 0.0
             self._busy = None
-
-
-class ServerCalls:
-    """Calls to one server, bounded in time and spared to a server that fails.
-
-    Args:
-        client: the connection to the namespace.
-        circuit: opened when the server fails; while it is open, nothing is asked.
-        wake: makes the background thread look whether the server is back.
-        wait: seconds for which the server may be silent.
-    """
-
-    def __init__(
-        self, client: ProtocolClient, circuit: CircuitBreaker, wake: Callable[[], None], wait: float
-    ) -> None:
-        """Set up the calls; nothing is sent yet."""
-        self._client = client
-        self._circuit = circuit
-        self._wake = wake
-        self.wait = wait
-
-    def ask(self, question: Callable[[ProtocolClient], T], silence: float | None = None) -> T:
-        """Call a server, unless it has failed or is busy; stop waiting once it is silent.
-
-        Args:
-            question: calls a method of the client that it is given.
-            silence: seconds for which the server may be silent; by default those of this object.
-
-        Raises:
-            BusyError: the server asks to be asked later, or did so a moment ago.
-            RemoteError: the request failed, or the circuit is open.
-        """
-        if not self._circuit.closed:
-            self._wake()
-            raise UnreachableError(f"{self._client.url} did not answer; it is asked again later")
-        return self.try_once(question, self.wait if silence is None else silence)
-
-    def ask_patiently(self, question: Callable[[ProtocolClient], T], seconds: float) -> T:
-        """Call a server as `ask` does, but wait longer for one that is busy or silent.
-
-        A server that has taken the connection and is silent may be busy or hang. The wait for it is
-        `PATIENCE` times the usual one, and after that it must have answered such a call to be
-        waited for again.
-
-        Args:
-            question: as for `ask`.
-            seconds: how long to wait; shorter where the program's patience is spent.
-        """
-        circuit, seconds = self._circuit, min(seconds, self._circuit.spend_patience())
-        if seconds <= 0 or not (circuit.closed or circuit.is_hopeful):
-            return self.ask(question)
-        start = time.monotonic()
-        try:
-            while True:
-                left = start + seconds - time.monotonic()
-                patience = min(PATIENCE * self.wait, left) if circuit.is_hopeful else 0.0
-                try:
-                    answer = self.try_once(question, max(self.wait, patience))
-                    circuit.is_hopeful = True
-                    return answer
-                except BusyError as error:
-                    pause = error.retry_after
-                    if time.monotonic() + pause > start + seconds:
-                        raise
-                except UnreachableError:
-                    circuit.is_hopeful = False
-                    raise
-                time.sleep(pause)
-        finally:
-            circuit.spend_patience(max(time.monotonic() - start - self.wait, 0.0))
-
-    def try_once(self, question: Callable[[ProtocolClient], T], silence: float) -> T:
-        """Call a server, be the circuit open or closed, unless it asked to be asked later."""
-        if busy := self._circuit.busy:
-            raise busy
-        try:
-            with self._circuit.watching():
-                return question(self._client.waiting(silence))
-        except (BusyError, RefusedError, ServerFaultError):
-            raise
-        except RemoteError as error:
-            self._circuit.is_hopeful &= isinstance(error, SilenceError) and error.is_connected
-            self._wake()
-            raise

@@ -9,19 +9,16 @@ import copy
 import json
 import math
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import timezone
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, cast
-from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel, correct_clock
+from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
 from dejavu_cache.system.background_threads import uninterrupted
 from dejavu_cache.system.notices import printable, warn_once
@@ -46,9 +43,6 @@ MOST_NAMED = 200
 
 LONG_WORK = 3600.0
 """Seconds that calls may take which change as many records as a namespace has."""
-
-LONGEST_RETRY_AFTER = 60.0
-"""Seconds to leave a busy server alone, however long it asks for."""
 
 RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
 
@@ -121,7 +115,11 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
     namespace = options.pop("namespace", namespace)
     if parts.username or parts.password:
         raise SettingsError("a server's URL carries no user or password: set DEJAVU_CACHE_TOKEN")
-    is_whole = not options and not parts.fragment and _names_server(parts)
+    try:
+        is_whole = bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # the port is no port
+        is_whole = False
+    is_whole = is_whole and not options and not parts.fragment
     if is_whole and not re.fullmatch(NAMESPACE, namespace):
         raise SettingsError(f"{url!r}: {namespace!r} is no namespace: {NAMESPACE_RULE}")
     if not is_whole:
@@ -129,16 +127,6 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
             f"{url!r}: a server's URL is https://host[:port][/path][?namespace=NAME]"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", namespace
-
-
-def _names_server(parts: SplitResult) -> bool:
-    """Return whether a URL has a host and a port that a connection can be tried to."""
-    try:
-        host = (parts.hostname or "").encode("idna").decode()
-        is_address = re.fullmatch(r"[\w.:%-]+", host) is not None and parts.port != 0
-    except ValueError:  # a part of the host is empty or too long, or the port is no port
-        return False
-    return is_address and parts.path.isprintable()
 
 
 class ProtocolClient:
@@ -443,7 +431,6 @@ class ProtocolClient:
         answer = self._transport.send(
             method, url, server=self.url, silence=self._silence, headers=headers, **request
         )
-        self._check_clock(answer.headers.get("date", ""))
         status = answer.status
         if status in (304, 404) or status < 300:
             return answer
@@ -453,26 +440,14 @@ class ProtocolClient:
         if status == 500:
             raise ServerFaultError(message)
         if status in RETRYABLE_STATUSES:
-            seconds = _retry_after(answer.headers.get("retry-after", ""))
-            if status in BUSY_STATUSES and seconds is not None:
-                raise BusyError(message, status, seconds)
+            pause = answer.headers.get("retry-after")
+            if status in BUSY_STATUSES and pause is not None:
+                # A date is by another clock: such a server is asked at ever longer intervals.
+                raise BusyError(message, status, float(pause) if pause.isdecimal() else 0.0)
             raise UnreachableError(message)
         raise RefusedError(
             f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
         )
-
-    def _check_clock(self, date: str) -> None:
-        """Date records by the server's clock if this machine's is wrong by more than a day."""
-        try:
-            present = parsedate_to_datetime(date).astimezone(timezone.utc)
-        except (ValueError, OverflowError):
-            return
-        if correct_clock(present):
-            warn_once(
-                f"clock {self.url}",
-                f"this machine's clock is more than a day off that of {self.url}: records are "
-                "dated by the server's; set the clock right",
-            )
 
     def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:
         """Send a JSON value, which may be encoded already, and return the answer's object."""
@@ -547,18 +522,6 @@ def _to_json(model: ValueModel) -> Any:
     """Return a model as the JSON value that requests carry."""
     with uninterrupted():
         return json.loads(model.text)
-
-
-def _retry_after(text: str) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date; None if it is neither."""
-    try:
-        if text.isdigit():
-            seconds = float(text)
-        else:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, OverflowError):
-        return None
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 def _problem_detail(body: bytes) -> str:

@@ -27,7 +27,7 @@ from dejavu_cache.system.background_threads import (
 )
 from dejavu_cache.system.notices import whoami
 
-from .circuit import BUSY_SECONDS, CircuitBreaker, ServerCalls, jitter
+from .circuit import BUSY_SECONDS, ServerCalls, jitter
 from .errors import BusyError, RefusedError, RemoteError, UnreachableError
 from .protocol_client import ChangedCopies, ProtocolClient, split_server_url
 from .sender import Sender
@@ -77,13 +77,12 @@ class RemoteStore(Store):
     """One namespace of a server.
 
     A launch asks for one record by its key, and the answer is remembered. If the server is silent
-    for `wait` seconds, the circuit opens, and every call raises `UnreachableError` at once until a
-    background thread has reached the server again; this process's own work and a busy machine are
-    not counted. A server that answers 429 or 503 with `Retry-After` is left alone for that long:
-    where a launch would tune or fail otherwise, it waits, for up to `BUSY_SECONDS`, and for a
-    minute in all. `put` queues the records and returns, unless it is told to wait. The server
-    keeps the first measurement of a config, so of the values of `on_conflict` only `"fail"` has an
-    effect.
+    for `wait` seconds, the circuit opens: calls raise `UnreachableError` at once, except for one
+    after each pause. This process's own work and a busy machine are not counted. A server that
+    answers 429 or 503 with `Retry-After` is left alone for that long: where a launch would tune or
+    fail otherwise, it waits, for up to `BUSY_SECONDS`, and for a minute in all. `put` queues the
+    records and returns, unless it is told to wait. The server keeps the first measurement of a
+    config, so of the values of `on_conflict` only `"fail"` has an effect.
 
     Args:
         client: the connection to the namespace.
@@ -106,11 +105,10 @@ class RemoteStore(Store):
         """Open the namespace, and send in the background what an earlier process spooled."""
         self.url = f"{client.url}?namespace={client.namespace}"
         self.client = client
-        self.circuit = CircuitBreaker()
+        self.calls = ServerCalls(client, wait)
         self.spool = Spool(self.url) if spool is None else spool  # an empty spool is falsy
-        self.sender = Sender(client, self.circuit, self.spool)
+        self.sender = Sender(self.calls, self.spool)
         self._lease_seconds = lease_seconds
-        self._calls = ServerCalls(client, self.circuit, self.sender.wake, wait)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings: dict[Context, list[str]] = {}
         self._changes: Counter[Context] = Counter()
@@ -124,11 +122,11 @@ class RemoteStore(Store):
     @property
     def wait(self) -> float:
         """Seconds for which the server may be silent; commands set more than launches."""
-        return self._calls.wait
+        return self.calls.wait
 
     @wait.setter
     def wait(self, seconds: float) -> None:
-        self._calls.wait = seconds
+        self.calls.wait = seconds
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; without `fresh`, as the server last answered."""
@@ -142,7 +140,7 @@ class RemoteStore(Store):
 
     def _look_up(self, context: Context, scenario: Scenario, patience: float) -> Record | None:
         try:
-            if self.circuit.closed and self.sender.is_sending(context):
+            if self.calls.closed and self.sender.is_sending(context):
                 self.sender.flush(self.wait)  # so that this process reads what it wrote
             return self._ask_for_record(context, scenario, patience)
         except RemoteError:
@@ -155,9 +153,7 @@ class RemoteStore(Store):
     def _ask_for_record(
         self, context: Context, scenario: Scenario, patience: float
     ) -> Record | None:
-        record = self._calls.ask_patiently(
-            lambda client: client.record(context, scenario), patience
-        )
+        record = self.calls.ask_patiently(lambda client: client.record(context, scenario), patience)
         answers = self._answers.setdefault(context, {})
         if len(answers) >= MOST_ANSWERS:
             answers.clear()
@@ -172,7 +168,7 @@ class RemoteStore(Store):
     def records(self, context: Context) -> Iterator[Record]:
         """Return all of the server's records of a context, after sending what is queued."""
         self.sender.flush(FLUSH_SECONDS)
-        stored = self._calls.ask(lambda client: client.records(context), CONTEXT_SECONDS)
+        stored = self.calls.ask(lambda client: client.records(context), CONTEXT_SECONDS)
         records = merge_into({}, stored).values()
         return iter(sorted(records, key=lambda record: record.scenario.text))
 
@@ -187,7 +183,7 @@ class RemoteStore(Store):
 
     def _list(self, context: Context) -> None:
         try:
-            self._listings[context] = self._calls.ask(lambda client: client.scenario_texts(context))
+            self._listings[context] = self.calls.ask(lambda client: client.scenario_texts(context))
         except RemoteError:
             self._changes[context] += 1  # so that it is asked for again
             raise
@@ -199,7 +195,7 @@ class RemoteStore(Store):
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
         self.sender.flush(FLUSH_SECONDS)
-        contexts = self._calls.ask(lambda client: list(client.contexts(kernel)))
+        contexts = self.calls.ask(lambda client: list(client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
@@ -214,7 +210,7 @@ class RemoteStore(Store):
         records = list(records)
         if now:
             record_set = RecordSet(context=context, records=_without_pins(records))
-            self._calls.ask(lambda client: client.send(record_set))
+            self.calls.ask(lambda client: client.send(record_set))
             self._forget(context)
             return
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
@@ -244,7 +240,7 @@ class RemoteStore(Store):
         self, copies: Mapping[Context, Collection[Scenario]]
     ) -> dict[Context, CopyChanges]:
         """Return what has changed on the server of the records that this machine has copies of."""
-        changes = self._calls.ask(
+        changes = self.calls.ask(
             lambda client: self._copy_check.changes(client, copies), CONTEXT_SECONDS
         )
         for context in changes:
@@ -298,7 +294,7 @@ class _ServerLease:
     """The right to tune one scenario of a store's namespace."""
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
-        self._client, self._calls, self._sender = store.client, store._calls, store.sender
+        self._client, self._calls, self._sender = store.client, store.calls, store.sender
         self._seconds = store._lease_seconds
         self._context = context
         self._scenario = scenario
@@ -326,7 +322,7 @@ class _ServerLease:
             if not self._is_tuned() and asked % ASKS_FOR_LEASE:
                 continue
             try:
-                self._lease = self._calls.try_once(self._request, self._calls.wait)
+                self._lease = self._calls.ask(self._request, at_once=True)
                 answered = time.monotonic()
             except BusyError:
                 answered = time.monotonic()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from filelock import Timeout
@@ -27,7 +28,7 @@ from dejavu_cache.system.fork_lock import ForkCondition
 from dejavu_cache.system.notices import warn_once
 from dejavu_cache.system.safe_files import read_file
 
-from .circuit import CircuitBreaker
+from .circuit import ServerCalls
 from .errors import RefusedError, RemoteError, ServerFaultError
 from .protocol_client import Document, ProtocolClient, encode
 from .spool import Spool, parse_record_set_json
@@ -51,25 +52,23 @@ class Sender(Finisher):
     """Queue of records, misses and lease releases, and the thread that sends them in order.
 
     `put` writes records to the spool before it returns, and the thread deletes them there once the
-    server has confirmed them: however the process ends, they are not lost. The thread probes an
-    unreachable server until it answers, and then sends what waits, also what other processes left.
+    server has confirmed them: however the process ends, they are not lost. It asks a server that is
+    away again and again, and then sends what waits, also what other processes left.
 
     The thread handles encoded records only. It never parses one into its model, which would be
     unsafe at the program's end: see `dejavu_cache.system.background_threads`.
 
     Args:
-        client: the connection to the server.
-        circuit: opened when sending fails, closed when a probe succeeds.
+        calls: the calls to the server.
         spool: where records wait until the server has confirmed them.
 
     Attributes:
         sent: how many record sets the server confirmed altogether.
     """
 
-    def __init__(self, client: ProtocolClient, circuit: CircuitBreaker, spool: Spool) -> None:
+    def __init__(self, calls: ServerCalls, spool: Spool) -> None:
         """Set up an empty queue; the thread starts with the first `wake`."""
-        self._client = client
-        self._circuit = circuit
+        self._calls = calls
         self._spool = spool
         self._reset()
         at_program_end(self)
@@ -137,7 +136,7 @@ class Sender(Finisher):
 
     def finish(self, seconds: float) -> None:
         """Send what is queued, unless the server is known not to answer."""
-        if self._circuit.closed:
+        if self._calls.closed:
             self.flush(seconds)
 
     def interrupt(self) -> None:
@@ -150,16 +149,35 @@ class Sender(Finisher):
             self._is_stopping = True
             self._condition.notify_all()
 
-    def drain(self, wait: float = 0.0) -> list[str]:
-        """Send all of the spool in the calling thread, and return why files wait.
+    def drain(self, wait: float = 0.0, *, in_background: bool = False) -> list[str]:
+        """Send the spool's files, the oldest first, and return why some wait.
+
+        Those that the server confirms are deleted.
 
         Args:
             wait: seconds to wait while another process sends the spool.
+            in_background: whether to end where the thread has something else to do.
         """
+        problems: list[str] = []
+        if not self._spool.waiting():
+            return problems
         try:
-            return self._send_spool(wait)
+            with hold_lock(self._spool.lock, wait):
+                paths = [file.path for file in self._spool.waiting()]
+                for start in range(0, len(paths), BATCH_FILES):
+                    if in_background and self._must_stop_tending:
+                        break
+                    problems += self._send(paths[start : start + BATCH_FILES])
+        except Timeout:
+            problems.append("another process is sending it")
         except RemoteError as error:
-            return [str(error)]
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(
+                f"{self._spool.folder}: records that are sent cannot be deleted here: "
+                f"{error.strerror}: let this user write to the folder"
+            )
+        return problems
 
     def _turn(self) -> bool:
         """Send what is queued, and what waits in the spool; return False to end the thread."""
@@ -169,8 +187,8 @@ class Sender(Finisher):
                 self._condition.notify_all()
                 return False
             if not self._is_woken:
-                is_idle = self._circuit.closed
-                self._condition.wait(IDLE if is_idle else max(self._circuit.probe_due_in, 0.05))
+                is_idle = self._calls.closed or not self._queue
+                self._condition.wait(IDLE if is_idle else max(self._calls.due_in, 0.05))
             self._is_woken, self._is_busy = False, True
             queued = list(self._queue)
             misses, self._misses = self._misses, Counter()
@@ -188,27 +206,34 @@ class Sender(Finisher):
         self,
         queued: list[Path | bytes],
         misses: Counter[tuple[Context, Scenario]],
-        leases: Iterable[str],
+        leases: list[str],
     ) -> None:
-        if not self._circuit.closed and self._circuit.probe_due_in <= 0:
-            self._try(self._client.check_ready)
-        is_sent = not queued or (self._may_send and self._try(partial(self._send, queued)))
+        is_sent = not queued
+        if queued and self._may_send:
+            with suppress(RemoteError):
+                self._send(queued)
+                is_sent = True
         for item in queued:
             # The disk may have room by now for what it had no room for.
             if is_sent or (isinstance(item, bytes) and self._spool.write(item)):
                 with self._condition:
                     self._queue.pop(item, None)
-        for lease in leases:
-            # A lease that is not released expires, and whoever waits sees the record before that.
-            if self._circuit.closed and is_sent:
-                self._try(partial(self._client.release, lease))
-        if misses and self._circuit.closed:
-            self._try(partial(self._client.report_misses, misses))
+        # A lease that is not released expires, and whoever waits sees the record before that.
+        ended = leases if is_sent else []
+
+        def tell(client: ProtocolClient) -> None:
+            for lease in ended:
+                client.release(lease)
+            if misses:
+                client.report_misses(misses)
+
+        if ended or misses:
+            with suppress(RemoteError):
+                self._calls.ask(tell, math.inf)
 
     @property
     def _may_send(self) -> bool:
-        is_ready = self._circuit.closed and not self._circuit.busy
-        return is_ready and time.monotonic() >= self._refused_until
+        return self._calls.due_in <= 0 and time.monotonic() >= self._refused_until
 
     @property
     def _must_stop_tending(self) -> bool:
@@ -218,43 +243,11 @@ class Sender(Finisher):
         now = time.monotonic()
         if self._must_stop_tending:
             return
-        if self._may_send and now >= self._next_drain and self._spool.waiting():
-            self._try(partial(self._send_spool, in_background=True))
+        if self._may_send and now >= self._next_drain:
+            self.drain(in_background=True)
         if now >= self._next_trim:
             self._next_trim = now + TRIM_EVERY
             self._spool.trim()
-
-    def _send_spool(self, wait: float = 0.0, *, in_background: bool = False) -> list[str]:
-        """Send the spool's files, the oldest first, and delete those that the server confirms.
-
-        Args:
-            wait: seconds to wait while another process sends the spool.
-            in_background: whether to end where the thread has something else to do.
-
-        Returns:
-            Why files wait.
-
-        Raises:
-            RemoteError: the server does not answer, or refuses the sender; the files stay.
-        """
-        problems: list[str] = []
-        if not self._spool.waiting():
-            return problems
-        try:
-            with hold_lock(self._spool.lock, wait):
-                paths = [file.path for file in self._spool.waiting()]
-                for start in range(0, len(paths), BATCH_FILES):
-                    if in_background and self._must_stop_tending:
-                        break
-                    problems += self._send(paths[start : start + BATCH_FILES])
-        except Timeout:
-            problems.append("another process is sending it")
-        except OSError as error:
-            problems.append(
-                f"{self._spool.folder}: records that are sent cannot be deleted here: "
-                f"{error.strerror}: let this user write to the folder"
-            )
-        return problems
 
     def _send(self, items: Iterable[Path | bytes]) -> list[str]:
         """Send encoded record sets and files of the spool together; return why some wait.
@@ -271,7 +264,7 @@ class Sender(Finisher):
             except OSError as error:
                 problems.append(f"{error.filename or 'a record set'}: {error.strerror}")
         try:
-            refused = self._upload(documents.values())
+            refused = sum(map(self._upload, _join(documents.values())))
         except (ServerFaultError, RecursionError, OSError) as error:
             # One of them makes the server fail, is nested too deeply, or is refused and cannot be
             # set aside; the others do not wait for it.
@@ -308,42 +301,26 @@ class Sender(Finisher):
         if isinstance(item, Path):
             self._spool.remove(item)
 
-    def _upload(self, documents: Iterable[Document]) -> int:
-        """Send record sets, set aside what is refused for good, and return how many parts are.
+    def _upload(self, document: Document) -> int:
+        """Send a record set, set aside what is refused for good, and return how many parts are.
 
         Raises:
             RemoteError: the server does not answer, or refuses the sender.
             OSError: what was refused cannot be written.
         """
-        count = 0
-        for document in _join(documents):
-            try:
-                refusals = self._client.upload(document)
-            except RefusedError as error:
-                self._refused_until = time.monotonic() + PAUSE
-                reason = "is read-only for this token" if error.status == 403 else "takes nothing"
-                warn_once(
-                    f"refused {self._client.url}",
-                    f"{self._client.url} {reason}: {error}; records wait in {self._spool.folder}",
-                )
-                raise
-            for part, refusal in refusals:
-                self._spool.put_aside(encode(part), str(refusal))
-            count += len(refusals)
-        return count
-
-    def _try(self, action: Callable[[], object]) -> bool:
-        """Run an action that sends requests, unless the server is busy; return whether it did."""
-        if self._circuit.busy:
-            return False
         try:
-            with self._circuit.watching():
-                action()
-        except RemoteError as error:
-            if isinstance(error, ServerFaultError):
-                warn_once(f"fault {self._client.url}", str(error))
-            return False
-        return True
+            refusals = self._calls.ask(lambda client: client.upload(document), math.inf)
+        except RefusedError as error:
+            self._refused_until = time.monotonic() + PAUSE
+            url = self._calls.client.url
+            reason = "is read-only for this token" if error.status == 403 else "takes nothing"
+            warn_once(
+                f"refused {url}", f"{url} {reason}: {error}; records wait in {self._spool.folder}"
+            )
+            raise
+        for part, refusal in refusals:
+            self._spool.put_aside(encode(part), str(refusal))
+        return len(refusals)
 
 
 def _join(documents: Iterable[Document]) -> list[Document]:

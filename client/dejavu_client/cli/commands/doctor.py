@@ -105,11 +105,11 @@ def _check_device() -> Finding:
             f"none that Triton can use ({error}); records can be read and moved all the same",
         )
     device = environment.device
+    hardware = f", {device.units} units, {device.memory_gib} GiB" if device.memory_gib else ""
     return Finding(
         "ok",
         "device",
-        f"{device.name}, {device.arch}, {device.units} units, {device.memory_gib} GiB, "
-        f"{environment.codegen}",
+        f"{device.name}, {device.arch}{hardware}, {environment.codegen}",
     )
 
 

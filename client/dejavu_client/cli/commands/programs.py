@@ -102,8 +102,7 @@ def _signals_of_a_shell() -> Iterator[None]:
 
     Where the command cannot be run, this process goes on and ignores them as before.
     """
-    # Windows has neither.
-    ignored = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
     before = [(number, signal.signal(number, signal.SIG_DFL)) for number in ignored]
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,15 +18,11 @@ from dejavu_cache.stores import Store, tiers_of
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
-from ..errors import PartlyDoneError
 from ..options import StoreOption
 from ..output import say
 from ..queries import matching_kernels
 
-__all__ = ["KernelRename", "RenameCounts", "apply_rename", "register"]
-
-_ATTEMPTS = 5
-"""How often a context is copied again because another process wrote to it in the meantime."""
+__all__ = ["KernelRename", "apply_rename", "register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -50,23 +47,18 @@ def rename(
     """
     names = KernelRename.parse(old, new)
     with open_existing_store(store, write=yes) as chosen:
-        tiers, renamed = tiers_of(chosen), False
+        tiers, done = tiers_of(chosen), 0
         if yes and len(tiers) > 1:  # a single store that is read-only raises
             tiers = tuple(tier for tier in tiers if not tier.read_only)
         for tier in tiers:
-            counts = RenameCounts()
-            try:
-                apply_rename(tier, names, counts, preview=not yes)
-            except StoreError as error:
-                if not (counts or renamed):
-                    raise
-                raise PartlyDoneError(
-                    f"only {_summary(tier, names, counts, renamed=True)}: {error}"
-                ) from None
-            say(_summary(tier, names, counts, renamed=yes))
-            renamed = renamed or bool(counts)
-        if not renamed:
+            for line in apply_rename(tier, names, preview=not yes):
+                say(f"{tier.url}: {line}")
+                done += 1
+        if not done:
             _require_new_name(chosen, names)
+            say(f"nothing to rename: {chosen.url} has nothing of {names.old}")
+        elif not yes:
+            say("repeat with --yes to rename them")
 
 
 def _require_new_name(store: Store, names: KernelRename) -> None:
@@ -76,21 +68,6 @@ def _require_new_name(store: Store, names: KernelRename) -> None:
         matching_kernels(
             kernels, f"{names.old}*" if names.old.endswith(".") else names.old, store.url
         )
-
-
-def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed: bool) -> str:
-    if not counts:
-        return f"nothing to rename: {store.url} has nothing of {names.old}"
-    amounts = (
-        f"{counted(counts.contexts, 'context')} with {counted(counts.records, 'record')} "
-        f"and {counted(counts.trees, 'decision tree')}"
-    )
-    if renamed:
-        return f"{amounts} renamed from {names.old} to {names.new} in {store.url}"
-    return (
-        f"{amounts} would be renamed from {names.old} to {names.new} in {store.url}; "
-        "repeat with --yes to rename them"
-    )
 
 
 @dataclass(frozen=True)
@@ -153,27 +130,8 @@ class KernelRename:
         return Context(kernel=kernel, environment=context.environment, problem=context.problem)
 
 
-@dataclass
-class RenameCounts:
-    """Numbers of what was, or would be, renamed in a store."""
-
-    contexts: int = 0
-    records: int = 0
-    trees: int = 0
-
-    def __bool__(self) -> bool:
-        """Return whether there was anything to rename."""
-        return any((self.contexts, self.records, self.trees))
-
-
-def apply_rename(
-    store: Store,
-    rename: KernelRename,
-    counts: RenameCounts | None = None,
-    *,
-    preview: bool = False,
-) -> RenameCounts:
-    """Rename kernels in one store.
+def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -> Iterator[str]:
+    """Rename kernels in one store, and yield a line about each context and tree that is renamed.
 
     Each context is written under its new name, read back and compared before it is removed under
     its old name. An interrupted run leaves a context under both names, and the next run completes
@@ -182,25 +140,25 @@ def apply_rename(
     Args:
         store: the store.
         rename: the old and the new name.
-        counts: what was renamed is added to it, also before an error.
-        preview: whether to count what would be renamed, and to write nothing.
+        preview: whether to say what would be renamed, and to write nothing.
 
     Raises:
         ReadOnlyStoreError: the store may only be read.
         StoreError: the store cannot be written, or does not return what was written to it; the
             records are still there under their old name.
     """
-    counts = RenameCounts() if counts is None else counts
+    state = "would be renamed to" if preview else "renamed to"
     for context, renamed in _affected_contexts(store, rename):
-        counts.records += (
-            len(list(store.records(context))) if preview else _move_records(store, context, renamed)
-        )
-        counts.contexts += 1
-    for tree in _affected_trees(store, rename):
+        records = list(store.records(context))
         if not preview:
-            _move_tree(store, tree, rename)
-        counts.trees += 1
-    return counts
+            _move_records(store, context, renamed, records)
+        name, device = context.kernel.name, context.environment.device.name
+        content = f"{name} on {device} ({counted(len(records), 'record')})"
+        yield f"{content} {state} {renamed.kernel.name}"
+    for tree, renamed in _affected_trees(store, rename):
+        if not preview:
+            _move_tree(store, tree, renamed)
+        yield f"decision tree of {tree.context.kernel.name} {state} {renamed.kernel.name}"
 
 
 def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:
@@ -209,37 +167,31 @@ def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context
     return [(context, renamed) for context, renamed in pairs if renamed is not None]
 
 
-def _affected_trees(store: Store, rename: KernelRename) -> list[Tree]:
+def _affected_trees(store: Store, rename: KernelRename) -> list[tuple[Tree, Context]]:
     trees = store.trees(None if rename.old.endswith(".") else rename.old)
-    return [found.tree for found in trees if rename.renamed_context(found.tree.context)]
+    pairs = [(found.tree, rename.renamed_context(found.tree.context)) for found in trees]
+    return [(tree, renamed) for tree, renamed in pairs if renamed is not None]
 
 
-def _move_records(store: Store, context: Context, renamed: Context) -> int:
+def _move_records(store: Store, context: Context, renamed: Context, records: list[Record]) -> None:
     """Copy a context's records to another context, verify the copy and remove the originals."""
-    records = list(store.records(context))
-    for _ in range(_ATTEMPTS):
-        store.put(renamed, records, now=True)
-        pins = [
-            Record(scenario=record.scenario, pin=record.pin) for record in records if record.pinned
-        ]
-        if pins:  # a server takes pins apart from measurements, in `put` only
-            store.put(renamed, pins)
-        written = {record.scenario: record for record in store.records(renamed)}
-        for record in records:
-            if not _holds(written.get(record.scenario), record):
-                raise StoreError(
-                    f"{store.url} does not return all of {renamed.kernel.name}{record.scenario} as "
-                    "it was written; the records stay under their old name"
-                )
-        latest = list(store.records(context))
-        if latest == records:
-            store.delete(context, [record.scenario for record in records])
-            return len(records)
-        records = latest
-    raise StoreError(
-        f"{context.kernel.name} is being tuned: its records are under both names; "
-        "stop its tuning, and rename again"
-    )
+    store.put(renamed, records, now=True)
+    pins = [Record(scenario=record.scenario, pin=record.pin) for record in records if record.pinned]
+    if pins:  # a server takes pins apart from measurements, in `put` only
+        store.put(renamed, pins)
+    written = {record.scenario: record for record in store.records(renamed)}
+    for record in records:
+        if not _holds(written.get(record.scenario), record):
+            raise StoreError(
+                f"{store.url} does not return all of {renamed.kernel.name}{record.scenario} as "
+                "it was written; the records stay under their old name"
+            )
+    if list(store.records(context)) != records:
+        raise StoreError(
+            f"{context.kernel.name} is being tuned: its records are under both names; "
+            "stop its tuning, and rename again"
+        )
+    store.delete(context, [record.scenario for record in records])
 
 
 def _holds(written: Record | None, record: Record) -> bool:
@@ -253,10 +205,8 @@ def _holds(written: Record | None, record: Record) -> bool:
     )
 
 
-def _move_tree(store: Store, tree: Tree, rename: KernelRename) -> None:
+def _move_tree(store: Store, tree: Tree, renamed: Context) -> None:
     """Write a tree under its new name, unless a newer one is there, and remove the old one."""
-    renamed = rename.renamed_context(tree.context)
-    assert renamed is not None
     rivals = [found.tree for found in store.trees(renamed.kernel.name)]
     if not any(rival.context == renamed and rival.at > tree.at for rival in rivals):
         store.put_tree(tree.model_copy(update={"context": renamed}))

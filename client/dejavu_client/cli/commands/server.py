@@ -11,10 +11,10 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.notices import counted
 
 from ...http.errors import RefusedError
-from ..chosen_store import open_server, require_records
+from ..chosen_store import open_server
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
-from ..output import say, show_json, show_table, sum_of_steps
+from ..output import say, show_json, show_table
 from ..queries import kernel_matches, kernels_of
 
 __all__ = ["register"]
@@ -34,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def log(
     kernel: KernelOption = "",
-    actor: Annotated[str, typer.Option(metavar="TEXT", help="Only who has this in the name.")] = "",
+    actor: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only users and tokens whose name contains this.")
+    ] = "",
     action: Annotated[
         str, typer.Option(metavar="NAME", help="Only this action, such as pin or delete.")
     ] = "",
@@ -87,7 +89,8 @@ def promote(
     writer: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Of a token that wrote them; what others wrote is refused."
+            metavar="NAME",
+            help="The token that wrote them; may repeat. If others wrote any, nothing is copied.",
         ),
     ] = None,
     store: ServerOption = "",
@@ -97,19 +100,12 @@ def promote(
     Winners go along, and who measured what.
     """
     remote = open_server(store)
-    kernels = kernels_of(remote, kernel) if kernel else [None]
-    require_records(remote)
-
-    def describe(count: int) -> str:
-        return f"{counted(count, 'record')} of {remote.client.namespace} promoted to {to}"
-
-    say(
-        describe(
-            sum_of_steps(
-                kernels, lambda name: remote.client.promote(to, name, writer or ()), describe
-            )
-        )
-    )
+    kernels = kernels_of(remote, kernel)  # an error if there is none
+    source = remote.client.namespace
+    for name in kernels if kernel else [None]:
+        count = remote.client.promote(to, name, writer or ())
+        of = f" of {name}" if name else ""
+        say(f"{counted(count, 'record')}{of} promoted from {source} to {to}")
 
 
 @quarantine_app.command("add")
@@ -169,7 +165,12 @@ def list_quarantines(
 
 
 @quarantine_app.command("undo")
-def undo(identity: Annotated[str, typer.Argument(metavar="ID")], store: ServerOption = "") -> None:
+def undo(
+    identity: Annotated[
+        str, typer.Argument(metavar="ID", help="Its id, as `quarantine list` shows it.")
+    ],
+    store: ServerOption = "",
+) -> None:
     """Give back to readers what a quarantine took."""
     remote = open_server(store)
     try:

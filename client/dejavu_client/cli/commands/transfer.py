@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write_table
-from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.errors import (
+    DamagedRecordsError,
+    NewerFormatError,
+    SettingsError,
+    StoreError,
+)
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
+from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
@@ -25,7 +33,6 @@ from ..options import KernelOption, StoreOption, refuse_empty
 from ..output import note, open_output
 from ..queries import contexts_of
 from ..record_copy import merge_acknowledged
-from ..record_files import RecordText, read_record_texts
 
 __all__ = ["register"]
 
@@ -47,7 +54,10 @@ def export_records(
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
-        str, typer.Option(metavar="VERSION", help="Of the tables; else the installed version.")
+        str,
+        typer.Option(
+            metavar="VERSION", help="The tables' version of Triton; else the installed one."
+        ),
     ] = "",
     kernel: KernelOption = "",
     store: StoreOption = "",
@@ -97,8 +107,8 @@ def import_records(
 ) -> None:
     """Merge files and stores into a store.
 
-    Prints how many records were new, and how many known. All sources must be readable before
-    anything is written.
+    Prints how many records were new, and how many known. Of two timings of a config, the newer one
+    stands; a server keeps the first. All sources must be readable before anything is written.
     """
     with ExitStack() as stack:
         target = stack.enter_context(open_chosen_store(into))
@@ -107,7 +117,7 @@ def import_records(
             if "://" in source or Path(source).is_dir():
                 readers.append(stack.enter_context(open_complete_store(source)).record_sets)
             else:
-                readers.append(partial(map, RecordText.parse, read_record_texts(source)))
+                readers.append(partial(starmap, _parse, _record_texts(source)))
         empty = [
             source
             for source, reader in zip(sources, readers, strict=True)
@@ -118,6 +128,52 @@ def import_records(
         for source in empty:
             note(f"{source} holds no records")
         merge_acknowledged((one for reader in readers for one in reader()), target)
+
+
+def _record_texts(file: str) -> list[tuple[str, str]]:
+    """Return the texts of a file's record sets, all of which can be parsed, and their places.
+
+    A file is an export, or one of a store's own. Texts take a fraction of their records' memory.
+    Those without records are left out.
+
+    Args:
+        file: the path; `-` is standard input.
+
+    Raises:
+        StoreError: it cannot be read, is damaged, or has a newer format.
+    """
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        text = content.decode()
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _refuse(file, str(error)) from None
+    # A line of an export is a whole object; a store's own file, also if reformatted, has several.
+    if text.lstrip().partition("\n")[0].rstrip().endswith("}") or "\n" not in text.strip():
+        lines = enumerate(text.split("\n"), 1)
+        texts = [(line, f"{file}, line {number}") for number, line in lines if line.strip()]
+    else:
+        texts = [(text, file)]
+    try:
+        return [(text, place) for text, place in texts if _parse(text, place).records]
+    except NewerFormatError as error:
+        raise StoreError(f"{error}, and nothing was imported") from None
+
+
+def _parse(text: str, place: str) -> RecordSet:
+    """Parse a record set; one damaged record makes it an error, unlike in a store."""
+    try:
+        return read_set(text, place)
+    except DamagedRecordsError as error:
+        raise _refuse(place, str(error).removeprefix(f"{place} is damaged: ")) from None
+
+
+def _refuse(place: str, problem: str) -> DamagedRecordsError:
+    return DamagedRecordsError(
+        f"{place} is damaged, so nothing was imported; repair it, get it again or leave it out: "
+        f"{problem}"
+    )
 
 
 def _count_kernels(contexts: list[Context]) -> str:

@@ -14,7 +14,7 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
-from ..output import say, sum_of_steps
+from ..output import say
 from ..queries import NEVER, contexts_of, last_measured
 
 __all__ = ["register"]
@@ -29,7 +29,7 @@ def collect_garbage(
     kernel: OptionalKernelArgument = "",
     days: Annotated[
         int | None,
-        typer.Option(metavar="DAYS", min=0, help="Also records last tuned so long ago."),
+        typer.Option(metavar="DAYS", min=0, help="Also records last tuned so many days ago."),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="All records, also of the present code.")
@@ -50,27 +50,23 @@ def collect_garbage(
         revisions = {context: _revision(target, context) for context in contexts}
         going = set(contexts) if everything else _stale_contexts(target, contexts, days)
 
-        def delete(context: Context) -> int:
+        total = 0
+        for context in sorted(going, key=lambda context: context.text):
             name, device = context.kernel.name, context.environment.device.name
             origin = f"{name} (source {context.kernel.source[:8]}) on {device}"
             if _revision(target, context) != revisions[context]:
                 say(f"{origin}: kept, since it has changed meanwhile")
-                return 0
+                continue
             count = target.delete(context) if yes else len(list(target.records(context)))
-            say(f"{origin}: {counted(count, 'record')}")
-            return count
-
-        def describe(records: int) -> str:
-            return f"{counted(records, 'record')} {'deleted' if yes else 'would be deleted'}"
-
-        ordered = sorted(going, key=lambda context: context.text)
-        deleted = sum_of_steps(ordered, delete, describe)
+            say(f"{origin}: {counted(count, 'record')}{' deleted' if yes else ''}")
+            total += count
         if not yes:
-            say(f"{describe(deleted)}{': repeat with --yes' if deleted else ''}")
+            remedy = ": repeat with --yes" if total else ""
+            say(f"{counted(total, 'record')} would be deleted{remedy}")
             return
         folders = [tier for tier in tiers_of(target) if isinstance(tier, FileStore)]
         leftovers = sum(folder.delete_leftovers() for folder in folders if not folder.read_only)
-        say(f"{describe(deleted)}, {counted(leftovers, 'left-over file')} removed")
+        say(f"{counted(total, 'record')} deleted, {counted(leftovers, 'left-over file')} removed")
 
 
 def _revision(store: Store, context: Context) -> Hashable:
