@@ -9,10 +9,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dejavu_service.services import records, tokens
 from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.requests import Call
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
@@ -80,7 +83,8 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
         database, ANYBODY, "main", context().digest, scenario(0).digest, config(), "ops"
     )
     records.post_records(database, ANYBODY, "other", record_set(record(0)))
-    records.delete_records(database, ANYBODY, "other", context().digest, None)
+    server: Any = SimpleNamespace(database=database)
+    records.delete_records("other", context().digest, Call(ANYBODY, server))
     writing = threading.Thread(target=write)
     writing.start()
     assert enough.wait(240)

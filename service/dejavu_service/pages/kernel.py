@@ -15,9 +15,9 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 
 from ..errors import NotFoundError
-from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..services.access import NAMESPACE
 from ..services.log import LogEntry, LogFilter, read_log
+from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..storage import contexts, record_texts, summaries
 from ..storage.summaries import ContextRow, Summary
 from .rendering import Wanted, page, render_page
