@@ -66,10 +66,12 @@ _ARENAS = 2
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server(settings)
-    app = FastAPI(
+    app = health.DescribedApp(
         title="dejavu-cache",
         version=__version__,
-        openapi_url=None,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
         # `/metrics` has what there is to know; otherwise each request looks for tracers.

@@ -192,24 +192,6 @@ def test_settings_come_from_one_place() -> None:
             read_settings({}, bad)
 
 
-def test_variables_of_a_kubernetes_service_are_no_settings() -> None:
-    address = "tcp://10.96.3.4:8765"
-    links = {
-        "DEJAVU_SERVER_SERVICE_HOST": "10.96.3.4",
-        "DEJAVU_SERVER_SERVICE_PORT": "8765",
-        "DEJAVU_SERVER_SERVICE_PORT_HTTP": "8765",
-        "DEJAVU_SERVER_PORT": address,
-        "DEJAVU_SERVER_PORT_8765_TCP": address,
-        "DEJAVU_SERVER_PORT_8765_TCP_PROTO": "tcp",
-        "DEJAVU_SERVER_PORT_8765_TCP_PORT": "8765",
-        "DEJAVU_SERVER_PORT_8765_TCP_ADDR": "10.96.3.4",
-    }
-    assert read_settings({}, links) == ServerSettings()
-    assert read_settings({}, {**links, "DEJAVU_SERVER_PORT": "99"}).port == 99
-    with pytest.raises(SettingsError):
-        read_settings({}, {"DEJAVU_SERVER_PORT_X": "1"})
-
-
 def test_prune_says_what_went(sqlite_url: str) -> None:
     assert run(sqlite_url, "db", "prune", "--unused-days", "30") == (
         0,
