@@ -79,7 +79,7 @@ def main() -> None:
         database = Database(url)
         schema.upgrade(database)
         pages = fill(database)
-        token = tokens.issue(database, ANYBODY, "anna", "admin", ["*"], None).token
+        token = tokens.issue(database, ANYBODY, "anna", {"*": "admin"}).token
         database.close()
         with running_server(url, Path(folder) / "log") as server, open_browser() as browser:
             browser.open(f"{server.base}/login")

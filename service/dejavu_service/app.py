@@ -170,7 +170,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                issued = tokens.issue(database, ANYBODY, "first admin", "admin", [EVERYWHERE], None)
+                issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
                 file.write(f"{issued.token}\n")
         except BaseException:
             path.unlink()  # an empty file would keep the next start from writing one

@@ -66,7 +66,7 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
         pytest.skip("SQLite's program is not installed")
     url = request.getfixturevalue("postgres_url" if program == "pg_dump" else "sqlite_url")
     database = Database(url)
-    issued = tokens.issue(database, ANYBODY, "ops", "admin", ["*"], None)
+    issued = tokens.issue(database, ANYBODY, "ops", {"*": "admin"})
     acknowledged = itertools.count(1)
     enough, copied = threading.Event(), threading.Event()
 

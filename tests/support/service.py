@@ -280,7 +280,7 @@ def restart(postgres: Any) -> None:
 def make_token(url: str, role: Any, *namespaces: str) -> str:
     """Return a new token for some namespaces of a database, or for all."""
     database = Database(url)
-    issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
+    issued = tokens.issue(database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role))
     database.close()
     return issued.token
 
