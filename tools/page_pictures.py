@@ -195,7 +195,9 @@ def send(
 ) -> None:
     """Send records as somebody."""
     made = tuple(make_record(context, number, shift) for number in numbers)
-    records.post_records(database, by, namespace, RecordSet(context=context, records=made))
+    with database.write() as connection:
+        sent = RecordSet(context=context, records=made)
+        records.merge_record_set(connection, by, namespace, sent)
 
 
 def spread_over_weeks(database: Database) -> None:
