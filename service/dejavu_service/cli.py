@@ -309,7 +309,8 @@ def _reported_errors() -> Iterator[None]:
         yield
         return
     except ValidationError as error:
-        message = "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
+        wrong = [(" ".join(map(str, item["loc"][:2])), item["msg"]) for item in error.errors()]
+        message = "; ".join(f"{what}: {said}" for what, said in wrong)
         code = ExitCode.USAGE
     except DBAPIError as error:
         message = f"the database does not work: {str(error.orig).strip().splitlines()[0]}"
