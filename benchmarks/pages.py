@@ -123,14 +123,12 @@ def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
         "context": context,
         "scenario": f"{context}/scenarios/{scenario(0).digest}",
         "compare contexts": f"{context}/compare?other={other}",
-        "context, over a default": f"{context}?reference={CONFIGS[0].digest}",
         "compare namespaces": "/pages/main/compare?to=copy",
         "overview of a GPU": "/pages/main?device=NVIDIA+B200",
         "missing": "/pages/main/misses",
         "missing on a GPU": "/pages/main/misses?device=NVIDIA+B200",
         "activity": "/pages/main/activity",
         "namespaces": "/namespaces",
-        "tokens": "/tokens",
     }
     headers = {"Authorization": f"Bearer {token}"}
     with (

@@ -221,7 +221,7 @@ def _fill(database: Database, context: Context, scenarios: int, configs: int) ->
                         "text": text.replace(own, scenario.text),
                         "pinned": False,
                         "promoted": False,
-                        "updated_at": 0.0,
+                        "changed_at": 0.0,
                     }
                 )
             connection.execute(insert(records), rows)

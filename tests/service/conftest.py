@@ -267,9 +267,8 @@ _ADDITION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
-compatible_since = "0001"
+revision = "1.2"
+down_revision = "1.1"
 
 
 def upgrade() -> None:

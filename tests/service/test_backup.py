@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from support.service import call_on, config, context, record, record_set, scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
-WRITTEN_MEANWHILE = {"contexts", "parts", "records", "summaries", "writers"}
+WRITTEN_MEANWHILE = {"contexts", "parts", "records"}
 
 
 def find_command(program: str) -> str:
