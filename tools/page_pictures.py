@@ -107,7 +107,7 @@ def fill(database: Database) -> dict[str, str]:
             missed = [(on_new_gpu, make_scenario(m), 30 - m % 23) for m in range(400, 440)]
             misses.count_misses(database, CI, "main", missed)
         send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
-    wanted = make_context(KERNELS[2], B200, "3.6.0")
+    wanted = make_context(KERNELS[3], B200, "3.6.0")
     with database.write() as connection:
         for m in (414, 437):
             lease = {
