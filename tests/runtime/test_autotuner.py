@@ -116,20 +116,6 @@ def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
     assert bench.calls == 6
 
 
-def test_values_are_restored_and_reset_while_benchmarking() -> None:
-    @triton.jit
-    def accumulate(x_ptr, total_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-        tl.store(total_ptr + at, tl.load(total_ptr + at, mask=at < n) + 1, mask=at < n)
-
-    kernel = make(fn=accumulate, restore_value=["x_ptr"], reset_to_zero=["total_ptr"])
-    x, total = torch.ones(64), torch.full((64,), 7.0)
-    kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, total, 64)
-    assert torch.equal(x, torch.full((64,), 2.0))
-    assert torch.equal(total, torch.ones(64))
-
-
 def test_hooks_run_as_upstream_runs_them() -> None:
     """Configs read from a record run the hook of the declared config."""
     seen: list[str] = []
