@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 from dejavu_service.errors import TooLargeError
-from dejavu_service.services.json_text import InvalidJsonError, InvalidValueError, validate_json
+from dejavu_service.services.requests import InvalidJsonError, InvalidValueError, validate_json
 from hypothesis import given
 from hypothesis import strategies as st
 from support.service import record, record_set
