@@ -15,7 +15,9 @@ from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.kernels import launch
 from support.processes import fork_python
 
-from dejavu_cache import Exact, Pow2
+from dejavu_cache import Exact, Pow2, open_store
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,19 @@ def test_threads_tune_a_scenario_once() -> None:
     for thread in threads:
         thread.join()
     assert bench.calls == 3
+
+
+def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
+    launch(make(store=tmp_path), 100)
+    store = open_store(str(tmp_path))
+    (context,) = store.contexts()
+    (record,) = store.records(context)
+    slowest = max(record.measurements, key=lambda measurement: measurement.median or 0.0).config
+    store.put(context, [Record(scenario=record.scenario, pin=Pin(config=slowest, at=now()))])
+    kernel = make(store=tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == slowest.params
+    assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "pinned"
 
 
 def test_what_tuning_found_is_printed_as_upstream_prints_it(

@@ -125,6 +125,16 @@ def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_resul
     assert again.best_config.kwargs == {"BLOCK": 64}
 
 
+def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded() -> None:
+    error, launches = RuntimeError("CUDA error: unspecified launch failure"), iter([None])
+    with pytest.raises(RuntimeError, match="unspecified"):
+        tune(lambda block: next(launches, error) if block == 64 else None, check=True)
+    assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "crash"}
+    again = tune(check=True)
+    assert 64 not in LAUNCHED
+    assert again.best_config.kwargs == {"BLOCK": 32}
+
+
 def test_errors_are_classified_by_whose_fault_they_are() -> None:
     def kind(failure: Any) -> str | None:
         return failure.kind if failure else None
