@@ -11,37 +11,10 @@ from dejavu_service.errors import TooLargeError
 from dejavu_service.services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from hypothesis import given
 from hypothesis import strategies as st
-from support.service import record, record_set
 
 from dejavu_cache.model.record import RecordSet
 
 MIB = 2**20
-
-
-def test_a_record_set_is_the_same() -> None:
-    sent = record_set(*(record(m) for m in range(20)))
-    assert validate_json(sent.model_dump_json(exclude_none=True).encode(), RecordSet) == sent
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        (b'{"records": 0}', InvalidValueError),
-        (b'{"records": [{}], "records": 0}', InvalidValueError),
-        (b'{"records": [{"a": [' + b"0," * 600_000 + b"0]}]}", TooLargeError),
-        (b'{"records": [' + b'{"a":' * 5000 + b"}" * 5000 + b"]}", InvalidJsonError),
-        (b'{"records": [{"a": "\\u0000"}]}', InvalidJsonError),
-        (b'{"records": [{"a": NaN}]}', InvalidJsonError),
-        (b'{"records": [{"a": "\xff"}]}', InvalidJsonError),
-        (b'{"records": [{]}]}', InvalidJsonError),
-        (b"{}{}", InvalidJsonError),
-        (b"{", InvalidJsonError),
-    ],
-    ids=range(10),
-)
-def test_what_is_wrong_is_refused(text: bytes, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        validate_json(text, RecordSet)
 
 
 @given(st.text(alphabet='\\u0"\x00', max_size=12))
