@@ -18,12 +18,15 @@ import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.problems import respond_to
+from dejavu_service.services.json_text import InvalidJsonError, InvalidValueError, validate_json
 from dejavu_service.settings import ServerSettings
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from support.service import body, client_of, context, record, record_set, scenario
 
-from dejavu_cache.model.record import FORMAT
+from dejavu_cache.model.record import FORMAT, RecordSet
 
 GOOD = json.dumps(body(record_set()))
 DEEP = b'{"context":' * 5000
@@ -99,6 +102,21 @@ def test_an_error_names_the_field(client: httpx.Client) -> None:
     said = _check_problem(client.post("/v1/main/records", json=sent), 422)
     assert said["errors"][0]["loc"] == ["body", "records", 0, "measurements", 0, "speed"]
     assert "speed" in said["detail"]
+
+
+@given(st.text(alphabet='\\u0"\x00', max_size=12))
+def test_an_escaped_nul_is_told_from_escaped_backslashes(value: str) -> None:
+    with pytest.raises(InvalidJsonError if "\x00" in value else InvalidValueError):
+        validate_json(json.dumps({"value": value}).encode(), RecordSet)
+
+
+def test_few_errors_are_listed_and_the_others_are_not_kept() -> None:
+    text = b'{"records": [{"scenario": {}, "measurements": [' + b"0," * 400 + b"0]}]}"
+    with pytest.raises(InvalidValueError) as raised:
+        validate_json(text, RecordSet)
+    assert raised.value.__context__ is None
+    assert len(raised.value.errors) == 20
+    assert raised.value.count >= 400
 
 
 def test_a_body_that_is_not_plain_json_is_refused(client: httpx.Client) -> None:
