@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, dejavu
+from support.kernels import ADD, write_source
+from support.processes import dejavu
 
 
 def verify(tmp_path: Path, *sizes: int, **env: str) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
-    shutil.copy(PROGRAMS / "add_sizes.py", program)
+    write_source(program, ADD)
+    with program.open("a") as text:
+        text.write("\nimport sys\nfrom support.kernels import launch\n")
+        text.write("for size in sys.argv[1:]:\n    launch(add, int(size))\n")
     own = {"DEJAVU_CACHE_URL": str(tmp_path / "store"), "TRITON_INTERPRET": "1"}
     return dejavu(
         "verify", "--expect-hits", "--", sys.executable, program, *sizes, **{**own, **env}

@@ -11,9 +11,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.addition import Bench
 from support.processes import in_own_process
 
-from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache import cached_autotune
 from dejavu_cache.runtime.choices import ConfigCache
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
@@ -29,18 +30,8 @@ def add(x, out, M, A, K, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < M) + A, mask=at < M)
 
 
-class Bench:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, kernel_call: Any, quantiles: Any) -> list[float]:
-        kernel_call()
-        self.calls += 1
-        return [float(self.calls)] * 3
-
-
 def make(decorate: Any = cached_autotune, **options: Any) -> tuple[Any, Bench]:
-    bench = Bench()
+    bench = Bench(range(1, 100))
     options = {"configs": list(CONFIGS), "key": ["M", "K", "A"], "do_bench": bench, **options}
     return decorate(**options)(add), bench
 
@@ -116,16 +107,6 @@ def test_a_config_that_a_program_puts_into_the_cache_decides(change: str) -> Non
     kernel.cache.clear()
     launch(kernel)
     assert len(kernel.cache) == 1
-
-
-def test_a_programs_config_in_a_bucket_is_for_its_key_alone() -> None:
-    kernel, _ = make(buckets={"M": Pow2()})
-    kernel.cache[(300, 7, 3, "torch.float32", "torch.float32")] = CONFIGS[2]
-    for _ in range(2):
-        launch(kernel, M=301)
-        assert kernel.best_config is not CONFIGS[2]
-        launch(kernel, M=300)
-        assert kernel.best_config is CONFIGS[2]
 
 
 def test_copies_do_not_disturb_each_other() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.addition import CONFIGS, add_one
+from support.addition import CONFIGS, Spy, add_one
 
 from dejavu_cache import CheckOptions, DejavuError, Exact, Mode, Pow2, cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
@@ -115,19 +115,16 @@ def test_an_option_of_another_backend_or_version_is_no_typo(option: str) -> None
     cached_autotune([triton.Config({"BLOCK": 64, option: 1})], ["n"])(add_one)
 
 
-class KeepsSome:
+class KeepsSome(Spy):
     """An object of the author's own above a kernel, which keeps some of a config for itself."""
 
-    def __init__(self, fn: Any) -> None:
-        self.fn, self.arg_names = fn, fn.arg_names
-
     def run(self, *args: Any, split: int = 1, **kwargs: Any) -> Any:
-        return self.fn.run(*args, **kwargs)
+        return super().run(*args, **kwargs)
 
 
 def test_a_name_that_does_not_reach_triton_is_no_typo() -> None:
     configs = [triton.Config({"BLOCK": 64, "split": 2})]
-    cached_autotune(configs, ["n"])(KeepsSome(add_one))
+    cached_autotune(configs, ["n"])(KeepsSome())
     with pytest.raises(SettingsError, match="'split', which is neither"):
         cached_autotune(configs, ["n"])(add_one)
 

@@ -72,29 +72,6 @@ def test_the_runner_up_of_a_winner_that_pruning_leaves_out(tmp_path: Path) -> No
             assert kernel.best_config.kwargs == (DEFAULT if n % 2 else RIGHT).kwargs
 
 
-def test_a_right_runner_up_is_compared_once(tmp_path: Path) -> None:
-    right = triton.Config({"STEP": 3, "LIMIT": 1024})
-    launch(decorate(tmp_path, [DEFAULT, RIGHT, right]), 100)
-    edited = decorate(tmp_path, [DEFAULT, right])
-    launch(edited, 100)
-    assert edited.best_config.kwargs == right.kwargs
-    record = next(edited.home.record_sets()).records[0]
-    assert record.winner is not None
-    assert record.winner.config.params == right.kwargs
-
-
-def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path: Path) -> None:
-    def configs(hook: Any = None) -> list[triton.Config]:
-        return [DEFAULT, triton.Config({"STEP": 2, "LIMIT": 4}, pre_hook=hook)]
-
-    with pytest.raises(KeyboardInterrupt):
-        launch(decorate(tmp_path, configs(failing_hook(KeyboardInterrupt(), 2))), 100)
-    again = decorate(tmp_path, configs())
-    launch(again, 100)
-    assert again.best_config.kwargs == DEFAULT.kwargs
-    assert again.benchmarked == 0
-
-
 @pytest.mark.parametrize(
     "error", [MemoryError("of the host"), OSError(28, "no space left on device")], ids=str
 )
@@ -110,12 +87,6 @@ def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
     kernel.forget_choices()
     launch(kernel, 100)
     assert (kernel.best_config, kernel.benchmarked) == (default, 2)
-
-
-def test_an_error_of_the_launch_itself_is_raised(tmp_path: Path) -> None:
-    hook = failing_hook(LookupError("by a hook"), 1)
-    with pytest.raises(LookupError, match="by a hook"):
-        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=hook), WRONG]), 100)
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.addition import CONFIGS, add_one
+from support.addition import CONFIGS, LAUNCHED, Spy, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.settings import current_settings
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.search import OptunaSearch
@@ -74,7 +73,7 @@ class TestCutShort:
                 if len(order) + 1 == dies_at:
                     raise KeyboardInterrupt
                 timing = clock(kernel_call, quantiles)
-                order.append(clock.block)
+                order.append(LAUNCHED[-1])
                 return timing
 
             kernel = clock.kernel(do_bench=None, configs=CONFIGS, **options)
@@ -106,34 +105,6 @@ class TestCutShort:
         launch(make_racing_kernel({}), 100)
         assert len(order) == races, "once"
 
-    def test_what_is_measured_afterwards_races_against_what_was_measured_before(
-        self, make_racing_kernel: Callable[..., Any], order: list[int]
-    ) -> None:
-        """As it would have, had nothing come between."""
-        kernel = make_racing_kernel({16: 1.1, 32: 1.02, 128: 1.01})
-        kernel.configs = [*CONFIGS, *blocks(128)]
-        launch(kernel, 100)
-        counts = Counter(order)
-        assert counts[16] == counts[32] == counts[128] - 1 > 0
-        assert self.won == {"BLOCK": 128}
-
-    def test_the_default_serves_whoever_waits_too_long_for_the_race_of_another_process(
-        self,
-        make_racing_kernel: Callable[..., Any],
-        order: list[int],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "0.1")
-        current_settings.cache_clear()
-        store = default_store()
-        (context,) = store.contexts()
-        (record,) = store.records(context)
-        with store.lease(context, record.scenario, wait=0):
-            kernel = make_racing_kernel({})
-            launch(kernel, 100)
-        assert (order, self.won) == ([], None)
-        assert kernel.best_config.kwargs == {"BLOCK": 16}
-
 
 class Clock:
     """A benchmark with a time for each config, which lists the configs that it was asked for."""
@@ -141,25 +112,14 @@ class Clock:
     def __init__(self, times: dict[int, float]) -> None:
         self.times = times
         self.asked: list[int] = []
-        self.block = 0
 
     def kernel(self, **options: Any) -> Any:
-        clock = self
-
-        class Spy:
-            def __init__(self, fn: Any) -> None:
-                self.fn, self.arg_names = fn, fn.arg_names
-
-            def run(self, *args: Any, **kwargs: Any) -> Any:
-                clock.block = kwargs["BLOCK"]
-                return self.fn.run(*args, **kwargs)
-
-        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy(add_one))
+        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy())
 
     def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         kernel_call()
-        self.asked.append(self.block)
-        return [self.times.get(self.block, 9.0)] * 3
+        self.asked.append(LAUNCHED[-1])
+        return [self.times.get(LAUNCHED[-1], 9.0)] * 3
 
 
 def blocks(*sizes: int) -> list[triton.Config]:
