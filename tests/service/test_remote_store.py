@@ -140,6 +140,24 @@ def test_timings_that_a_server_passes_over_are_named_once(
     assert caplog.text.count("passed over some of these timings") == 1
 
 
+def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
+    store = open_remote(namespace_url, tmp_path)
+    store.put(context(), [record(1)])
+    assert store.sender.flush(240)
+    store.close()
+    child = os.fork()
+    if not child:
+        try:
+            store.put(context(), [record(2)])
+            store.sender.flush(240)
+            store.close()
+            os._exit(0 if store.get(context(), record(2).scenario, fresh=True) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(store.records(context()))) == 2
+
+
 def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     folder = FileStore(tmp_path / "folder")
     tie = record(
