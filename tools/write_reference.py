@@ -20,7 +20,7 @@ import typer
 from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
 from dejavu_client.cli.main import all_commands
 from dejavu_service.app import create_app
-from dejavu_service.routes.health import description
+from dejavu_service.services.health import description
 from dejavu_service.settings import ServerSettings
 from pydantic import BaseModel, TypeAdapter
 

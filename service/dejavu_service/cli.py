@@ -192,9 +192,9 @@ def create(
 ) -> None:
     """Issue a token and show it, this once."""
     with _open_database(database, ready=True) as (_, opened):
-        from .routes.tokens import TokenWish
         from .services import tokens
         from .services.access import ANYBODY
+        from .services.tokens import TokenWish
 
         wish = TokenWish.model_validate(
             {

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .identities import IdentityExchange
 
 __all__ = [
-    "EXCHANGE_PATH",
     "LOGIN_COOKIE",
     "Gate",
     "PrincipalCache",
@@ -51,7 +50,6 @@ __all__ = [
     "is_page",
 ]
 
-EXCHANGE_PATH = "/v1/token-exchange"
 LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 
@@ -92,7 +90,7 @@ _LONGEST_PATH = 500
 
 _HEALTH = {"/livez", "/readyz"}
 _PUBLIC_PATHS = {*_HEALTH, "/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
-_WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
+_WITHOUT_TOKEN = {tokens.EXCHANGE_PATH, "/login", "/logout"}
 """Paths where somebody gets a token, or presents one in the body, which their routes verify."""
 _LONG = ("/import", "/export", "/promote")
 _EXPORT = "/v1/{namespace}/export"

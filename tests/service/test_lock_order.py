@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from dejavu_service.services import misses, quarantines, records, retention
 from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.requests import Call
 from dejavu_service.storage import contexts as storage
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
@@ -67,7 +70,9 @@ def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
     writer = quarantines.WriterFilter(host="h200-1")
     taken = quarantines.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
     assert taken.id is not None
-    return partial(quarantines.undo_quarantine, database, ANYBODY, "main", taken.id)
+    server: Any = SimpleNamespace(database=database)
+    call = Call(ANYBODY, server)
+    return partial(quarantines.undo_quarantine, "main", taken.id, call)
 
 
 @pytest.mark.parametrize(

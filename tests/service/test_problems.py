@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.problems import respond_to
-from dejavu_service.services.json_text import InvalidJsonError, InvalidValueError, validate_json
+from dejavu_service.services.requests import InvalidJsonError, InvalidValueError, validate_json
 from dejavu_service.settings import ServerSettings
 from hypothesis import given
 from hypothesis import strategies as st

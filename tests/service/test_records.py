@@ -14,12 +14,11 @@ from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_service.routes import reads
+from dejavu_service.services import reads, transfer
 from dejavu_service.services import records as service
-from dejavu_service.services import transfer
-from dejavu_service.services.json_text import MOST_RECORDS
 from dejavu_service.services.reads import RecordReader
 from dejavu_service.services.records import tag_of
+from dejavu_service.services.requests import MOST_RECORDS
 from dejavu_service.storage import record_texts
 from dejavu_service.storage.records import Part, StoredRecord
 from hypothesis import given
@@ -285,7 +284,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
     assert revalidate(client, revision, tags) == {}
 
 
-@pytest.mark.parametrize("function", ["_load", "revalidate"])
+@pytest.mark.parametrize("function", ["_load", "_revalidate"])
 def test_few_records_are_rendered_at_a_time(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:

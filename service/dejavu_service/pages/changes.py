@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from fastapi import Query, Response
 from pydantic import Field
 
-from ..routes.common import Call, CurrentCall, Namespace
 from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
+from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.sql import chunks, database_time
 from .front import list_namespaces

@@ -11,8 +11,8 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from ..routes.common import Call, CurrentCall, read_body
 from ..server import LOGIN_COOKIE
+from ..services.requests import Call, CurrentCall, read_body
 from ..storage import summaries
 from .rendering import FOLDER, Wanted, page, render_page, respond, router, stylesheet
 

@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
 from ..errors import NotFoundError
-from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
 from ..services.access import NAMESPACE
+from ..services.requests import Call, ContextDigest, CurrentCall, Namespace
 from ..storage import record_texts, summaries
 from ..storage.summaries import ContextRow, Summary
 from .rendering import Wanted, page, render_page

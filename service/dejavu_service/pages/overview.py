@@ -12,9 +12,9 @@ from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..routes.common import CurrentCall, Namespace
 from ..services import leases, misses
 from ..services.access import Principal
+from ..services.requests import CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow

@@ -28,9 +28,9 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
 from ..errors import NotFoundError
-from ..routes.common import Call
 from ..server import is_page
 from ..services.access import ANYBODY, NOBODY, READER
+from ..services.requests import Call
 from ..storage.sql import to_datetime
 
 __all__ = [

@@ -11,8 +11,8 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Context
 
 from ..errors import NotFoundError
-from ..routes.common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..services.log import LogEntry, LogFilter, read_log
+from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..storage import contexts, record_texts, summaries
 from .kernel import LOUD, ConfigNames
 from .rendering import Wanted, page, render_page

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fastapi import Query, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from sqlalchemy import Connection, and_, func, select
 
 from dejavu_cache.model.scenario import Context, Scenario
@@ -14,10 +17,19 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
-from ..storage.sql import chunks, epoch, insert
+from ..storage.sql import chunks, epoch, insert, to_datetime
 from ..storage.tables import contexts, misses, summaries
 from .access import Principal
-from .json_text import require_few
+from .requests import (
+    CurrentCall,
+    KernelName,
+    Namespace,
+    accepts,
+    json_response,
+    require_few,
+    responds_with,
+    versioned_router,
+)
 
 __all__ = [
     "MOST_MISSED_CONTEXTS",
@@ -26,7 +38,10 @@ __all__ = [
     "count_by_device",
     "count_misses",
     "list_misses",
+    "router",
 ]
+
+router = versioned_router()
 
 MOST_MISSES = 100_000
 """Misses of all namespaces, up to which those who may only read add new ones."""
@@ -215,3 +230,72 @@ def count_by_device(
         .order_by(times.desc(), contexts.c.device)
     )
     return [(device, count, int(total)) for device, count, total in connection.execute(query)]
+
+
+class Miss(BaseModel):
+    """A scenario without a record, and how often it was looked up since the last report."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    context: Context
+    scenario: Scenario
+    count: StrictInt = Field(default=1, ge=1, le=1_000_000_000)
+
+
+class Misses(BaseModel):
+    """A report of misses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    misses: list[Miss]
+
+
+class Counted(BaseModel):
+    """The number of misses counted."""
+
+    counted: int
+
+
+@router.post("/{namespace}/misses")
+@accepts("read", 4 * 2**20)
+def report_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
+    """Add misses to the worklist."""
+    reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
+    counted = count_misses(call.database, call.principal, namespace, reported)
+    return Counted(counted=counted)
+
+
+class WorklistItem(BaseModel):
+    """A scenario without a record, and how often it was looked up."""
+
+    context: Context
+    scenario: Scenario
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+
+
+class Worklist(BaseModel):
+    """Misses, the most frequent first."""
+
+    misses: list[WorklistItem]
+
+
+@router.get("/{namespace}/misses", responses=responds_with(Worklist))
+def read_worklist(
+    namespace: Namespace,
+    call: CurrentCall,
+    kernel: KernelName = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the worklist, the most frequent misses first."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = list_misses(connection, namespace, kernel, limit)
+    rendered = ", ".join(
+        f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
+        f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
+        f'"last_seen": "{to_datetime(miss.last_seen).isoformat()}"}}'
+        for miss in listed
+    )
+    return json_response(f'{{"misses": [{rendered}]}}')

@@ -10,7 +10,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Path, Query, Response
+from pydantic import BaseModel, ConfigDict, StrictBool
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
 
 from dejavu_cache.model.scenario import Moment, canonical_json
@@ -25,21 +26,21 @@ from ..storage.tables import acts, contexts, parts, writers
 from . import merging
 from .access import Principal
 from .log import write_log
+from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
 
 __all__ = [
     "Quarantine",
     "Quarantined",
     "Writer",
     "WriterFilter",
-    "list_quarantines",
-    "list_writers",
     "quarantine_writer",
-    "undo_quarantine",
+    "router",
 ]
 
+router = versioned_router()
+
 _T = TypeVar("_T")
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+_QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 _MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
@@ -56,18 +57,28 @@ class WriterFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: _Text | None = None
+    token: ShortText | None = None
     """The id of a token, or the name of tokens."""
-    host: _Text | None = None
+    host: ShortText | None = None
     """A host, or a user and a host, as measurements name them."""
     since: Moment | None = None
     """The earliest time at which they came."""
     until: Moment | None = None
     """The time before which they came."""
-    context: _Digest | None = None
+    context: Digest | None = None
     """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: _Digest | None = None
-    config: _Digest | None = None
+    scenario: Digest | None = None
+    config: Digest | None = None
+
+
+class QuarantineWish(WriterFilter):
+    """Which measurements and winners shall go from readers: those to which all fields apply.
+
+    It names a token, a host, or the context, the scenario and the config of measurements.
+    """
+
+    preview: StrictBool = False
+    """Whether to count only."""
 
 
 class Writer(BaseModel):
@@ -80,6 +91,12 @@ class Writer(BaseModel):
     """Measurements that readers get."""
     first: datetime
     last: datetime
+
+
+class Writers(BaseModel):
+    """Who wrote the measurements of a namespace."""
+
+    writers: list[Writer]
 
 
 class Quarantined(BaseModel):
@@ -107,6 +124,12 @@ class Quarantine(BaseModel):
     undone: datetime | None = None
 
 
+class Quarantines(BaseModel):
+    """The quarantines of a namespace, the latest first."""
+
+    quarantines: list[Quarantine]
+
+
 class _Hidden(NamedTuple):
     """A scenario of which an act has hidden something: its context, and the number of parts."""
 
@@ -116,11 +139,14 @@ class _Hidden(NamedTuple):
     parts: int
 
 
+@router.get("/{namespace}/writers")
 def list_writers(
-    database: Database, principal: Principal, namespace: str, limit: int
-) -> list[Writer]:
-    """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+    namespace: Namespace,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Writers:
+    """List the tokens and the hosts that wrote measurements, the latest first."""
+    call.principal.require("admin", namespace)
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
     standing, first = func.sum(writers.c.standing), func.min(writers.c.first)
     query = (
@@ -132,9 +158,9 @@ def list_writers(
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
+    listed = [
         Writer(
             sender=row[0],
             by=row[1],
@@ -145,6 +171,22 @@ def list_writers(
         )
         for row in rows
     ]
+    return Writers(writers=listed)
+
+
+@router.post(
+    "/{namespace}/quarantines",
+    status_code=201,
+    responses={200: {"model": Quarantined, "description": "Counted"}},
+)
+@accepts("admin")
+def create_quarantine(
+    namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
+) -> Quarantined:
+    """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
+    if wish.preview:
+        response.status_code = 200
+    return quarantine_writer(call.database, call.principal, namespace, wish, preview=wish.preview)
 
 
 def quarantine_writer(
@@ -305,18 +347,19 @@ def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
         counted.measurements += part.kind == "measurement"
 
 
-def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
-    """List the quarantines of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+@router.get("/{namespace}/quarantines")
+def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
+    """List the quarantines, also those that are undone."""
+    call.principal.require("admin", namespace)
     hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
     query = (
         select(acts, hidden.label("parts"))
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
+    listed = [
         Quarantine(
             id=row.id,
             actor=row.actor,
@@ -327,32 +370,33 @@ def list_quarantines(database: Database, principal: Principal, namespace: str) -
         )
         for row in rows
     ]
+    return Quarantines(quarantines=listed)
 
 
+@router.delete("/{namespace}/quarantines/{quarantine_id}")
 def undo_quarantine(
-    database: Database, principal: Principal, namespace: str, identity: str
+    namespace: Namespace, quarantine_id: _QuarantineId, call: CurrentCall
 ) -> Quarantined:
     """Give back to readers what a quarantine took, beside what has come since.
 
     An undo that was cut short is completed by another one: nothing is given back twice. A
     quarantine that still runs ends with the undo.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
-        NotFoundError: There is no such quarantine, or it is undone already.
     """
-    principal.require("admin", namespace)
-    restored = Quarantined(id=identity)
+    call.principal.require("admin", namespace)
+    database, principal = call.database, call.principal
+    restored = Quarantined(id=quarantine_id)
     touched: set[tuple[int, str]] = set()
     while True:
         with database.write() as connection:
-            if not _lock_live(connection, namespace, identity):
-                raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
-            hidden = _list_hidden(connection, identity)
+            if not _lock_live(connection, namespace, quarantine_id):
+                raise NotFoundError(
+                    f"there is no quarantine {quarantine_id!r} that could be undone"
+                )
+            hidden = _list_hidden(connection, quarantine_id)
             if not hidden:
-                statement = update(acts).where(acts.c.id == identity).values(undone_at=epoch())
+                statement = update(acts).where(acts.c.id == quarantine_id).values(undone_at=epoch())
                 connection.execute(statement)
-                write_log(connection, principal, "undo quarantine", namespace, id=identity)
+                write_log(connection, principal, "undo quarantine", namespace, id=quarantine_id)
                 break
         # A transaction locks one context only, and so waits for nobody who waits for it.
         for digest, group in groupby(hidden, lambda scenario: scenario.context):

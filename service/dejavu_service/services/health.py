@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
@@ -13,12 +13,14 @@ from sqlalchemy import func, select
 from starlette.concurrency import run_in_threadpool
 
 from ..problems import IS_DAMAGED, RESPONSES, Refusal, problem
-from ..server import Server
-from ..services.access import EVERYWHERE
 from ..storage.database import Database
 from ..storage.schema import SchemaState, state
 from ..storage.tables import records
-from .common import CurrentCall
+from .access import EVERYWHERE
+from .requests import CurrentCall
+
+if TYPE_CHECKING:
+    from ..server import Server
 
 __all__ = ["description", "router"]
 
