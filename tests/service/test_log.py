@@ -38,7 +38,7 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     dump = client.get("/v1/main/export", headers=admin).content
     client.post("/v1/other/import", content=dump, headers=admin)
     client.delete(f"{HOME}/records", headers=admin)
-    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
+    wish = {"name": "ci", "grants": {"pr-1": "write"}}
     made = client.post("/v1/tokens", json=wish, headers=admin).json()
     client.delete(f"/v1/tokens/{made['id']}", headers=admin)
     logged = entries(client, admin)

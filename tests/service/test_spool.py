@@ -217,7 +217,7 @@ def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path:
     spool.write(invalid(3))
     store = ("--store", str(tmp_path / "store"))
     doctor = dejavu("doctor", **home).stdout
-    assert re.search(r"3 record sets \([\d.]+ KiB\) wait in", doctor)
+    assert re.search(r"3 record sets wait \([\d.]+ KiB\) in", doctor)
     for token, status in (("", "401"), (read, "403")):
         done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=token)
         assert done.returncode != 0

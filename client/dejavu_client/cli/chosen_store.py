@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
@@ -24,6 +24,7 @@ from .output import note
 from .queries import matching_kernels
 
 if TYPE_CHECKING:
+    from ..http.protocol_client import MissedLaunch
     from ..http.remote_store import RemoteStore
 
 __all__ = [
@@ -152,8 +153,8 @@ def open_server(urls: str) -> RemoteStore:
     return store
 
 
-def worklist(urls: str, kernel: str = "") -> list[dict[str, Any]]:
-    """Return a server's misses in the protocol's form, at most `MOST_MISSES` of a kernel.
+def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
+    """Return a server's misses, the most frequent first, at most `MOST_MISSES` of a kernel.
 
     Args:
         urls: as for `open_server`.
@@ -163,13 +164,13 @@ def worklist(urls: str, kernel: str = "") -> list[dict[str, Any]]:
         NothingFoundError: the kernel has neither records nor misses.
     """
     remote = open_server(urls)
-    rows = remote.client.misses(limit=MOST_MISSES)
+    misses = remote.client.misses(limit=MOST_MISSES)
     if not kernel:
-        return rows
-    names = {str(row["context"]["kernel"]["name"]) for row in rows}
+        return misses
+    names = {miss.context.kernel.name for miss in misses}
     tuned = {context.kernel.name for context in remote.contexts()}
     chosen = matching_kernels(names | tuned, kernel, remote.url)
-    if len(rows) == MOST_MISSES:  # other kernels' misses may have left some of these out
-        rows = [row for name in chosen for row in remote.client.misses(name, MOST_MISSES)]
-        rows.sort(key=lambda row: -int(row["count"]))
-    return [row for row in rows if row["context"]["kernel"]["name"] in chosen]
+    if len(misses) == MOST_MISSES:  # other kernels' misses may have left some of these out
+        misses = [miss for name in chosen for miss in remote.client.misses(name, MOST_MISSES)]
+        misses.sort(key=lambda miss: -miss.count)
+    return [miss for miss in misses if miss.context.kernel.name in chosen]

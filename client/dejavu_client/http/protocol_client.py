@@ -30,6 +30,7 @@ __all__ = [
     "REFUSALS_FOR_GOOD",
     "ChangedCopies",
     "Document",
+    "MissedLaunch",
     "ProtocolClient",
     "encode",
     "split_server_url",
@@ -71,8 +72,7 @@ def _row(name: str, **fields: Any) -> type[BaseModel]:
 
 
 _ROWS: dict[str, Any] = {
-    "misses": _row("Miss", context=Context, scenario=Scenario, count=Count),
-    "writers": _row("Writer", sender=str, by=str, measurements=Count, standing=Count, last=str),
+    "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
         id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
@@ -89,6 +89,15 @@ _Quarantined = _row(
     id=str | None, contexts=Count, records=Count, measurements=Count, winners=Count,
 )  # fmt: skip
 """What a quarantine takes or gives back."""
+
+
+class MissedLaunch(BaseModel, extra="allow"):
+    """A scenario that was launched without a record, as a server's worklist has it."""
+
+    context: Context
+    scenario: Scenario
+    count: Count
+    last_seen: str = ""
 
 
 class ChangedCopies(BaseModel):
@@ -341,10 +350,11 @@ class ProtocolClient:
         for part in _split(rows):
             self._json("POST", "/misses", {"misses": part})
 
-    def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    def misses(self, kernel: str | None = None, limit: int = 100) -> list[MissedLaunch]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
-        return self._rows(self._json("GET", "/misses", params=params), "misses")
+        misses = self._json("GET", "/misses", params=params).get("misses")
+        return cast(list[MissedLaunch], self._validate(list[MissedLaunch], misses))
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
