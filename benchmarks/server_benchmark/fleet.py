@@ -55,7 +55,7 @@ def measure_fleet_start(
         replicas: how many servers share the database.
     """
     database, admin = prepare(url)
-    token = tokens.issue(database, ANYBODY, "fleet", "write", ["main"], None).token
+    token = tokens.issue(database, ANYBODY, "fleet", {"main": "write"}).token
     database.close()
     kernels = [make_context(f"fleet.start.kernel{number}") for number in range(KERNELS)]
     with ExitStack() as stack:

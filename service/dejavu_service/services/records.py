@@ -107,32 +107,11 @@ class Merged(BaseModel):
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
 @accepts("write", None)
-def merge_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> Merged:
-    """Merge records; sending them again changes nothing."""
-    return post_records(call.database, call.principal, namespace, sent)
-
-
-def post_records(
-    database: Database, principal: Principal, namespace: str, sent: RecordSet
-) -> Merged:
-    """Merge a record set in one transaction.
-
-    Args:
-        database: The server's database.
-        principal: Who sends it; needs the role `write`.
-        namespace: The namespace to write to.
-        sent: The record set.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        InvalidRequestError: As in `check_record_set`.
-        TooLargeError: The record set has more than `MOST_RECORDS` records, or a record would
-            outgrow what one may hold; nothing was stored.
-    """
-    principal.require("write", namespace)
+def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> Merged:
+    """Merge records in one transaction; sending them again changes nothing."""
     check_record_set(sent)
-    with database.write() as connection:
-        return merge_record_set(connection, principal, namespace, sent)
+    with call.database.write() as connection:
+        return merge_record_set(connection, call.principal, namespace, sent)
 
 
 def check_record_set(sent: RecordSet) -> None:
