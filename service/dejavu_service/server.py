@@ -116,10 +116,7 @@ class Server:
         self.settings = settings
         self.database = Database(settings.database)
         self.principals = PrincipalCache(self.database)
-        # One after the other on SQLite, where whoever waits for its lock may wait for all others:
-        # turns go round between namespaces.
-        at_once = (1, 1) if self.database.is_sqlite else (_WRITERS, _OF_ONE_NAMESPACE)
-        self.writing = Turns(*at_once)
+        self.writing = Turns(_WRITERS, _OF_ONE_NAMESPACE)
         self.importing = Turns(_WRITERS, 2)
         self.large_bodies = Turns(_LARGE_BODIES, 2)
         self.parsing = Turns(_PARSED, 2)
