@@ -66,10 +66,12 @@ _ARENAS = 2
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server(settings)
-    app = FastAPI(
+    app = health.DescribedApp(
         title="dejavu-cache",
         version=__version__,
-        openapi_url=None,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
         # `/metrics` has what there is to know; otherwise each request looks for tracers.
@@ -168,7 +170,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                issued = tokens.issue(database, ANYBODY, "first admin", "admin", [EVERYWHERE], None)
+                issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
                 file.write(f"{issued.token}\n")
         except BaseException:
             path.unlink()  # an empty file would keep the next start from writing one

@@ -273,9 +273,7 @@ class IdentityExchange:
                 granter = Principal(f"issuer {issuer.issuer}", {EVERYWHERE: "admin"})
                 ttl = rule.minutes * 60
                 try:
-                    return tokens.issue(
-                        database, granter, name, "read", (), ttl, rights[1], identity
-                    )
+                    return tokens.issue(database, granter, name, rights[1], ttl, identity)
                 except TokenExistsError:
                     raise UnauthenticatedError(
                         "the identity token was exchanged before: ask its issuer for another one"

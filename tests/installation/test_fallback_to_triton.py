@@ -166,15 +166,6 @@ def test_a_launch_that_sets_what_configs_set_fails_as_with_triton_beside_a_recor
     assert_like_triton(run_with_block)
 
 
-def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGNAME", "\udcff")
-    notices.whoami.cache_clear()
-    try:
-        assert_like_triton(lambda decorate: run(decorate, copy_block, 3))
-    finally:
-        notices.whoami.cache_clear()
-
-
 STEPS = [
     (Declaration, "of"),
     (Launch, "request"),

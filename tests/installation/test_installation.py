@@ -167,24 +167,6 @@ def ignores(x, odd, BLOCK: tl.constexpr):
     pass
 
 
-def test_a_key_that_no_record_can_hold_leaves_a_kernel_to_triton(
-    with_installation: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls = []
-
-    def bench(kernel_call: Any, quantiles: Any) -> float:
-        calls.append(kernel_call())
-        return 1.0
-
-    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-    kernel = triton.autotune(configs=configs, key=["odd"], do_bench=bench)(triton.jit(ignores))
-    x = torch.ones(1)
-    for _ in range(3):
-        kernel[(1,)](x, x)
-    assert len(calls) == 2
-    assert "is tuned by Triton alone: key argument 'odd' is Tensor" in caplog.text
-
-
 def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_cache.settings import current_settings
 

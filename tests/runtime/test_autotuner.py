@@ -15,7 +15,9 @@ from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.kernels import launch
 from support.processes import fork_python
 
-from dejavu_cache import Exact, Pow2
+from dejavu_cache import Exact, Pow2, open_store
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
 
 
 @pytest.mark.parametrize(
@@ -116,20 +118,6 @@ def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
     assert bench.calls == 6
 
 
-def test_values_are_restored_and_reset_while_benchmarking() -> None:
-    @triton.jit
-    def accumulate(x_ptr, total_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-        tl.store(total_ptr + at, tl.load(total_ptr + at, mask=at < n) + 1, mask=at < n)
-
-    kernel = make(fn=accumulate, restore_value=["x_ptr"], reset_to_zero=["total_ptr"])
-    x, total = torch.ones(64), torch.full((64,), 7.0)
-    kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, total, 64)
-    assert torch.equal(x, torch.full((64,), 2.0))
-    assert torch.equal(total, torch.ones(64))
-
-
 def test_hooks_run_as_upstream_runs_them() -> None:
     """Configs read from a record run the hook of the declared config."""
     seen: list[str] = []
@@ -170,6 +158,19 @@ def test_threads_tune_a_scenario_once() -> None:
     for thread in threads:
         thread.join()
     assert bench.calls == 3
+
+
+def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
+    launch(make(store=tmp_path), 100)
+    store = open_store(str(tmp_path))
+    (context,) = store.contexts()
+    (record,) = store.records(context)
+    slowest = max(record.measurements, key=lambda measurement: measurement.median or 0.0).config
+    store.put(context, [Record(scenario=record.scenario, pin=Pin(config=slowest, at=now()))])
+    kernel = make(store=tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == slowest.params
+    assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "pinned"
 
 
 def test_what_tuning_found_is_printed_as_upstream_prints_it(

@@ -14,7 +14,7 @@ import triton.language as tl
 from support.addition import Bench
 from support.processes import in_own_process
 
-from dejavu_cache import cached_autotune
+from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.runtime.choices import ConfigCache
 from dejavu_cache.settings import Mode
 from dejavu_cache.stores import MemoryStore
@@ -107,6 +107,16 @@ def test_a_config_that_a_program_puts_into_the_cache_decides(change: str) -> Non
     kernel.cache.clear()
     launch(kernel)
     assert len(kernel.cache) == 1
+
+
+def test_a_programs_config_in_a_bucket_is_for_its_key_alone() -> None:
+    kernel, _ = make(buckets={"M": Pow2()})
+    kernel.cache[(300, 7, 3, "torch.float32", "torch.float32")] = CONFIGS[2]
+    for _ in range(2):
+        launch(kernel, M=301)
+        assert kernel.best_config is not CONFIGS[2]
+        launch(kernel, M=300)
+        assert kernel.best_config is CONFIGS[2]
 
 
 def test_copies_do_not_disturb_each_other() -> None:

@@ -89,6 +89,16 @@ def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(
     assert run(kernel, 64) == (64, 64)
 
 
+def test_one_config_left_is_neither_benchmarked_nor_a_miss() -> None:
+    for mode in ("tune", "reuse", "strict"):
+        kernel = make(mode=mode, store="memory://")
+        assert run(kernel, 80) == (80, 16)
+        assert kernel.benchmarked == 0
+        resolution = kernel.explain(torch.ones(4096), torch.zeros(2), 80, 0.0)
+        assert resolution.final
+        assert resolution.only
+
+
 def test_the_best_of_a_scenario_survives_a_launch_that_it_is_left_out_of() -> None:
     kernel = make()
     run(kernel, 64)

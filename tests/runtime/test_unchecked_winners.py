@@ -293,15 +293,3 @@ def test_a_kernel_that_works_in_place_ran_once_after_its_tune(fastest: int) -> N
     kernel[lambda values: (triton.cdiv(100, values["BLOCK"]),)](x, 100)
     assert kernel.best_config is CONFIGS_IN_PLACE[fastest]
     assert torch.equal(x, torch.ones(100))
-
-
-def test_a_tune_that_fails_leaves_what_a_kernel_works_on() -> None:
-    def interrupted(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
-        kernel_call()
-        raise KeyboardInterrupt
-
-    kernel = cached_autotune(CONFIGS_IN_PLACE, ["n"], do_bench=interrupted)(increment)
-    x = torch.zeros(100)
-    with pytest.raises(KeyboardInterrupt):
-        kernel[(7,)](x, 100)
-    assert torch.equal(x, torch.zeros(100))

@@ -125,19 +125,6 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
     assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)
 
 
-def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished: Path) -> None:
-    """Finished was the tune of a launch that may not run it."""
-
-    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
-        return [config for config in configs if named["n"] != 101 or config.kwargs["LIMIT"] > 4]
-
-    pruning = {"prune_configs_by": {"early_config_prune": prune}}
-    configs = [DEFAULT, triton.Config({"STEP": 4, "LIMIT": 1024}), WRONG]
-    launch(decorate(unfinished, configs, **pruning), 101)
-    for mode in ("reuse", "tune"):
-        launch(decorate(unfinished, configs, mode=mode, **pruning), 100)
-
-
 class TestWhereNothingMayBeMeasured:
     """Without a winner, a record is a miss, unless the author has switched the comparison off."""
 
@@ -188,17 +175,6 @@ class TestWhereNothingMayBeMeasured:
         assert explain(kernel) == ("pinned", RIGHT.kwargs)
         without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
         assert explain(without) == ("default", DEFAULT.kwargs)
-
-    def test_a_faster_config_of_an_earlier_interrupted_tune_does_not_run(
-        self, unfinished: Path
-    ) -> None:
-        """The tune that has a winner was of a version that does not declare it."""
-        launch(decorate(unfinished, [DEFAULT]), 100)
-        slower = triton.Config({"STEP": 4, "LIMIT": 1024})
-        finished = decorate(unfinished, [DEFAULT, slower])
-        launch(finished, 100)
-        kernel = decorate(unfinished, [DEFAULT, slower, WRONG], mode="reuse")
-        assert explain(kernel) == ("exact", finished.best_config.kwargs)
 
     def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
         """As on a server, which drops such a winner; the runner-up was not compared."""

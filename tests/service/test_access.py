@@ -75,7 +75,7 @@ def test_a_token_lives_until_it_is_revoked(
 ) -> None:
     admin = token("admin")
     made = client.post(
-        "/v1/tokens", json={"name": "ci", "role": "read", "namespaces": ["*"]}, headers=admin
+        "/v1/tokens", json={"name": "ci", "grants": {"*": "read"}}, headers=admin
     ).json()
     mine = {"Authorization": f"Bearer {made['token']}"}
     assert client.get("/v1/main/contexts", headers=mine).status_code == 200
@@ -110,7 +110,7 @@ def test_tokens_are_listed_page_by_page(client: httpx.Client, token: MakeToken) 
 
 
 def test_a_token_expires(client: httpx.Client, token: MakeToken, database: Database) -> None:
-    wish = {"name": "ci", "role": "read", "namespaces": ["*"], "days": 0.5}
+    wish = {"name": "ci", "grants": {"*": "read"}, "days": 0.5}
     made = client.post("/v1/tokens", json=wish, headers=token("admin")).json()
     assert round(seconds_until(made["expires"]) / 3600) == 12
     mine = {"Authorization": f"Bearer {made['token']}"}
@@ -129,7 +129,7 @@ def test_an_export_ends_when_its_token_is_revoked(
     for kernel in ("a", "b", "c"):
         sent = record_set(of=context(kernel=kernel))
         assert client.post("/v1/main/records", json=body(sent), headers=admin).status_code == 200
-    wish = {"name": "leaver", "role": "read", "namespaces": ["main"]}
+    wish = {"name": "leaver", "grants": {"main": "read"}}
     made = client.post("/v1/tokens", json=wish, headers=admin).json()
     messages: list[Any] = []
 

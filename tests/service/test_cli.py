@@ -124,13 +124,20 @@ def test_tokens_are_made_listed_and_revoked(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--role", "owner"), ("--namespace", "../x"), ("--namespace", ""), ("--days", "99999")],
+    ("arguments", "named"),
+    [
+        (("--role", "owner"), "grants *: Input should be 'read', 'write' or 'admin'"),
+        (("--namespace", "../x"), "grants ../x: "),
+        (("--namespace", ""), "grants : "),
+        (("--days", "99999"), "days: "),
+    ],
 )
-def test_a_token_that_makes_no_sense(sqlite_url: str, arguments: tuple[str, str]) -> None:
+def test_a_token_that_makes_no_sense(
+    sqlite_url: str, arguments: tuple[str, str], named: str
+) -> None:
     code, said = run(sqlite_url, "token", "create", "--name", "ci", *arguments)
     assert code == ExitCode.USAGE
-    assert arguments[0].strip("-")[:4] in said
+    assert named in said
     assert "dejavu_" not in said
 
 
@@ -190,24 +197,6 @@ def test_settings_come_from_one_place() -> None:
     for bad in ({"DEJAVU_SERVER_PORT": "x"}, {"DEJAVU_SERVER_SPEED": "1"}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
             read_settings({}, bad)
-
-
-def test_variables_of_a_kubernetes_service_are_no_settings() -> None:
-    address = "tcp://10.96.3.4:8765"
-    links = {
-        "DEJAVU_SERVER_SERVICE_HOST": "10.96.3.4",
-        "DEJAVU_SERVER_SERVICE_PORT": "8765",
-        "DEJAVU_SERVER_SERVICE_PORT_HTTP": "8765",
-        "DEJAVU_SERVER_PORT": address,
-        "DEJAVU_SERVER_PORT_8765_TCP": address,
-        "DEJAVU_SERVER_PORT_8765_TCP_PROTO": "tcp",
-        "DEJAVU_SERVER_PORT_8765_TCP_PORT": "8765",
-        "DEJAVU_SERVER_PORT_8765_TCP_ADDR": "10.96.3.4",
-    }
-    assert read_settings({}, links) == ServerSettings()
-    assert read_settings({}, {**links, "DEJAVU_SERVER_PORT": "99"}).port == 99
-    with pytest.raises(SettingsError):
-        read_settings({}, {"DEJAVU_SERVER_PORT_X": "1"})
 
 
 def test_prune_says_what_went(sqlite_url: str) -> None:

@@ -142,7 +142,7 @@ def test_a_role_without_rights_to_a_table_is_said_to_lack_them(postgres_url: str
         client_of(create_app(ServerSettings(database=url, rate=0))) as client,
     ):
         assert post(client, 1).status_code == 200
-        owner.execute("REVOKE ALL ON summaries FROM visitor")
+        owner.execute("REVOKE ALL ON parts FROM visitor")
         refused = post(client, 2)
         assert refused.status_code == 503
         assert "rights of the server's role" in refused.json()["detail"]

@@ -38,7 +38,7 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     dump = client.get("/v1/main/export", headers=admin).content
     client.post("/v1/other/import", content=dump, headers=admin)
     client.delete(f"{HOME}/records", headers=admin)
-    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
+    wish = {"name": "ci", "grants": {"pr-1": "write"}}
     made = client.post("/v1/tokens", json=wish, headers=admin).json()
     client.delete(f"/v1/tokens/{made['id']}", headers=admin)
     logged = entries(client, admin)
@@ -156,7 +156,7 @@ def test_an_export_is_in_the_log_of_requests(
 
 def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
     admin = token("admin")
-    wish = {"name": "ci", "role": "read", "namespaces": ["main"]}
+    wish = {"name": "ci", "grants": {"main": "read"}}
     for _ in range(5):
         client.post("/v1/tokens", json=wish, headers=admin)
     ids: list[int] = []

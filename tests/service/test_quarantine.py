@@ -9,6 +9,7 @@ import pytest
 from dejavu_service.services import quarantines as service
 from dejavu_service.services import retention
 from dejavu_service.storage.database import Database
+from dejavu_service.storage.sql import divide
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
@@ -18,17 +19,14 @@ from dejavu_cache.model.record import Record, Winner
 from dejavu_cache.model.scenario import now
 
 
-def test_pages_are_bounded_by_parts_too(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_MOST_SCENARIOS", 100)
-    assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
+def test_pages_are_bounded_by_parts_too() -> None:
+    assert list(divide([3000, 3000, 100, 9000, 1], int, 100, 5000)) == [
         [3000],
         [3000, 100],
         [9000],
         [1],
     ]
-    assert [len(page) for page in service._pages(["x"] * 250, len, database)] == [100, 100, 50]
+    assert [len(page) for page in divide(["x"] * 250, len, 100, 5000)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(

@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.requests import Call
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 
@@ -186,6 +188,12 @@ def client_of(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
         yield client
 
 
+def call_on(database: Database) -> Call:
+    """Return the call of somebody on the server's machine, for functions of routes."""
+    server: Any = SimpleNamespace(database=database)
+    return Call(ANYBODY, server)
+
+
 def command(*arguments: str) -> list[str]:
     """Run the server's command line in a process of its own."""
     return [sys.executable, "-m", "dejavu_service", *arguments]
@@ -280,7 +288,7 @@ def restart(postgres: Any) -> None:
 def make_token(url: str, role: Any, *namespaces: str) -> str:
     """Return a new token for some namespaces of a database, or for all."""
     database = Database(url)
-    issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
+    issued = tokens.issue(database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role))
     database.close()
     return issued.token
 

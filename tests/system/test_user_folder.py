@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
-from support.processes import fork_program
+from support.processes import fork_python
 from support.records import context, record
 
 from dejavu_cache.errors import SettingsError
@@ -131,20 +131,43 @@ def test_a_store_in_a_home_that_is_not_known_is_refused(open_it: type[FileStore]
         open_it("~/records")
 
 
+LAUNCH = """
+    import os, pwd, sys
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    pwd.getpwuid = unknown
+    for name in ("HOME", "XDG_CACHE_HOME", "DEJAVU_CACHE_URL"):
+        os.environ.pop(name, None)
+    os.environ.update(variable.split("=", 1) for variable in sys.argv[2:])
+
+    import triton, dejavu_cache
+    from support.addition import CONFIGS, add_one, equal_times
+    from support.kernels import launch
+
+    if sys.argv[1] == "install":
+        dejavu_cache.install()
+    autotune = triton.autotune if sys.argv[1] == "install" else dejavu_cache.cached_autotune
+    launch(autotune(CONFIGS, ["n"], do_bench=equal_times)(add_one))
+"""
+"""A tune as a user whom the user database does not know; arguments set variables."""
+
+
 @pytest.mark.parametrize("environment", ["HOME=.", "HOME=/dev/null"])
 @pytest.mark.parametrize("how", ["decorator", "install"])
 def test_a_launch_stores_its_records_where_it_is_told(
     how: str, environment: str, tmp_path: Path
 ) -> None:
     url = f"DEJAVU_CACHE_URL={(tmp_path / 'records').as_uri()}"
-    done = fork_program("launch_without_home.py", how, environment, url, TRITON_INTERPRET="1")
+    done = fork_python(LAUNCH, how, environment, url, TRITON_INTERPRET="1")
     assert list((tmp_path / "records").rglob("*.json"))
     assert done.stderr.count("this user has no cache folder") <= 1
     assert "Triton alone" not in done.stderr
 
 
 def test_a_launch_without_any_place_is_right_and_warns_once() -> None:
-    done = fork_program("launch_without_home.py", "decorator", "HOME=.", TRITON_INTERPRET="1")
+    done = fork_python(LAUNCH, "decorator", "HOME=.", TRITON_INTERPRET="1")
     assert done.stderr.count("this user has no cache folder") == 1
     assert done.stderr.count("\n") == 2  # the other line says what was tuned first, and where
 

@@ -66,18 +66,6 @@ def source(tmp_path: Path, before: str = "", after: str = "", folder: str = "a")
     return str(found.source)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("return x + SHIFT", "return x - SHIFT"),
-        ("constexpr(1)", "constexpr(2)"),
-        ("+ at", "+ 2 * at"),
-    ],
-)
-def test_edits_change_the_key(tmp_path: Path, before: str, after: str) -> None:
-    assert source(tmp_path) != source(tmp_path, before, after, "b")
-
-
 def test_decorators_that_treat_arguments_otherwise_are_told_apart(tmp_path: Path) -> None:
     plain = source(tmp_path)
     unspecialized = source(

@@ -49,61 +49,41 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
     assert isinstance(kernel, triton.runtime.Autotuner)
 
 
-class TestCutShort:
-    """Everything is measured, but the process died before the race or the winner."""
+def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And only that, among those that were close; by then it is another one that is faster."""
+    monkeypatch.setattr(
+        "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
+    )
 
-    @pytest.fixture
-    def order(self) -> list[int]:
-        """Return the blocks that a process measured before it died in its race."""
-        return []
+    def start_process(times: dict[int, float], dies_at: int = 0) -> tuple[Any, Clock]:
+        clock = Clock(times)
 
-    @pytest.fixture
-    def make_racing_kernel(
-        self, order: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> Callable[..., Any]:
-        """Return a factory of kernels whose close configs race; the first process dies there."""
-        monkeypatch.setattr(
-            "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
-        )
+        def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+            if len(clock.asked) + 1 == dies_at:
+                raise KeyboardInterrupt
+            return clock(kernel_call, quantiles)
 
-        def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:
-            clock = Clock(times)
+        kernel = clock.kernel(do_bench=None, configs=CONFIGS)
+        kernel.do_bench = bench
+        return kernel, clock
 
-            def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-                if len(order) + 1 == dies_at:
-                    raise KeyboardInterrupt
-                timing = clock(kernel_call, quantiles)
-                order.append(LAUNCHED[-1])
-                return timing
-
-            kernel = clock.kernel(do_bench=None, configs=CONFIGS, **options)
-            kernel.do_bench = bench
-            return kernel
-
-        with pytest.raises(KeyboardInterrupt):
-            launch(make({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4), 100)
-        assert order == [16, 32, 64]
-        order.clear()
-        return make
-
-    @property
-    def won(self) -> dict[str, Any] | None:
-        (context,) = default_store().contexts()
-        (record,) = default_store().records(context)
-        return dict(record.winner.config.params) if record.winner else None
-
-    def test_the_next_process_holds_the_race(
-        self, make_racing_kernel: Callable[..., Any], order: list[int]
-    ) -> None:
-        """And only that, among those that were close; by then it is another one that is faster."""
-        kernel = make_racing_kernel({16: 1.1, 32: 1.02})
-        launch(kernel, 100)
-        assert {*order} == {16, 32}
-        races = len(order)
-        assert kernel.best_config.kwargs == self.won == {"BLOCK": 32}
-        assert kernel.benchmarked == 2
-        launch(make_racing_kernel({}), 100)
-        assert len(order) == races, "once"
+    dying, clock = start_process({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        launch(dying, 100)
+    assert clock.asked == [16, 32, 64]
+    kernel, clock = start_process({16: 1.1, 32: 1.02})
+    launch(kernel, 100)
+    assert {*clock.asked} == {16, 32}
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == ({"BLOCK": 32}, 2)
+    (context,) = default_store().contexts()
+    (record,) = default_store().records(context)
+    assert record.winner is not None
+    assert record.winner.config.params == {"BLOCK": 32}
+    again, clock = start_process({})
+    launch(again, 100)
+    assert clock.asked == [], "once"
 
 
 class Clock:

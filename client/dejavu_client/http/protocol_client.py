@@ -72,7 +72,7 @@ def _row(name: str, **fields: Any) -> type[BaseModel]:
 
 
 _ROWS: dict[str, Any] = {
-    "writers": _row("Writer", sender=str, by=str, measurements=Count, standing=Count, last=str),
+    "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
         id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,

@@ -18,7 +18,7 @@ from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
 from ..storage.sql import chunks, epoch, insert, to_datetime
-from ..storage.tables import contexts, misses, summaries
+from ..storage.tables import contexts, misses, records
 from .access import Principal
 from .requests import (
     CurrentCall,
@@ -73,9 +73,9 @@ def count_misses(
 ) -> int:
     """Add reported misses to the worklist.
 
-    Nobody can fill the database with them: they add to what is on the worklist, and new misses
-    while there are fewer than `MOST_MISSES`, of new contexts while fewer than
-    `MOST_MISSED_CONTEXTS` have no records. Writers may add twice as many as those who only read.
+    Nobody can fill the database with them: a report that could lead to more than `MOST_MISSES`, or
+    to more than `MOST_MISSED_CONTEXTS` without records, only adds to what is on the worklist.
+    Writers may lead to twice as many as those who only read.
 
     Args:
         database: The server's database.
@@ -112,36 +112,27 @@ def count_misses(
 def _select_fitting(
     connection: Connection, namespace: str, reported: _Report, share: int
 ) -> _Report:
-    """Return the misses that are on the worklist, and of the others those for which is room."""
+    """Return all misses if there is room for them, and else those that are on the worklist."""
     listed = connection.execute(select(func.count()).select_from(misses)).scalar_one()
-    room = share * MOST_MISSES - listed
-    places = share * MOST_MISSED_CONTEXTS - stored_contexts.count_empty(connection)
-    digests = sorted({context.digest for context, _, _ in reported})
-    if room >= len(reported) and places >= len(digests):
+    empty = stored_contexts.count_empty(connection)
+    added = len({context.digest for context, _, _ in reported})
+    if (
+        listed + len(reported) <= share * MOST_MISSES
+        and empty + added <= share * MOST_MISSED_CONTEXTS
+    ):
         return reported
-    present = set(stored_contexts.load_revisions(connection, namespace, digests))
-    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
     query = (
         select(contexts.c.digest, misses.c.scenario)
         .join(misses, misses.c.context_id == contexts.c.id)
         .where(contexts.c.namespace == namespace)
     )
+    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
     known = {
         (context, scenario)
         for chunk in chunks(scenarios)
         for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
     }
-    fitting = []
-    for miss in reported:
-        context, key = miss[0].digest, (miss[0].digest, miss[1].digest)
-        if key not in known and room > 0 and (context in present or places > 0):
-            places -= context not in present
-            present.add(context)
-            known.add(key)
-            room -= 1
-        if key in known:
-            fitting.append(miss)
-    return fitting
+    return [miss for miss in reported if (miss[0].digest, miss[1].digest) in known]
 
 
 def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:
@@ -168,11 +159,11 @@ def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -
 
 
 _is_tuned = (
-    select(summaries.c.scenario)
+    select(records.c.scenario)
     .where(
-        summaries.c.context_id == misses.c.context_id,
-        summaries.c.scenario == misses.c.scenario,
-        summaries.c.chosen.is_not(None),
+        records.c.context_id == misses.c.context_id,
+        records.c.scenario == misses.c.scenario,
+        records.c.chosen.is_not(None),
     )
     .exists()
 )

@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
-from typing import Annotated, Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any
 
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, StrictBool
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
+from pydantic import BaseModel, ConfigDict, PrivateAttr, StrictBool
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, update
 
 from dejavu_cache.model.scenario import Moment, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
-from ..storage import records
+from ..storage import records, summaries
 from ..storage.database import Database
 from ..storage.records import Act, Part
 from ..storage.sql import contains, divide, ends_with, epoch, starts_with, to_datetime
-from ..storage.tables import acts, contexts, parts, writers
+from ..storage.tables import acts, contexts, parts
 from . import merging
 from .access import Principal
 from .log import write_log
@@ -39,7 +40,6 @@ __all__ = [
 
 router = versioned_router()
 
-_T = TypeVar("_T")
 _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 _MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
@@ -87,9 +87,6 @@ class Writer(BaseModel):
     sender: str
     by: str
     measurements: int
-    standing: int
-    """Measurements that readers get."""
-    first: datetime
     last: datetime
 
 
@@ -111,6 +108,17 @@ class Quarantined(BaseModel):
     measurements: int = 0
     winners: int = 0
 
+    _contexts: set[str] = PrivateAttr(default_factory=set)
+
+    def add(self, context: str, changed: Collection[Part]) -> None:
+        """Count what has changed of a record in a context."""
+        if changed:
+            self._contexts.add(context)
+            self.contexts = len(self._contexts)
+            self.records += 1
+            self.winners += sum(part.kind == "winner" for part in changed)
+            self.measurements += sum(part.kind == "measurement" for part in changed)
+
 
 class Quarantine(BaseModel):
     """A quarantine, and whom it concerned."""
@@ -130,15 +138,6 @@ class Quarantines(BaseModel):
     quarantines: list[Quarantine]
 
 
-class _Hidden(NamedTuple):
-    """A scenario of which an act has hidden something: its context, and the number of parts."""
-
-    context_id: int
-    context: str
-    scenario: str
-    parts: int
-
-
 @router.get("/{namespace}/writers")
 def list_writers(
     namespace: Namespace,
@@ -147,29 +146,21 @@ def list_writers(
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)
+    writers = summaries.count_measurements()
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
-    standing, first = func.sum(writers.c.standing), func.min(writers.c.first)
     query = (
-        select(writers.c.sender, writers.c.measured_by, measured, standing, first, last)
+        select(writers.c.sender, writers.c.measured_by, measured, last)
         .join(contexts, contexts.c.id == writers.c.context_id)
         .where(contexts.c.namespace == namespace)
         .group_by(writers.c.sender, writers.c.measured_by)
-        .having(measured > 0)
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
     )
     with call.database.read() as connection:
         rows = connection.execute(query).all()
     listed = [
-        Writer(
-            sender=row[0],
-            by=row[1],
-            measurements=int(row[2]),
-            standing=int(row[3]),
-            first=to_datetime(row[4]),
-            last=to_datetime(row[5]),
-        )
-        for row in rows
+        Writer(sender=sender, by=by, measurements=int(count), last=to_datetime(moment))
+        for sender, by, count, moment in rows
     ]
     return Writers(writers=listed)
 
@@ -215,87 +206,58 @@ def quarantine_writer(
             "the config that it is about"
         )
     counted = Quarantined(id=None if preview else secrets.token_hex(8))
-    with database.read() as connection:
-        affected = _list_contexts(connection, namespace, wanted)
-    if counted.id is not None:
+    act = counted.id
+    if act is not None:
         content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
         content = {name: value for name, value in content.items() if value is not None}
-        act = Act(counted.id, namespace, "quarantine", principal.name, canonical_json(content))
         with database.write() as connection:
-            records.add_act(connection, act)
-            write_log(connection, principal, "quarantine", namespace, id=counted.id, **content)
-    for context_id, digest in affected:
-        _withdraw_from(database, principal, (context_id, namespace, digest), wanted, counted)
+            text = canonical_json(content)
+            records.add_act(connection, Act(act, namespace, "quarantine", principal.name, text))
+            write_log(connection, principal, "quarantine", namespace, id=act, **content)
+    is_meant = _is_meant(namespace, wanted)
+    for digest, page in _pages(database, is_meant):
+        with database.read() if act is None else database.write() as connection:
+            # What is taken after an undo could never be given back.
+            if act is not None and not _lock(connection, namespace, act, undone_at=None):
+                break
+            context = stored_contexts.lock_existing(connection, namespace, digest)
+            if context is None:
+                continue
+            own = (parts.c.context_id == context.id, parts.c.scenario.in_(page))
+            query = select(parts.c.id).where(*own, is_meant)
+            found = set(connection.execute(query).scalars())
+            promotions = _load_promotions(connection, namespace)
+            loaded = records.load(connection, context.id, page, whole=True)
+            for record in loaded.values():
+                counted.add(digest, merging.withdraw(record, found, act or "", promotions))
+            if act is not None:
+                records.save(connection, context, loaded.values(), principal.name)
     return counted
 
 
-def _list_contexts(
-    connection: Connection, namespace: str, wanted: WriterFilter
-) -> list[tuple[int, str]]:
-    """List ids and digests of the contexts that may have something of a writer."""
-    is_writer = [writers.c.context_id == contexts.c.id]
-    if wanted.token is not None:
-        is_writer.append(_token_matches(writers.c.sender, wanted.token))
-    if wanted.host is not None:
-        is_writer.append(_host_matches(writers.c.measured_by, wanted.host))
-    has_written = select(writers.c.sender).where(*is_writer).exists()
-    query = select(contexts.c.id, contexts.c.digest).order_by(contexts.c.digest)
-    query = query.where(contexts.c.namespace == namespace, has_written)
-    if wanted.context is not None:
-        query = query.where(contexts.c.digest == wanted.context)
-    return [(identity, digest) for identity, digest in connection.execute(query)]
+def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str, list[str]]]:
+    """Yield contexts and scenarios with parts that are meant, as many as one transaction changes.
 
-
-def _withdraw_from(
-    database: Database,
-    principal: Principal,
-    context: tuple[int, str, str],
-    wanted: WriterFilter,
-    counted: Quarantined,
-) -> None:
-    """Take a writer's part of one context, or count it, some scenarios in each transaction."""
-    context_id, namespace, digest = context
-    act, is_meant = counted.id, _is_meant(wanted)
-    with database.read() as connection:
-        sizes = _count_parts(connection, context_id, is_meant)
-    touched = 0
-    for page in _pages(sizes, sizes.__getitem__, database):
-        with database.read() if act is None else database.write() as connection:
-            locked = None
-            if act is not None:
-                # What is taken after an undo could never be given back.
-                is_live = _lock_live(connection, namespace, act)
-                locked = stored_contexts.lock_existing(connection, namespace, digest)
-                if not is_live or locked is None:
-                    break
-            query = select(parts.c.id).where(
-                parts.c.context_id == context_id, parts.c.scenario.in_(page), is_meant
-            )
-            found = set(connection.execute(query).scalars())
-            promotions = _load_promotions(connection, namespace)
-            loaded = records.load(connection, context_id, page, whole=True)
-            for record in loaded.values():
-                taken = merging.withdraw(record, found, act or "", promotions)
-                touched += bool(taken)
-                _count(counted, taken)
-            if locked is not None:
-                records.save(connection, locked, loaded.values(), principal.name)
-    counted.contexts += touched > 0
-    counted.records += touched
-
-
-def _count_parts(
-    connection: Connection, context_id: int, is_meant: ColumnElement[bool]
-) -> dict[str, int]:
-    """Count all parts of those scenarios that have something of a writer, in their order."""
+    A transaction locks one context only, and so waits for nobody who waits for it.
+    """
+    having = select(parts.c.context_id, parts.c.scenario).where(meant).distinct().subquery()
+    is_part = (parts.c.context_id == having.c.context_id, parts.c.scenario == having.c.scenario)
     query = (
-        select(parts.c.scenario, func.count().label("size"))
-        .where(parts.c.context_id == context_id)
-        .group_by(parts.c.scenario)
-        .having(func.count().filter(is_meant) > 0)
-        .order_by(parts.c.scenario)
+        select(contexts.c.digest, having.c.scenario, func.count().label("parts"))
+        .select_from(having.join(parts, and_(*is_part)))
+        .join(contexts, contexts.c.id == having.c.context_id)
+        .group_by(contexts.c.digest, having.c.scenario)
+        .order_by(contexts.c.digest, having.c.scenario)
     )
-    return {row.scenario: row.size for row in connection.execute(query)}
+    with database.read() as connection:
+        rows = connection.execute(query).all()
+    for digest, group in groupby(rows, attrgetter("digest")):
+        for number, page in enumerate(
+            divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS)
+        ):
+            if number and database.is_sqlite:
+                time.sleep(_PAUSE)
+            yield digest, [row.scenario for row in page]
 
 
 def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, float]:
@@ -304,7 +266,10 @@ def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, flo
     return {row.id: row.at for row in connection.execute(query)}
 
 
-def _is_meant(wanted: WriterFilter) -> ColumnElement[bool]:
+def _is_meant(namespace: str, wanted: WriterFilter) -> ColumnElement[bool]:
+    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    if wanted.context is not None:
+        own = own.where(contexts.c.digest == wanted.context)
     # What a promotion has replaced would stand again without it, and is taken with the rest.
     is_replaced = parts.c.hidden_by.in_(select(acts.c.id).where(acts.c.kind == "promote"))
     clauses: list[ColumnElement[bool]] = [or_(parts.c.hidden_by.is_(None), is_replaced)]
@@ -324,7 +289,7 @@ def _is_meant(wanted: WriterFilter) -> ColumnElement[bool]:
     kinds = ["measurement", "winner"]
     if wanted.token is None or wanted.host is not None or wanted.config is not None:
         kinds.remove("winner")
-    return and_(parts.c.kind.in_(kinds), *clauses)
+    return and_(parts.c.context_id.in_(own), parts.c.kind.in_(kinds), *clauses)
 
 
 def _host_matches(measured_by: ColumnElement[Any], host: str) -> ColumnElement[bool]:
@@ -339,12 +304,6 @@ def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool
         ends_with(sender, identity),
         contains(sender, f"{identity} from "),
     )
-
-
-def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
-    for part in taken:
-        counted.winners += part.kind == "winner"
-        counted.measurements += part.kind == "measurement"
 
 
 @router.get("/{namespace}/quarantines")
@@ -383,48 +342,26 @@ def undo_quarantine(
     quarantine that still runs ends with the undo.
     """
     call.principal.require("admin", namespace)
-    database, principal = call.database, call.principal
+    is_hidden = parts.c.hidden_by == quarantine_id
+    with call.database.write() as connection:
+        is_left = select(select(parts.c.id).where(is_hidden).exists())
+        known = _lock(connection, namespace, quarantine_id)
+        if known is None or (known.undone_at is not None and not connection.scalar(is_left)):
+            raise NotFoundError(f"there is no quarantine {quarantine_id!r} that could be undone")
+        if known.undone_at is None:
+            chosen = update(acts).where(acts.c.id == quarantine_id)
+            connection.execute(chosen.values(undone_at=epoch()))
+            write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)
     restored = Quarantined(id=quarantine_id)
-    touched: set[tuple[int, str]] = set()
-    while True:
-        with database.write() as connection:
-            if not _lock_live(connection, namespace, quarantine_id):
-                raise NotFoundError(
-                    f"there is no quarantine {quarantine_id!r} that could be undone"
-                )
-            hidden = _list_hidden(connection, quarantine_id)
-            if not hidden:
-                statement = update(acts).where(acts.c.id == quarantine_id).values(undone_at=epoch())
-                connection.execute(statement)
-                write_log(connection, principal, "undo quarantine", namespace, id=quarantine_id)
-                break
-        # A transaction locks one context only, and so waits for nobody who waits for it.
-        for digest, group in groupby(hidden, lambda scenario: scenario.context):
-            for page in _pages(group, lambda scenario: scenario.parts, database):
-                touched |= {(scenario.context_id, scenario.scenario) for scenario in page}
-                scenarios = [scenario.scenario for scenario in page]
-                _give_back(database, principal, (namespace, digest), scenarios, restored)
-    restored.contexts = len({context_id for context_id, _ in touched})
-    restored.records = len(touched)
+    for digest, page in _pages(call.database, is_hidden):
+        _give_back(call.database, call.principal, (namespace, digest), page, restored)
     return restored
 
 
-def _lock_live(connection: Connection, namespace: str, act: str) -> bool:
-    """Lock a quarantine that is not undone until the transaction ends; return False if none is."""
-    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", undone_at=None)
-    return connection.execute(query.with_for_update()).first() is not None
-
-
-def _list_hidden(connection: Connection, act: str) -> list[_Hidden]:
-    """List what an act has hidden, by context and scenario."""
-    query = (
-        select(parts.c.context_id, contexts.c.digest, parts.c.scenario, func.count())
-        .join(contexts, contexts.c.id == parts.c.context_id)
-        .where(parts.c.hidden_by == act)
-        .group_by(parts.c.context_id, contexts.c.digest, parts.c.scenario)
-        .order_by(contexts.c.digest, parts.c.scenario)
-    )
-    return [_Hidden(*row) for row in connection.execute(query)]
+def _lock(connection: Connection, namespace: str, act: str, **values: None) -> Row[Any] | None:
+    """Lock a quarantine, with some values, until the transaction ends; None if there is none."""
+    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", **values)
+    return connection.execute(query.with_for_update()).first()
 
 
 def _give_back(
@@ -437,19 +374,9 @@ def _give_back(
     """Let what is hidden in some scenarios of a context arrive again."""
     assert restored.id is not None
     with database.write() as connection:
-        locked = stored_contexts.lock_existing(connection, *key)
-        if locked is not None:
-            loaded = records.load(connection, locked.id, scenarios, whole=True)
+        context = stored_contexts.lock_existing(connection, *key)
+        if context is not None:
+            loaded = records.load(connection, context.id, scenarios, whole=True)
             for record in loaded.values():
-                _count(restored, merging.give_back(record, restored.id))
-            records.save(connection, locked, loaded.values(), principal.name)
-
-
-def _pages(
-    scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
-) -> Iterator[list[_T]]:
-    """Divide scenarios into pages, by the number of their parts; pause between two pages."""
-    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_PARTS)):
-        if number and database.is_sqlite:
-            time.sleep(_PAUSE)
-        yield page
+                restored.add(context.digest, merging.give_back(record, restored.id))
+            records.save(connection, context, loaded.values(), principal.name)

@@ -20,7 +20,7 @@ from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
-from ..storage.records import Act, Part, Saved, StoredRecord
+from ..storage.records import Act, Part, StoredRecord
 from . import merging
 from .access import Principal
 from .log import write_log
@@ -107,32 +107,11 @@ class Merged(BaseModel):
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
 @accepts("write", None)
-def merge_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> Merged:
-    """Merge records; sending them again changes nothing."""
-    return post_records(call.database, call.principal, namespace, sent)
-
-
-def post_records(
-    database: Database, principal: Principal, namespace: str, sent: RecordSet
-) -> Merged:
-    """Merge a record set in one transaction.
-
-    Args:
-        database: The server's database.
-        principal: Who sends it; needs the role `write`.
-        namespace: The namespace to write to.
-        sent: The record set.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        InvalidRequestError: As in `check_record_set`.
-        TooLargeError: The record set has more than `MOST_RECORDS` records, or a record would
-            outgrow what one may hold; nothing was stored.
-    """
-    principal.require("write", namespace)
+def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> Merged:
+    """Merge records in one transaction; sending them again changes nothing."""
     check_record_set(sent)
-    with database.write() as connection:
-        return merge_record_set(connection, principal, namespace, sent)
+    with call.database.write() as connection:
+        return merge_record_set(connection, call.principal, namespace, sent)
 
 
 def check_record_set(sent: RecordSet) -> None:
@@ -179,9 +158,10 @@ def merge_record_set(
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
         part = sent.records[start : start + _PART]
-        refused, saved = _merge_part(connection, principal, context, part, restore)
-        total.measurements += saved.standing
-        total.beside += saved.beside
+        refused, arrived = _merge_part(connection, principal, context, part, restore)
+        standing = sum(part.stands for part in arrived)
+        total.measurements += standing
+        total.beside += len(arrived) - standing
         total.refused += refused
     return total
 
@@ -192,8 +172,12 @@ def _merge_part(
     context: LockedContext,
     sent: Sequence[Record],
     restore: bool,
-) -> tuple[int, Saved]:
-    """Merge some of a record set's records into a locked context; return how many are refused."""
+) -> tuple[int, list[Part]]:
+    """Merge some of a record set's records into a locked context.
+
+    Returns:
+        The number of measurements that are refused, and those that are new to readers.
+    """
     act = Act(secrets.token_hex(8), context.namespace, "pin", principal.name)
     scenarios = sorted({record.scenario.digest for record in sent})
     merged = records.load(connection, context.id, scenarios)
@@ -220,7 +204,7 @@ def _merge_part(
     saved = records.save(
         connection, context, merged.values(), principal.name, act=act, most_characters=limit
     )
-    return refused, saved
+    return refused, [part for part in saved if part.is_new_measurement]
 
 
 def _log_pin(

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -86,10 +86,7 @@ class TokenWish(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: ShortText
-    role: Role
-    namespaces: list[_Pattern] = Field(default_factory=list, max_length=100)
-    grants: dict[_Pattern, Role] = Field(default_factory=dict, max_length=100)
-    """The roles in namespaces in which it is not `role`."""
+    grants: dict[_Pattern, Role] = Field(min_length=1, max_length=100)
     days: StrictFloat | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
     """Days until the token expires; None if it never does."""
 
@@ -110,10 +107,8 @@ def issue(
     database: Database,
     principal: Principal,
     name: str,
-    role: Role,
-    namespaces: Sequence[str],
-    ttl: float | None,
-    grants: Mapping[str, Role] | None = None,
+    grants: Mapping[str, Role],
+    ttl: float | None = None,
     identity: str | None = None,
 ) -> Issued:
     """Issue a token.
@@ -122,26 +117,22 @@ def issue(
         database: The server's database.
         principal: Who asks; needs the role `admin` in all namespaces.
         name: Who or what will use the token.
-        role: The role of the token in `namespaces`.
-        namespaces: Namespaces, beginnings of namespaces' names and a star, or `EVERYWHERE`.
+        grants: The roles of the token, as a principal has them.
         ttl: Seconds until the token expires; None if it never does.
-        grants: The roles of the token in further namespaces.
         identity: The id of the token; by default a random one.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
         TokenExistsError: There is or was a token of this id.
-        InvalidRequestError: The token would have no namespace, or two roles in one.
     """
     principal.require("admin", EVERYWHERE)
-    roles = _roles(role, namespaces, grants or {})
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     with database.write() as connection:
         statement = insert(connection, tokens).values(
             id=identity,
             name=name,
             digest=_digest(secret),
-            grants=json.dumps(roles, sort_keys=True),
+            grants=json.dumps(dict(grants), sort_keys=True),
             created_at=epoch(),
             expires_at=None if ttl is None else epoch() + ttl,
         )
@@ -152,17 +143,6 @@ def issue(
             connection, principal, "create token", "", id=identity, name=name, grants=token.grants
         )
     return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
-
-
-def _roles(role: Role, namespaces: Sequence[str], grants: Mapping[str, Role]) -> dict[str, Role]:
-    roles: dict[str, Role] = dict.fromkeys(namespaces, role)
-    twice = sorted(name for name, other in grants.items() if roles.get(name, other) != other)
-    if twice:
-        raise InvalidRequestError(f"the token would have two roles for {', '.join(twice)}")
-    roles.update(grants)
-    if not roles:
-        raise InvalidRequestError("name at least one namespace that the token may use")
-    return roles
 
 
 def list_tokens(
@@ -258,8 +238,7 @@ class TokenPage(BaseModel):
 @accepts("admin")
 def create_token(wish: TokenWish, call: CurrentCall) -> Issued:
     """Issue a token; its secret is in this answer and nowhere else."""
-    rights = wish.role, wish.namespaces, wish.ttl, wish.grants
-    issued = issue(call.database, call.principal, wish.name, *rights)
+    issued = issue(call.database, call.principal, wish.name, wish.grants, wish.ttl)
     call.server.principals.clear()  # from the first token on, nobody is answered without one
     return issued
 

@@ -19,7 +19,6 @@ from dejavu_cache.model.scenario import Context
 from . import summaries
 from .sql import chunks, epoch, insert, to_datetime
 from .tables import contexts, records
-from .tables import summaries as summary_table
 
 __all__ = [
     "ContextKey",
@@ -172,8 +171,8 @@ def date_back(connection: Connection, namespace: str, context: Context, moment: 
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
     place = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
     connection.execute(update(contexts).where(place).values(values))
-    own = summary_table.c.context_id.in_(select(contexts.c.id).where(place))
-    connection.execute(update(summary_table).where(own).values(changed_at=moment))
+    own = records.c.context_id.in_(select(contexts.c.id).where(place))
+    connection.execute(update(records).where(own).values(changed_at=moment))
 
 
 def list_contexts(

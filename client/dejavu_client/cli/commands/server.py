@@ -155,8 +155,8 @@ def list_quarantines(
     if as_json:
         show_json(listed)
     elif writers:
-        rows = _cells(listed, "sender", "by", "measurements", "standing", "last")
-        show_table(["token", "user and host", "measurements", "standing", "last"], rows)
+        rows = _cells(listed, "sender", "by", "measurements", "last")
+        show_table(["token", "user and host", "measurements", "last"], rows)
     else:
         for item in listed:
             item["of"] = "  ".join(f"{name}={value}" for name, value in item["wanted"].items())
