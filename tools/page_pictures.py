@@ -23,11 +23,11 @@ from sqlalchemy import insert, select, update
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from dejavu_service.services import leases, misses, records, tokens, transfer  # noqa: E402
+from dejavu_service.services import misses, records, tokens, transfer  # noqa: E402
 from dejavu_service.services.access import ANYBODY, Principal  # noqa: E402
 from dejavu_service.storage import schema  # noqa: E402
 from dejavu_service.storage.database import Database  # noqa: E402
-from dejavu_service.storage.tables import contexts, days, parts  # noqa: E402
+from dejavu_service.storage.tables import contexts, days, leases, parts  # noqa: E402
 from dejavu_service.storage.tables import records as stored  # noqa: E402
 from support.browser import Browser, open_browser  # noqa: E402
 from support.service import running_server  # noqa: E402
@@ -107,9 +107,15 @@ def fill(database: Database) -> dict[str, str]:
             missed = [(on_new_gpu, make_scenario(m), 30 - m % 23) for m in range(400, 440)]
             misses.count_misses(database, CI, "main", missed)
         send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
-    wanted = make_context(KERNELS[2], B200, "3.6.0")
-    for m in (414, 437):
-        leases.grant(database, CI, "main", wanted, make_scenario(m), "runner-4 pid 311", 3600)
+    wanted = make_context(KERNELS[3], B200, "3.6.0")
+    with database.write() as connection:
+        for m in (414, 437):
+            lease = {
+                "namespace": "main", "context": wanted.digest, "scenario": make_scenario(m).digest,
+                "id": f"{m:032}", "holder": "runner-4 pid 311", "owner": CI.name,
+                "expires_at": NOW.timestamp() + 3600,
+            }  # fmt: skip
+            connection.execute(insert(leases).values(lease))
     decode = make_context(KERNELS[1], H100, "3.6.0")
     imported = [make_record(decode, m, by="bob@lab-3") for m in range(625, 665)]
     lines = io.BytesIO("".join(record_set_line(decode, imported)).encode())

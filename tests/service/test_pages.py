@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service import monitoring, server
-from dejavu_service.pages import front, rendering
+from dejavu_service.pages import rendering
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.transfer import import_lines
 from dejavu_service.storage import summaries
@@ -80,8 +80,6 @@ def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
     assert client.get("/").headers["location"] == "/pages/main"
     for path, kind in (("/style.css", "text/css"), ("/favicon.ico", "image/svg+xml")):
         assert client.get(path).headers["content-type"].startswith(kind)
-    for path in ("/pages/main", "/pages/main/misses", "/favicon.ico", "/namespaces"):
-        assert client.head(path).status_code == 200, path
 
 
 def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.Client) -> None:
@@ -292,12 +290,10 @@ def test_namespaces_are_searched(client: httpx.Client) -> None:
 def test_pages_stay_small_however_many_names_a_writer_invents(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "_MOST_NAMESPACES", 3)
-    for number, records in enumerate((1, 3, 2, 1)):
-        post(client, *map(record, range(records)), to=f"pr-{number}")
+    for number in range(51):
+        post(client, record(1, configs=1), to=f"pr-{number}")
     listed = show(client, "/namespaces")
-    assert listed.count('scope="row"') == 3
-    assert "4 namespaces match" in listed
+    assert (listed.count('scope="row"'), "Page 1 of 2, 51 namespaces" in listed) == (50, True)
     monkeypatch.setattr(summaries, "MOST_BYTES", 1200)
     fill(client)
     refused = client.get("/pages/main", headers={"Accept": "text/html"})

@@ -20,7 +20,7 @@ from ..services.log import LogEntry, LogFilter, read_log
 from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 from ..storage import contexts, record_texts, summaries
 from ..storage.summaries import ContextRow, Summary
-from .rendering import Wanted, page, render_page
+from .rendering import Wanted, render_page, router
 
 __all__ = ["ScenarioColumns", "current_source"]
 
@@ -167,7 +167,7 @@ class KernelFilter(ScenariosFilter):
     name: str = Field(min_length=1, max_length=500)
 
 
-@page("/pages/{namespace}/kernel")
+@router.get("/pages/{namespace}/kernel")
 def show_kernel(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[KernelFilter, Query()]
 ) -> Response:
@@ -186,7 +186,7 @@ def show_kernel(
         return _show_scenarios("kernel.html", connection, call, wanted, sides, left_out=left_out)
 
 
-@page("/pages/{namespace}/contexts/{context}")
+@router.get("/pages/{namespace}/contexts/{context}")
 def show_context(
     namespace: Namespace,
     context: ContextDigest,
@@ -208,7 +208,7 @@ class ContextsFilter(ScenariosFilter):
     to: str = Field(default="", max_length=500)
 
 
-@page("/pages/{namespace}/contexts/{context}/compare")
+@router.get("/pages/{namespace}/contexts/{context}/compare")
 def compare_contexts(
     namespace: Namespace,
     context: ContextDigest,
@@ -312,7 +312,7 @@ def _list_records(rows: Iterable[ScenarioRow], sides: Sequence[Side]) -> Iterato
                 yield found | summary._asdict() | {"scenario": row.scenario}
 
 
-@page("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
+@router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 def show_scenario(
     namespace: Namespace,
     context: ContextDigest,

@@ -19,7 +19,7 @@ from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
-from .rendering import Wanted, page, render_page
+from .rendering import Wanted, render_page, router
 
 __all__ = ["OverviewFilter", "overview"]
 
@@ -83,7 +83,7 @@ class KernelRow(NamedTuple):
         ]
 
 
-@page("/pages/{namespace}")
+@router.get("/pages/{namespace}")
 def show_overview(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Query()]
 ) -> Response:
@@ -168,7 +168,7 @@ class WorklistFilter(Wanted):
     device: str = Field(default="", max_length=500)
 
 
-@page("/pages/{namespace}/misses")
+@router.get("/pages/{namespace}/misses")
 def show_worklist(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[WorklistFilter, Query()]
 ) -> Response:
