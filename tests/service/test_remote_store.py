@@ -29,7 +29,7 @@ from support.kernels import launch, load
 from support.processes import dejavu, environment
 from support.records import MOMENT, config, context, measurement, record
 from support.remote_stores import open_remote
-from support.service import Running, free_port, make_token, running_server
+from support.service import Running, free_port, running_server
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import RecordSet, Winner
@@ -95,13 +95,6 @@ class TestLocalFirst:
         assert len(asked) == 12
 
 
-def wait_until_empty(spool: Spool, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while len(spool) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not len(spool)
-
-
 @pytest.mark.parametrize("is_later", [False, True], ids=["this process", "a later one"])
 def test_the_spool_empties_when_the_server_is_back(
     is_later: bool, url: str, tmp_path: Path
@@ -118,29 +111,11 @@ def test_the_spool_empties_when_the_server_is_back(
     with running_server(url, tmp_path / "server.log", port=port):
         if is_later:
             store = open_remote(base, tmp_path)
-        assert wait_until_empty(store.spool, 240)
+        wait_until(lambda: len(store.spool) == 0)
         assert store.calls.closed
         stored = list(ProtocolClient(base).records(context()))
         assert [entry.scenario.args["M"] for entry in stored] == [0, 1, 2, 3, 4]
         assert all(len(entry.measurements) == 1 for entry in stored)
-
-
-def test_a_read_only_token_reads(
-    server: Running, postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = open_remote(server.base, tmp_path)
-    writer.put(context(), [record(1)])
-    writer.close()
-    reader = open_remote(server.base, tmp_path, token=make_token(postgres_url, "read"))
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
-        reader.put(context(), [record(2)])
-        reader.close()
-        if "read-only for this token" in caplog.text:
-            break
-    assert caplog.text.count("read-only for this token") == 1
-    assert reader.get(context(), record(1).scenario, fresh=True) is not None
-    assert len(reader.spool) == 1, "it waits for a token that may write"
 
 
 def test_misses_that_a_server_takes_in_no_single_request_are_all_counted(
@@ -163,20 +138,6 @@ def test_timings_that_a_server_passes_over_are_named_once(
         store.put(context(), [record(number, ahead)])
         assert store.sender.flush(240)
     assert caplog.text.count("passed over some of these timings") == 1
-
-
-def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path) -> None:
-    """Two local folders, one server: through the decorator."""
-    kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
-    for name, kernel in zip(("one", "two"), kernels, strict=True):
-        shared = open_remote(namespace_url, tmp_path / name)
-        kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
-        launch(kernel, 100)
-        launch(kernel, 200)
-        assert shared.sender.flush(240)
-        shared.close()
-    assert [kernel.benchmarked for kernel in kernels] == [6, 0]
-    assert isinstance(kernels[0].home, TieredStore)
 
 
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
@@ -208,13 +169,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     folder.put(context(), [tie, record(32)])
 
     def run(*arguments: object) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "dejavu_client", *map(str, arguments)],
-            env=environment(XDG_CACHE_HOME=str(tmp_path)),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = dejavu(*arguments, XDG_CACHE_HOME=str(tmp_path))
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 

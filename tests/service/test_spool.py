@@ -64,6 +64,7 @@ def test_a_token_that_may_not_write_keeps_everything(
     while f"refused with {status}" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.05)
     assert f"refused with {status}" in caplog.text
+    assert caplog.text.count("read-only for this token") == (role == "read")
     store.put(context(), [record(4)])
     store.close()
     assert len(spool) == 4

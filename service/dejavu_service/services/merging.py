@@ -141,15 +141,13 @@ def _settle_winner(record: StoredRecord, candidates: Iterable[Part]) -> None:
 
     Those whose config is known to compute wrong results do not count.
     """
-    right = [
-        part
-        for part in (record.winner, *candidates)
-        if part is not None
-        and not ((timing := record.measurements.get(part.config)) and timing.model.is_wrong)
-    ]
-    chosen = right[0] if right else None
-    if len(right) > 1:
-        chosen = next((part for part in right if part.model.is_compared), chosen)
+    chosen = None
+    for part in (record.winner, *candidates):
+        timing = part and record.measurements.get(part.config)
+        if part is None or (timing is not None and timing.model.is_wrong):
+            continue
+        if chosen is None or (part.model.is_compared and not chosen.model.is_compared):
+            chosen = part
     if chosen is not record.winner:
         if record.winner is not None:
             record.fall(record.winner)

@@ -158,11 +158,7 @@ def merge_record_set(
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
         part = sent.records[start : start + _PART]
-        refused, arrived = _merge_part(connection, principal, context, part, restore)
-        standing = sum(part.stands for part in arrived)
-        total.measurements += standing
-        total.beside += len(arrived) - standing
-        total.refused += refused
+        _merge_part(connection, principal, context, part, restore, total)
     return total
 
 
@@ -172,22 +168,17 @@ def _merge_part(
     context: LockedContext,
     sent: Sequence[Record],
     restore: bool,
-) -> tuple[int, list[Part]]:
-    """Merge some of a record set's records into a locked context.
-
-    Returns:
-        The number of measurements that are refused, and those that are new to readers.
-    """
+    total: Merged,
+) -> None:
+    """Merge some of a record set's records into a locked context, and add to the counts."""
     act = Act(secrets.token_hex(8), context.namespace, "pin", principal.name)
-    scenarios = sorted({record.scenario.digest for record in sent})
-    merged = records.load(connection, context.id, scenarios)
+    merged = records.load(connection, context.id, [record.scenario.digest for record in sent])
     may_pin = principal.may("admin", context.namespace)
-    refused = 0
     for record in sent:
         digest = record.scenario.digest
         stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
         earlier = stored.pin
-        refused += merging.receive(
+        total.refused += merging.receive(
             stored,
             record,
             principal.name,
@@ -204,7 +195,10 @@ def _merge_part(
     saved = records.save(
         connection, context, merged.values(), principal.name, act=act, most_characters=limit
     )
-    return refused, [part for part in saved if part.is_new_measurement]
+    for part in saved:
+        if part.is_new_measurement:
+            total.measurements += part.stands
+            total.beside += not part.stands
 
 
 def _log_pin(

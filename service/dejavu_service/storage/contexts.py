@@ -88,7 +88,7 @@ def ensure(
     )
     if hold:
         query = query.order_by(contexts.c.digest).with_for_update(read=True, key_share=True)
-    ids = {row.digest: row.id for row in connection.execute(query)}
+    ids = dict(connection.execute(query).all())
     rows = [
         {
             "namespace": namespace,
@@ -105,7 +105,7 @@ def ensure(
         return ids
     statement = insert(connection, contexts).values(created_at=epoch(), used_at=epoch())
     connection.execute(statement.on_conflict_do_nothing(), rows)
-    return {row.digest: row.id for row in connection.execute(query)}
+    return dict(connection.execute(query).all())
 
 
 def lock(connection: Connection, namespace: str, context: Context) -> LockedContext:
