@@ -92,12 +92,14 @@ class ClaimRule(BaseModel):
 
     @model_validator(mode="after")
     def _check_placeholders(self) -> ClaimRule:
-        known = {word for text in self.claims.values() for word in _PLACEHOLDER.findall(text)}
+        placeholders = {
+            word for text in self.claims.values() for word in _PLACEHOLDER.findall(text)
+        }
         for text in (*self.grants, self.name or ""):
-            if unknown := set(_PLACEHOLDER.findall(text)) - known:
+            if unknown := set(_PLACEHOLDER.findall(text)) - placeholders:
                 raise ValueError(f"{text!r}: no claim of the rule has {{{min(unknown)}}}")
         for namespace in self.grants:
-            example = _fill(namespace, dict.fromkeys(known, "x"))
+            example = _fill(namespace, dict.fromkeys(placeholders, "x"))
             if not re.fullmatch(NAMESPACE_PATTERN, example):
                 raise ValueError(f"{namespace!r} names no namespace")
             if re.search(r"\}[A-Za-z0-9]*[*{]", namespace):
@@ -133,8 +135,8 @@ def _match(claim: Any, wanted: str) -> dict[str, str] | None:
         pattern += f"(?P={word})" if f"(?P<{word}>" in pattern else f"(?P<{word}>{_PART})"
         pattern += re.escape(text)
     pattern += ".*" if wanted.endswith("*") else ""
-    found = re.fullmatch(pattern, claim, re.DOTALL)
-    return found.groupdict() if found else None
+    matched = re.fullmatch(pattern, claim, re.DOTALL)
+    return matched.groupdict() if matched else None
 
 
 def _fill(template: str, words: Mapping[str, str]) -> str:

@@ -119,10 +119,10 @@ def overview(
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: -kernel.total(wanted.sort))
         shown = kernels if wanted.export else wanted.paginate(kernels, size)
-        known = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
+        counts = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
     return {
         "kernels": shown,
-        "known": known,
+        "known": counts,
         "matching": len(kernels),
         "totals": {
             name: sum(kernel.total(name) for kernel in kernels)

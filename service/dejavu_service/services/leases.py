@@ -71,8 +71,10 @@ def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lea
     own = and_(leases.c.holder == wish.holder, leases.c.owner == owner)
     expired = leases.c.expires_at <= epoch()
     with call.database.write() as connection:
-        held = count_held(connection, leases.c.namespace == namespace, leases.c.owner == owner)
-        if held >= MOST_LEASES:
+        lease_count = count_held(
+            connection, leases.c.namespace == namespace, leases.c.owner == owner
+        )
+        if lease_count >= MOST_LEASES:
             raise TooManyError(f"{owner} holds {MOST_LEASES} leases in {namespace!r}: release some")
         # One statement, so that of several replicas that ask at once only one succeeds.
         statement = insert(connection, leases).values(

@@ -197,14 +197,14 @@ def withdraw(
         What was taken, with the winner whose measurement it was. Another one's winner is not
         hidden: whoever sends it again has found it by another timing.
     """
-    taken = [part for part in record.parts.values() if part.id in wanted]
-    lost = {part.config for part in taken if part.stands and part.kind == "measurement"}
+    withdrawn_parts = [part for part in record.parts.values() if part.id in wanted]
+    lost = {part.config for part in withdrawn_parts if part.stands and part.kind == "measurement"}
     fallen = record.winner if record.winner and record.winner.config in lost else None
-    for part in taken:
+    for part in withdrawn_parts:
         record.hide(part, act)
     if fallen is not None and fallen.stands:
         record.fall(fallen)
-        taken.append(fallen)
+        withdrawn_parts.append(fallen)
     for config in lost:
         others = [
             part
@@ -219,7 +219,7 @@ def withdraw(
                 _arrive(record, part)
     _settle_winner(record, [part for part in _earlier_winners(record) if part is not fallen])
     record.is_visible = bool(record.measurements or record.winner or record.pin)
-    return taken
+    return withdrawn_parts
 
 
 def give_back(record: StoredRecord, act: str) -> list[Part]:

@@ -127,12 +127,12 @@ def _select_fitting(
         .where(contexts.c.namespace == namespace)
     )
     scenarios = sorted({scenario.digest for _, scenario, _ in reported})
-    known = {
+    listed_scenarios = {
         (context, scenario)
         for chunk in chunks(scenarios)
         for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
     }
-    return [miss for miss in reported if (miss[0].digest, miss[1].digest) in known]
+    return [miss for miss in reported if (miss[0].digest, miss[1].digest) in listed_scenarios]
 
 
 def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:

@@ -225,11 +225,11 @@ def quarantine_writer(
                 continue
             own = (parts.c.context_id == context.id, parts.c.scenario.in_(page))
             query = select(parts.c.id).where(*own, is_meant)
-            found = set(connection.execute(query).scalars())
+            part_ids = set(connection.execute(query).scalars())
             promotions = _load_promotions(connection, namespace)
             loaded = records.load(connection, context.id, page, whole=True)
             for record in loaded.values():
-                counted.add(digest, merging.withdraw(record, found, act or "", promotions))
+                counted.add(digest, merging.withdraw(record, part_ids, act or "", promotions))
             if act is not None:
                 records.save(connection, context, loaded.values(), principal.name)
     return counted
@@ -345,10 +345,12 @@ def undo_quarantine(
     is_hidden = parts.c.hidden_by == quarantine_id
     with call.database.write() as connection:
         is_left = select(select(parts.c.id).where(is_hidden).exists())
-        known = _lock(connection, namespace, quarantine_id)
-        if known is None or (known.undone_at is not None and not connection.scalar(is_left)):
+        quarantine_row = _lock(connection, namespace, quarantine_id)
+        if quarantine_row is None or (
+            quarantine_row.undone_at is not None and not connection.scalar(is_left)
+        ):
             raise NotFoundError(f"there is no quarantine {quarantine_id!r} that could be undone")
-        if known.undone_at is None:
+        if quarantine_row.undone_at is None:
             chosen = update(acts).where(acts.c.id == quarantine_id)
             connection.execute(chosen.values(undone_at=epoch()))
             write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)

@@ -108,11 +108,11 @@ class RecordReader:
 
     async def revision(self, context: ContextKey) -> Revision | None:
         """Return the current revision of a context, or None if it has no records."""
-        found = await self._lookups.get(context)
-        if found is None or found.records <= 0:
+        revision_row = await self._lookups.get(context)
+        if revision_row is None or revision_row.records <= 0:
             return None
         self.used.add(context)
-        return found
+        return revision_row
 
     def recall(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
         """Return a part of a context at `revision`, if it is kept in memory."""

@@ -169,9 +169,9 @@ def bump_revision(
 def date_back(connection: Connection, namespace: str, context: Context, moment: float) -> None:
     """Date a context by its newest measurement, where its records were copied from elsewhere."""
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
-    place = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
-    connection.execute(update(contexts).where(place).values(values))
-    own = records.c.context_id.in_(select(contexts.c.id).where(place))
+    is_context = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
+    connection.execute(update(contexts).where(is_context).values(values))
+    own = records.c.context_id.in_(select(contexts.c.id).where(is_context))
     connection.execute(update(records).where(own).values(changed_at=moment))
 
 
