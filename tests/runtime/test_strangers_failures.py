@@ -213,9 +213,9 @@ def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path, nursery: Nu
 
     assert run(32)[0] == -9
     code, out, error, measured = run(32)
-    assert (code, out, measured) == (0, "16\n", ["100 64", "100 128"]), (
-        "the best of the others runs"
-    )
+    assert (code, out) == (0, "16\n"), "the best of the others runs"
+    # What was measured before the fatal config may have been on its way to the disk.
+    assert [launch for launch in measured if launch != "100 16"] == ["100 64", "100 128"]
     assert error.count("(BLOCK=32, num_ctas=1") == 1
     assert "is not run for a day: process" in error
     assert "`dejavu-cache sweep`" in error

@@ -112,7 +112,7 @@ def test_a_suite_that_cannot_be_used_is_an_error(
 @pytest.mark.parametrize(
     ("file", "source", "message"),
     [
-        ("cases.py", "import sys\nsys.exit(3)\n", "cannot be imported: SystemExit: 3"),
+        ("suite_that_exits.py", "import sys\nsys.exit(3)\n", "cannot be imported: SystemExit: 3"),
         ("json.py", "", "json is another module: rename the file"),
     ],
 )
