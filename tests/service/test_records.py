@@ -27,7 +27,6 @@ from support.service import (
     START,
     body,
     client_of,
-    config,
     context,
     post,
     read,
@@ -39,7 +38,7 @@ from support.service import (
 from support.strategies import RECORDS, SCENARIOS
 from support.sweeping import wait_until
 
-from dejavu_cache.model.record import Record, RecordedLaunch, Winner
+from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario, canonical_json, now
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
@@ -312,35 +311,6 @@ def test_few_records_are_rendered_at_a_time(
     with ThreadPoolExecutor(20) as pool:
         assert {answer.status_code for answer in pool.map(ask, range(20))} == {200}
     assert max(numbers) <= 4
-
-
-def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records may have a few timings and megabytes of recorded launches."""
-    loaded: list[int] = []
-    load = record_texts.load_texts
-
-    def load_and_note(*arguments: Any) -> dict[str, str]:
-        texts = load(*arguments)
-        loaded.append(sum(map(len, texts.values())))
-        return texts
-
-    monkeypatch.setattr(record_texts, "load_texts", load_and_note)
-    large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
-    for namespace, block in (("main", 16), ("pr-1", 32)):
-        won = Winner(config=config(block), at=now())
-        sent = [
-            record(m).model_copy(update={"launches": (large,), "winner": won}) for m in range(5)
-        ]
-        client.post(f"/v1/{namespace}/records", json=body(record_set(*sent))).raise_for_status()
-    monkeypatch.setattr(record_texts, "PART_BYTES", 40_000)
-    where = f"/pages/main/contexts/{context().digest}"
-    assert client.get(where).is_success
-    compared = client.get(f"{where}/compare", params={"to": "pr-1"})
-    assert compared.is_success, compared.text
-    assert len(loaded) >= 3
-    assert max(loaded) < 40_000
 
 
 def test_too_many_copies_in_one_request_are_refused(client: httpx.Client) -> None:
