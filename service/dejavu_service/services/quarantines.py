@@ -146,12 +146,10 @@ def list_writers(
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)
-    writers = summaries.count_measurements()
+    writers = summaries.count_measurements(namespace)
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
     query = (
         select(writers.c.sender, writers.c.measured_by, measured, last)
-        .join(contexts, contexts.c.id == writers.c.context_id)
-        .where(contexts.c.namespace == namespace)
         .group_by(writers.c.sender, writers.c.measured_by)
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
