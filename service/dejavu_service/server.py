@@ -242,7 +242,10 @@ class Gate:
             self._rate.take(client_address(scope), time.monotonic())
             return await self._without_token(sent)
         principal = self._server.principals.recall(token)
-        if principal is None:
+        if principal is None and self._server.principals.is_looking_up(token):
+            # Its turn would come once the others have waited for the database in vain.
+            principal = await self._server.principals.find(token)
+        elif principal is None:
             async with self._look_ups.turn(client_address(scope)):
                 principal = await self._server.principals.find(token)
         # A wrong token counts for its address, which refuses no good one behind the same address.
@@ -376,6 +379,10 @@ class PrincipalCache:
         """Return the principal of a token that was looked up a moment ago."""
         principal, until = self.entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
+
+    def is_looking_up(self, presented: str) -> bool:
+        """Return whether a look-up of a token is in progress, whose result `find` shares."""
+        return presented in self._looking_up
 
     async def find(self, presented: str | None) -> Principal | None:
         """Return the principal of a token; None if it is wrong, expired or revoked."""

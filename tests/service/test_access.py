@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import sqlite3
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from dejavu_service.storage.tables import tokens as token_table
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from support.service import (
     body,
@@ -175,6 +177,30 @@ def test_requests_that_come_at_once_look_a_token_up_once(
 
     asyncio.run(ask())
     assert len(look_ups) == 1
+
+
+def test_requests_that_come_at_once_share_a_look_up_that_fails(
+    url: str, token: MakeToken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each would wait for a locked table in its turn, two at a time for one address."""
+    asked: list[str] = []
+
+    def fail(_: Database, presented: str) -> None:
+        asked.append(presented)
+        time.sleep(0.5)
+        raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
+
+    headers = token("read")
+    monkeypatch.setattr(tokens, "verify", fail)
+
+    async def ask() -> set[int]:
+        transport = httpx.ASGITransport(create_app(ServerSettings(database=url)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            requests = (client.get("/v1/main/contexts", headers=headers) for _ in range(10))
+            return {answer.status_code for answer in await asyncio.gather(*requests)}
+
+    assert asyncio.run(ask()) == {503}
+    assert len(asked) == 1
 
 
 def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
