@@ -101,7 +101,7 @@ identity: $(VENV)/.installed  ## launch edited kernels on a pretended GPU with e
 	done
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
-	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 --hypothesis-profile search tests/stores/test_store_model.py tests/service/test_store_model.py
+	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 --hypothesis-profile search tests/stores/test_store_contract.py tests/service/test_store_model.py
 
 soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into benchmarks/results; SOAK_SECONDS=600
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)

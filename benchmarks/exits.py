@@ -145,10 +145,8 @@ def live_cell(role: str, days: float | None, folder: Path) -> Iterator[Cell]:
     database = Database(url)
     schema.upgrade(database)
     seconds = None if days is None else 0.01
-    token = tokens.issue(database, ANYBODY, "a client", role, ["*"], seconds).token
-    os.environ["READER_TOKEN"] = tokens.issue(
-        database, ANYBODY, "the reader", "admin", ["*"], None
-    ).token
+    token = tokens.issue(database, ANYBODY, "a client", {"*": role}, seconds).token
+    os.environ["READER_TOKEN"] = tokens.issue(database, ANYBODY, "the reader", {"*": "admin"}).token
     database.close()
     time.sleep(0.1)
     name = "expired" if days is not None else {"write": "good", "read": "read-only"}[role]

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +83,17 @@ def summary(options: argparse.Namespace, target: str) -> dict[str, Any]:
         settings = check_settings(target, pool, options.settings, options.seed)
         pairs = check_launches(kernels, target, pool)
         edited = check_edits(edits, target, pool)
-        harmless = sum(n for kind, n in edited.edits.items() if kind.startswith("harmless"))
+        harmless = sum(n for kind, n in edited.counts.items() if kind.startswith("harmless"))
+        costly = len(edited.cases["costly"])
         found["edits"] = {
-            "edited": sum(edited.edits.values()),
+            "edited": len(edits),
             "harmless": harmless,
-            "harmless free": round(1 - len(edited.costly) / harmless, 4) if harmless else None,
-            **asdict(edited),
-            "edits": dict(sorted(edited.edits.items())),
-            "needless": [about.partition("\n")[0] for about in edited.needless],
+            "harmless free": round(1 - costly / harmless, 4) if harmless else None,
+            **edited.summary(),
         }
         found["changes"] = changed.result()
-        found["launches"] = asdict(pairs)
-        found["settings"] = asdict(settings)
+        found["launches"] = pairs.summary()
+        found["settings"] = settings.summary()
     found["seconds"] = round(time.perf_counter() - started)
     if options.times:
         with quiet_processes(1) as pool:

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.misses import count_misses
-from dejavu_service.services.records import post_records
+from dejavu_service.services.records import merge_record_set
 from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from server_benchmark.databases import database_makers, prepare
@@ -88,7 +88,8 @@ def fill(database: Database, kernels: int, each: int) -> None:
         records = tuple(record(number, shift) for number in range(each))
         for namespace in ("main", "copy"):
             sent = RecordSet(context=context, records=records)
-            post_records(database, ANYBODY, namespace, sent)
+            with database.write() as connection:
+                merge_record_set(connection, ANYBODY, namespace, sent)
         missed = [(context, scenario(each + number), number + 1) for number in range(2)]
         count_misses(database, ANYBODY, "main", missed)
 
@@ -122,14 +123,12 @@ def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
         "context": context,
         "scenario": f"{context}/scenarios/{scenario(0).digest}",
         "compare contexts": f"{context}/compare?other={other}",
-        "context, over a default": f"{context}?reference={CONFIGS[0].digest}",
         "compare namespaces": "/pages/main/compare?to=copy",
         "overview of a GPU": "/pages/main?device=NVIDIA+B200",
         "missing": "/pages/main/misses",
         "missing on a GPU": "/pages/main/misses?device=NVIDIA+B200",
         "activity": "/pages/main/activity",
         "namespaces": "/namespaces",
-        "tokens": "/tokens",
     }
     headers = {"Authorization": f"Bearer {token}"}
     with (

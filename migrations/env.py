@@ -9,7 +9,6 @@ from __future__ import annotations
 from alembic import context
 from dejavu_service.settings import read_settings
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.schema import record_compatibility
 from dejavu_service.storage.tables import metadata
 from sqlalchemy import Connection
 
@@ -20,7 +19,6 @@ def _run(connection: Connection) -> None:
         target_metadata=metadata,
         render_as_batch=connection.dialect.name == "sqlite",
         compare_type=True,
-        on_version_apply=record_compatibility,
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -1,12 +1,20 @@
-"""Settings come from the environment once, and bad ones are named."""
+"""Settings and the policy file are read once, bad ones are named, and no program is stopped."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from support.addition import CONFIGS, add_one
+from support.command_line import run_cli
+from support.kernels import launch
 
+from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.policy import Policy, current_policy
 from dejavu_cache.settings import Mode, Settings, current_settings, unknown_variables
 
 
@@ -77,3 +85,108 @@ def test_a_variable_that_is_no_setting_is_said_once_with_the_nearest(
 def test_a_name_that_is_near_to_none_comes_with_all_of_them() -> None:
     (said,) = unknown_variables({"DEJAVU_CACHE_XYZZY": "1", "PATH": "/"})
     assert "choose from DEJAVU_CACHE_URL, DEJAVU_CACHE_MODE" in said
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "dejavu.toml"
+    monkeypatch.setenv("DEJAVU_CACHE_POLICY", str(path))
+    current_policy.cache_clear()
+    yield path
+    current_policy.cache_clear()
+
+
+def make(**options: Any) -> Any:
+    return cached_autotune(**{"configs": CONFIGS, "key": ["n"], **options})(add_one)
+
+
+def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nmode = "strict"\n'
+        '[[kernel]]\nmatch = "support.addition.*"\nmode = "reuse"\nbuckets = { n = "pow2" }\n'
+        "default = { BLOCK = 64 }\ntune_seconds = 3\n"
+    )
+    kernel = make()
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]
+    asked = kernel.request(*[None] * 2, 100)
+    assert (asked.scenario.args, asked.budget.seconds) == ({"n": 64}, 3.0)
+
+
+def test_the_decorator_counts_over_it(policy: Path) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\n'
+        "default = { BLOCK = 64 }\n"
+    )
+    kernel = make(mode="reuse", buckets={"n": Pow2(max=16)}, default=CONFIGS[1])
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1]
+    assert kernel.request(None, None, 100).scenario.args == {"n": 16}
+
+
+def test_buckets_of_every_kind_can_be_written(policy: Path) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nbuckets = { a = "exact", b = { kind = "pow2", max = 64 }, '
+        'c = { kind = "edges", edges = [1, 8] }, d = { kind = "multiple", n = 16 } }\n'
+    )
+    read = Policy.read(policy)
+    assert not read.problems
+    assert [read.rules[0].buckets[name](100) for name in "abcd"] == [100, 64, 8, 96]
+
+
+def test_what_is_wrong_is_left_out_and_said(policy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nmode = "reuse"\n'
+        '[[kernel]]\nmatch = "*"\nbucket = 1\n'
+        '[[kernel]]\nmatch = "*"\nmode = "sometimes"\n'
+        '[[kernel]]\nmatch = "*"\nmode = "reus"\n'
+        '[[kernel]]\nmatch = "*"\nbuckets = { n = 16 }\n'
+    )
+    kernel = make()
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[0], "the first rule applies, the others are left out"
+    for said in (
+        "kernel 2: bucket: Extra inputs are not permitted; the rule is left out",
+        "mode: choose from tune, reuse, strict, off; the rule is left out",
+        "mode: did you mean 'reuse'?; the rule is left out",
+        "buckets.n: 16 is no bucket, such as",
+    ):
+        assert said in caplog.text
+
+
+@pytest.mark.parametrize("text", ["not toml", "\udcff", "kernels = 1"])
+def test_a_file_that_cannot_be_read_is_no_policy(
+    policy: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.write_bytes(text.encode(errors="surrogateescape"))
+    launch(make(), 100)
+    assert "no policy applies" in caplog.text
+
+
+def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(
+    policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nbuckets = { m = "pow2" }\ndefault = { BLOCK = 17 }\n'
+    )
+    launch(make(), 100)
+    assert "a bucket for 'm', which is not in key" in caplog.text
+    assert "no declared config is the policy's default {'BLOCK': 17}" in caplog.text
+
+
+def test_doctor_lists_what_is_wrong(policy: Path) -> None:
+    policy.write_text('[[kernel]]\nmatch = "a.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\n')
+    seen = run_cli("doctor", DEJAVU_CACHE_POLICY=str(policy))
+    assert seen.returncode == 1
+    assert "kernel 1: mod: Extra inputs are not permitted" in seen.stdout
+    assert f"policy {policy}: 1 rule\n" in seen.stdout
+
+
+def test_without_a_file_there_is_no_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    current_policy.cache_clear()
+    assert current_policy().rules == ()
+    (tmp_path / "dejavu.toml").write_text('[[kernel]]\nmatch = "*"\nmode = "off"\n')
+    current_policy.cache_clear()
+    assert [rule.match for rule in current_policy().rules] == ["*"]
+    current_policy.cache_clear()

@@ -288,7 +288,7 @@ async def trace_requests() -> None:
     url = f"sqlite:///{os.environ['DEJAVU_CACHE_URL']}/server.sqlite3"
     database = Database(url)
     schema.upgrade(database)
-    token = tokens.issue(database, ANYBODY, "tracer", "admin", ["*"], None).token
+    token = tokens.issue(database, ANYBODY, "tracer", {"*": "admin"}).token
     database.close()
     record_set = RecordSet(context=make_context("a.kernel"), records=(make_record(1),))
     body = record_set.model_dump(mode="json", exclude_none=True)

@@ -2,7 +2,7 @@
 
     python tools/page_pictures.py [--axe axe.min.js] [--all FOLDER]
 
-The records are made up: of 24 kernels on three GPUs, the third of which lacks 12,440 scenarios.
+The records are made up: of 24 kernels on three GPUs, the third of which lacks 13,040 scenarios.
 Without `--all`, it writes what docs/pages.md shows into docs/pictures.
 """
 
@@ -27,7 +27,8 @@ from dejavu_service.services import misses, records, tokens, transfer  # noqa: E
 from dejavu_service.services.access import ANYBODY, Principal  # noqa: E402
 from dejavu_service.storage import schema  # noqa: E402
 from dejavu_service.storage.database import Database  # noqa: E402
-from dejavu_service.storage.tables import contexts, days, summaries, writers  # noqa: E402
+from dejavu_service.storage.tables import contexts, days, leases, parts  # noqa: E402
+from dejavu_service.storage.tables import records as stored  # noqa: E402
 from support.browser import Browser, open_browser  # noqa: E402
 from support.service import running_server  # noqa: E402
 
@@ -63,7 +64,7 @@ KERNELS = [
     }.items()
     for name in names.split()
 ]
-SCENARIOS, ON_NEW_GPU, KERNELS_ON_NEW_GPU = 600, 200, 10
+SCENARIOS, ON_NEW_GPU, KERNELS_ON_NEW_GPU = 625, 200, 10
 NOW = datetime.now(timezone.utc)
 WIDTHS = (390, 1280, 1920)
 
@@ -79,7 +80,7 @@ def main() -> None:
         database = Database(url)
         schema.upgrade(database)
         pages = fill(database)
-        token = tokens.issue(database, ANYBODY, "anna", "admin", ["*"], None).token
+        token = tokens.issue(database, ANYBODY, "anna", {"*": "admin"}).token
         database.close()
         with running_server(url, Path(folder) / "log") as server, open_browser() as browser:
             browser.open(f"{server.base}/login")
@@ -106,8 +107,17 @@ def fill(database: Database) -> dict[str, str]:
             missed = [(on_new_gpu, make_scenario(m), 30 - m % 23) for m in range(400, 440)]
             misses.count_misses(database, CI, "main", missed)
         send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
+    wanted = make_context(KERNELS[3], B200, "3.6.0")
+    with database.write() as connection:
+        for m in (414, 437):
+            lease = {
+                "namespace": "main", "context": wanted.digest, "scenario": make_scenario(m).digest,
+                "id": f"{m:032}", "holder": "runner-4 pid 311", "owner": CI.name,
+                "expires_at": NOW.timestamp() + 3600,
+            }  # fmt: skip
+            connection.execute(insert(leases).values(lease))
     decode = make_context(KERNELS[1], H100, "3.6.0")
-    imported = [make_record(decode, m, by="bob@lab-3") for m in range(SCENARIOS, SCENARIOS + 40)]
+    imported = [make_record(decode, m, by="bob@lab-3") for m in range(625, 665)]
     lines = io.BytesIO("".join(record_set_line(decode, imported)).encode())
     transfer.import_lines(database, ANNA, "main", lines, lambda: False)
     scenario = make_scenario(100)
@@ -117,21 +127,19 @@ def fill(database: Database) -> dict[str, str]:
     spread_over_weeks(database)
     home = f"/pages/main/contexts/{decode.digest}"
     other = make_context(KERNELS[1], H200, "3.6.0").digest
-    default = record.measurements[0].config.digest
     return {
+        "saved": "/pages/main?sort=saved",
         "tuning": "/pages/main?sort=seconds",
         "new-gpu": f"/pages/main?device={B200}",
         "missing": f"/pages/main/misses?device={B200}",
         "kernel": f"/pages/main/kernel?name={KERNELS[1]}",
         "context": home,
-        "default": f"{home}?reference={default}",
         "scenario": f"{home}/scenarios/{scenario.digest}",
         "compare": f"{home}/compare?other={other}",
         "promote": "/pages/pr-7/compare?to=main",
         "activity": "/pages/main/activity",
         "sweep": "/pages/main/misses",
         "namespaces": "/namespaces",
-        "tokens": "/tokens",
         "error": "/pages/main/contexts/000000000000000000000000",
     }
 
@@ -195,7 +203,9 @@ def send(
 ) -> None:
     """Send records as somebody."""
     made = tuple(make_record(context, number, shift) for number in numbers)
-    records.post_records(database, by, namespace, RecordSet(context=context, records=made))
+    with database.write() as connection:
+        sent = RecordSet(context=context, records=made)
+        records.merge_record_set(connection, by, namespace, sent)
 
 
 def spread_over_weeks(database: Database) -> None:
@@ -207,17 +217,17 @@ def spread_over_weeks(database: Database) -> None:
             age = draw.uniform(0, 3) if device == B200 else draw.uniform(2, 26)
             moment = (NOW - timedelta(age)).timestamp()
             connection.execute(
-                update(contexts).where(contexts.c.id == identity).values(changed_at=moment)
+                update(contexts)
+                .where(contexts.c.id == identity)
+                .values(changed_at=moment, fetches=draw.randrange(4000))
             )
             connection.execute(
-                update(summaries)
-                .where(summaries.c.context_id == identity)
-                .values(changed_at=moment)
+                update(stored).where(stored.c.context_id == identity).values(changed_at=moment)
             )
             connection.execute(
-                update(writers)
-                .where(writers.c.context_id == identity, writers.c.sender == CI.name)
-                .values(first=moment, last=moment)
+                update(parts)
+                .where(parts.c.context_id == identity, parts.c.sender == CI.name)
+                .values(received_at=moment)
             )
         today = int(NOW.timestamp() // 86400)
         counted = [
@@ -232,7 +242,7 @@ def spread_over_weeks(database: Database) -> None:
         connection.execute(insert(days), counted)
 
 
-DOCUMENTED = ("tuning", "missing", "default", "scenario", "compare", "promote", "activity")
+DOCUMENTED = ("missing", "activity", "scenario", "compare", "sweep", "saved")
 
 
 def take_for_documentation(browser: Browser, base: str, pages: dict[str, str]) -> None:
@@ -242,7 +252,7 @@ def take_for_documentation(browser: Browser, base: str, pages: dict[str, str]) -
     browser.show(1100)
     for name in DOCUMENTED:
         browser.open(base + pages[name])
-        browser.picture(folder / f"{name}.png", 700)
+        browser.picture(folder / f"{name}.png", 590)
 
 
 def take_all(browser: Browser, base: str, pages: dict[str, str], folder: Path) -> None:

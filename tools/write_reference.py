@@ -20,7 +20,6 @@ import typer
 from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
 from dejavu_client.cli.main import all_commands
 from dejavu_service.app import create_app
-from dejavu_service.routes.health import description
 from dejavu_service.settings import ServerSettings
 from pydantic import BaseModel, TypeAdapter
 
@@ -58,7 +57,7 @@ def render_pages() -> dict[str, str]:
     """Return the text of all pages by the name of their file."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/server.sqlite3"
-        described = json.loads(description(create_app(ServerSettings(database=url))))
+        described = create_app(ServerSettings(database=url)).openapi()
     return {
         "api.md": render_api(),
         "commands.md": render_commands(),

@@ -53,4 +53,4 @@ def prepare(url: str) -> tuple[Database, str]:
     """Create the schema in an empty database; return the database and an admin's token."""
     database = Database(url)
     schema.upgrade(database)
-    return database, tokens.issue(database, ANYBODY, "benchmark", "admin", ["*"], None).token
+    return database, tokens.issue(database, ANYBODY, "benchmark", {"*": "admin"}).token

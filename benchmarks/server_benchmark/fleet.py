@@ -55,7 +55,7 @@ def measure_fleet_start(
         replicas: how many servers share the database.
     """
     database, admin = prepare(url)
-    token = tokens.issue(database, ANYBODY, "fleet", "write", ["main"], None).token
+    token = tokens.issue(database, ANYBODY, "fleet", {"main": "write"}).token
     database.close()
     kernels = [make_context(f"fleet.start.kernel{number}") for number in range(KERNELS)]
     with ExitStack() as stack:
@@ -221,7 +221,7 @@ def _fill(database: Database, context: Context, scenarios: int, configs: int) ->
                         "text": text.replace(own, scenario.text),
                         "pinned": False,
                         "promoted": False,
-                        "updated_at": 0.0,
+                        "changed_at": 0.0,
                     }
                 )
             connection.execute(insert(records), rows)

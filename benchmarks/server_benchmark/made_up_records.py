@@ -106,7 +106,7 @@ def _insert_rows(connection: Connection, context_id: int) -> None:
                 "text": canonical_json(sample.model_copy(update={"scenario": scenario})),
                 "pinned": False,
                 "promoted": False,
-                "updated_at": 0.0,
+                "changed_at": 0.0,
             }
         )
         part_rows.append(

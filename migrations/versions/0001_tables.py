@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "1.1"
 down_revision = None
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -45,21 +45,6 @@ def upgrade() -> None:
         sa.Index(None, "namespace", "kind"),
     )
     op.create_table(
-        "writers",
-        sa.Column(
-            "context_id",
-            _identity,
-            sa.ForeignKey("contexts.id", ondelete="CASCADE"),
-            primary_key=True,
-        ),
-        sa.Column("sender", sa.Text, primary_key=True),
-        sa.Column("measured_by", sa.Text, primary_key=True),
-        sa.Column("measurements", sa.Integer, nullable=False),
-        sa.Column("standing", sa.Integer, nullable=False),
-        sa.Column("first", sa.Double, nullable=False),
-        sa.Column("last", sa.Double, nullable=False),
-    )
-    op.create_table(
         "records",
         sa.Column(
             "context_id",
@@ -69,12 +54,21 @@ def upgrade() -> None:
         ),
         sa.Column("scenario", sa.String(24), primary_key=True),
         sa.Column("scenario_text", sa.Text, nullable=False),
-        sa.Column("launches", sa.Text),
         sa.Column("pinned", sa.Boolean, nullable=False),
         sa.Column("promoted", sa.Boolean, nullable=False),
-        sa.Column("updated_at", sa.Double, nullable=False),
+        sa.Column("changed_at", sa.Double, nullable=False),
         sa.Column("deleted_at", sa.Double),
+        sa.Column("chosen", sa.Text),
+        sa.Column("median", sa.Double),
+        sa.Column("best", sa.Double),
+        sa.Column("slowest", sa.Double),
+        sa.Column("configs", sa.Integer),
+        sa.Column("failed", sa.Integer),
+        sa.Column("seconds", sa.Double),
+        sa.Column("compared", sa.Boolean),
+        sa.Column("launches", sa.Text),
         sa.Column("text", sa.Text),
+        sa.Index(None, "context_id", "changed_at", "seconds", "scenario"),
     )
     op.create_table(
         "parts",
@@ -97,33 +91,21 @@ def upgrade() -> None:
         ),
         sa.UniqueConstraint("context_id", "scenario", "digest"),
         sa.Index(
+            "ix_parts_writers",
+            "context_id",
+            "sender",
+            "measured_by",
+            "kind",
+            "hidden_by",
+            "received_at",
+        ),
+        sa.Index(
             "ix_parts_hidden_by",
             "hidden_by",
             sqlite_where=sa.text("hidden_by IS NOT NULL"),
             postgresql_where=sa.text("hidden_by IS NOT NULL"),
         ),
         sqlite_autoincrement=True,
-    )
-    op.create_table(
-        "summaries",
-        sa.Column("context_id", _identity, primary_key=True),
-        sa.Column("scenario", sa.String(24), primary_key=True),
-        sa.Column("chosen", sa.Text),
-        sa.Column("median", sa.Double),
-        sa.Column("best", sa.Double),
-        sa.Column("slowest", sa.Double),
-        sa.Column("configs", sa.Integer, nullable=False),
-        sa.Column("failed", sa.Integer, nullable=False),
-        sa.Column("seconds", sa.Double, nullable=False),
-        sa.Column("pinned", sa.Boolean, nullable=False),
-        sa.Column("changed_at", sa.Double, nullable=False),
-        sa.Column("compared", sa.Boolean),
-        sa.ForeignKeyConstraint(
-            ["context_id", "scenario"],
-            ["records.context_id", "records.scenario"],
-            ondelete="CASCADE",
-        ),
-        sa.Index(None, "context_id", "changed_at", "seconds"),
     )
     op.create_table(
         "days",
@@ -180,9 +162,4 @@ def upgrade() -> None:
         sa.Index(None, "namespace", "id"),
         sa.Index(None, "at"),
         sqlite_autoincrement=True,
-    )
-    op.create_table(
-        "compatibility",
-        sa.Column("revision", sa.String(32), primary_key=True),
-        sa.Column("since", sa.String(32), nullable=False),
     )

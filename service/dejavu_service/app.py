@@ -26,7 +26,8 @@ from dejavu_cache.system.safe_files import data_folder
 from . import pages
 from .monitoring import configure_log
 from .problems import install_handlers
-from .routes import (
+from .server import Gate, Server, is_loopback
+from .services import (
     health,
     leases,
     log,
@@ -37,8 +38,6 @@ from .routes import (
     tokens,
     transfer,
 )
-from .server import Gate, Server, is_loopback
-from .services import tokens as token_service
 from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
 from .storage import schema
@@ -67,10 +66,12 @@ _ARENAS = 2
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server(settings)
-    app = FastAPI(
+    app = health.DescribedApp(
         title="dejavu-cache",
         version=__version__,
-        openapi_url=None,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
         # `/metrics` has what there is to know; otherwise each request looks for tracers.
@@ -150,7 +151,7 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
 def has_tokens(database: Database) -> bool:
     """Return whether a token was ever issued, so that requests need one."""
     with database.read() as connection:
-        return token_service.any_issued(connection)
+        return tokens.any_issued(connection)
 
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
@@ -169,14 +170,12 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with open(descriptor, "w", encoding="ascii") as file:
-                issued = token_service.issue(
-                    database, ANYBODY, "first admin", "admin", [EVERYWHERE], None
-                )
+                issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
                 file.write(f"{issued.token}\n")
         except BaseException:
             path.unlink()  # an empty file would keep the next start from writing one
             if issued is not None:
-                token_service.revoke(database, ANYBODY, issued.id)
+                tokens.revoke(database, ANYBODY, issued.id)
             raise
     except OSError as error:
         raise SettingsError(

@@ -192,22 +192,13 @@ def create(
 ) -> None:
     """Issue a token and show it, this once."""
     with _open_database(database, ready=True) as (_, opened):
-        from .routes.tokens import TokenWish
         from .services import tokens
         from .services.access import ANYBODY
+        from .services.tokens import TokenWish
 
-        wish = TokenWish.model_validate(
-            {
-                "name": name,
-                "role": role,
-                "namespaces": namespace or ([] if grant else ["*"]),
-                "grants": _parse_grants(grant or []),
-                "days": days,
-            }
-        )
-        issued = tokens.issue(
-            opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl, wish.grants
-        )
+        grants = _join_grants(role, namespace or [], grant or [])
+        wish = TokenWish.model_validate({"name": name, "grants": grants, "days": days})
+        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, wish.ttl)
         granted = ", ".join(f"{role} for {name}" for name, role in issued.grants.items())
         try:
             typer.echo(issued.token)
@@ -250,12 +241,18 @@ def revoke(
         typer.echo(f"{identity} is revoked.")
 
 
-def _parse_grants(grants: list[str]) -> dict[str, str]:
-    pairs = [grant.partition("=") for grant in grants]
-    wrong = [pattern for pattern, equals, _ in pairs if not equals]
-    if wrong or len({pattern for pattern, _, _ in pairs}) < len(pairs):
-        raise SettingsError("--grant wants NAMESPACE=ROLE, such as main=read, once a namespace")
-    return {pattern: role for pattern, _, role in pairs}
+def _join_grants(role: str, namespaces: list[str], grants: list[str]) -> dict[str, str]:
+    if not namespaces and not grants:
+        namespaces = ["*"]
+    pairs = {(name, role) for name in namespaces}
+    for grant in grants:
+        pattern, equals, other = grant.partition("=")
+        if not equals:
+            raise SettingsError("--grant wants NAMESPACE=ROLE, such as main=read")
+        pairs.add((pattern, other))
+    if len(joined := dict(pairs)) < len(pairs):
+        raise SettingsError("the token would have two roles in one namespace")
+    return joined
 
 
 def _rights(token: Token) -> str:
@@ -312,7 +309,8 @@ def _reported_errors() -> Iterator[None]:
         yield
         return
     except ValidationError as error:
-        message = "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
+        wrong = [(" ".join(map(str, item["loc"][:2])), item["msg"]) for item in error.errors()]
+        message = "; ".join(f"{what}: {said}" for what, said in wrong)
         code = ExitCode.USAGE
     except DBAPIError as error:
         message = f"the database does not work: {str(error.orig).strip().splitlines()[0]}"

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from .identities import IdentityExchange
 
 __all__ = [
-    "EXCHANGE_PATH",
     "LOGIN_COOKIE",
     "Gate",
     "PrincipalCache",
@@ -51,7 +50,6 @@ __all__ = [
     "is_page",
 ]
 
-EXCHANGE_PATH = "/v1/token-exchange"
 LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 
@@ -92,7 +90,7 @@ _LONGEST_PATH = 500
 
 _HEALTH = {"/livez", "/readyz"}
 _PUBLIC_PATHS = {*_HEALTH, "/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
-_WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
+_WITHOUT_TOKEN = {tokens.EXCHANGE_PATH, "/login", "/logout"}
 """Paths where somebody gets a token, or presents one in the body, which their routes verify."""
 _LONG = ("/import", "/export", "/promote")
 _EXPORT = "/v1/{namespace}/export"
@@ -244,7 +242,10 @@ class Gate:
             self._rate.take(client_address(scope), time.monotonic())
             return await self._without_token(sent)
         principal = self._server.principals.recall(token)
-        if principal is None:
+        if principal is None and self._server.principals.is_looking_up(token):
+            # Its turn would come once the others have waited for the database in vain.
+            principal = await self._server.principals.find(token)
+        elif principal is None:
             async with self._look_ups.turn(client_address(scope)):
                 principal = await self._server.principals.find(token)
         # A wrong token counts for its address, which refuses no good one behind the same address.
@@ -378,6 +379,10 @@ class PrincipalCache:
         """Return the principal of a token that was looked up a moment ago."""
         principal, until = self.entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
+
+    def is_looking_up(self, presented: str) -> bool:
+        """Return whether a look-up of a token is in progress, whose result `find` shares."""
+        return presented in self._looking_up
 
     async def find(self, presented: str | None) -> Principal | None:
         """Return the principal of a token; None if it is wrong, expired or revoked."""

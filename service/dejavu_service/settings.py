@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +20,6 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
-
-_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+)(_\w+)?=.*|PORT=[a-z]+://.*")
-"""Variables that Kubernetes makes for a Service that is called `dejavu-server`."""
 
 
 def default_database() -> str:
@@ -82,15 +78,10 @@ def read_settings(
     Raises:
         SettingsError: A variable is unknown or its value is invalid.
     """
-    own = {
-        name.removeprefix(ENVIRONMENT_PREFIX): value
+    values: dict[str, Any] = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in environ.items()
         if name.startswith(ENVIRONMENT_PREFIX) and value
-    }
-    values: dict[str, Any] = {
-        name.lower(): value
-        for name, value in own.items()
-        if not _SERVICE_LINK.fullmatch(f"{name}={value}")
     }
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:

@@ -49,7 +49,7 @@ def serve_pages(url: str, port: int) -> None:
     """
     with _open_copy(url) as database, socket.create_server(("127.0.0.1", port)) as listener:
         # Whoever has no token may read once there is one, and nobody knows this one.
-        tokens.issue(database, ANYBODY, "pages", "read", [EVERYWHERE], None)
+        tokens.issue(database, ANYBODY, "pages", {EVERYWHERE: "read"})
         server = make_server(ServerSettings(database=str(database.url), open_read=True))
         page = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         typer.echo(f"{page} shows {url or 'your records'} until Ctrl-C")

@@ -1,4 +1,4 @@
-"""The attention suite makes a case of what programs met, whatever that was."""
+"""The attention suite makes a case of what programs met, and tunes what `auto` launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_suite import Lengths, Model, case_of, suite
+from dejavu_cache.attention import api, sweep_suite
+from dejavu_cache.attention.kernels import hopper as hopper_kernel
+from dejavu_cache.attention.sweep_suite import PRESETS, Lengths, Model, case_of, lengths, suite
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 
@@ -91,3 +94,86 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str
 
 def test_a_kernel_of_somebody_else_has_no_case() -> None:
     assert suite.cases_for("theirs.module.kernel", Scenario(args={"n": 1})) == []
+
+
+LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16)
+
+
+def implementations(**options: str) -> set[str]:
+    """Return the implementations of the suite's cases."""
+    return {case.name.split()[0] for case in suite.load_cases(options)}
+
+
+def choose(composition: Lengths, model: Model = LLAMA[0]) -> str:
+    """Return what `auto` takes for a batch."""
+    return api.choose(sweep_suite.outline(composition, (model, *LLAMA[1:]), "cpu"))
+
+
+@pytest.fixture(params=[108, 132])
+def sms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the GPU a number of multiprocessors, and no Hopper kernel."""
+    monkeypatch.setattr(api, "num_sms", lambda device: request.param)
+    monkeypatch.setattr(hopper_kernel, "suits", lambda batch: False)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` give batches of bfloat16 queries and caches to the Hopper kernel."""
+    monkeypatch.setattr(hopper_kernel, "suits", lambda batch: batch.k_cache.dtype == torch.bfloat16)
+
+
+@pytest.mark.usefixtures("sms")
+def test_only_what_auto_takes_is_tuned() -> None:
+    assert implementations() == {"qblock", "segmented"}
+    names = {case.name for case in suite.load_cases({})}
+    assert names == {f"{choose(composition)} {composition.name}" for composition in lengths()}
+    assert {"segmented decode 1 x 32768", "qblock prefill 1 x 4096"} < names
+
+
+@pytest.mark.usefixtures("hopper")
+def test_where_auto_takes_what_has_one_config_nothing_is_left_to_tune() -> None:
+    assert suite.load_cases({}) == []
+    assert "hopper and few_sequences" in suite.why_empty
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_the_hopper_kernel_does_not_cover_is_tuned_beside_it() -> None:
+    assert implementations(cache="float8_e4m3fn") <= {"qblock", "segmented"}
+    assert len(suite.load_cases({"cache": "float8_e4m3fn"})) >= len(list(lengths()))
+    assert suite.load_cases({"cache": "bfloat16"}) == []
+
+
+@pytest.mark.usefixtures("hopper")
+def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> None:
+    cases = suite.load_cases({"only": "static_grid+segmented"})
+    assert len(cases) == 2 * len(list(lengths()))
+    assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
+    with pytest.raises(SettingsError, match="choose from segmented, qblock, static_grid, naive"):
+        suite.load_cases({"only": "hopper"})
+
+
+def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
+    cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
+    assert cases[0].arguments()["q"].shape[1:] == (6, 64)
+    with pytest.raises(SettingsError, match="6/2"):
+        suite.load_cases({"preset": "6/2"})
+
+
+def test_a_case_of_a_float8_cache_has_scales() -> None:
+    options = {"dtype": "float16", "cache": "float8_e4m3fn", "batches": "decode"}
+    case = suite.load_cases(options)[0]
+    arguments = case.arguments()
+    assert arguments["k_cache"].dtype == torch.float8_e4m3fn
+    assert arguments["k_scale"] is not None
+
+
+@pytest.mark.parametrize("batches", ["decoding", "decode+"])
+def test_a_kind_of_batches_that_is_unknown_is_refused(batches: str) -> None:
+    with pytest.raises(SettingsError, match="choose from decode, prefill, mixed, chunked"):
+        suite.load_cases({"batches": batches})
+
+
+@pytest.mark.parametrize("cache", ["fp8", "float16"])
+def test_a_dtype_that_no_cache_may_have_is_refused(cache: str) -> None:
+    with pytest.raises(SettingsError, match="choose bfloat16 or one of float8_e4m3fn"):
+        suite.load_cases({"cache": cache})

@@ -116,9 +116,7 @@ def test_pins_that_a_token_may_not_set_are_named(
 ) -> None:
     database = Database(f"sqlite:///{tmp_path / 'server.sqlite3'}")
     roles: tuple[Role, ...] = ("write", "admin")
-    secrets = {
-        role: tokens.issue(database, ANYBODY, role, role, ("*",), None).token for role in roles
-    }
+    secrets = {role: tokens.issue(database, ANYBODY, role, {"*": role}).token for role in roles}
     database.close()
     pin = Pin(config=config(64), at=MOMENT, by="me")
     file = export((record(16).model_copy(update={"pin": pin}),))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.http.errors import RemoteError
+from dejavu_client.http.errors import RemoteError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
@@ -220,14 +220,21 @@ def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "url",
     [
-        "http://me:secret@host", "http://host?token=x", "http://host#x", "http://", "http://h..x",
-        "http://host:99999", "http://host:-1", "http://ho st", f"http://{'h' * 70}", "http://h/\1",
+        "http://me:secret@host", "http://host?token=x", "http://host#x", "http://",
+        "http://host:99999", "http://host:-1", "http://h/\1",
         "http://host?namespace=../main", "http://host?namespace=", "http://host?namespace=a/b",
     ],
 )  # fmt: skip
 def test_a_senseless_url_is_refused(url: str) -> None:
     with pytest.raises(SettingsError):
         split_server_url(url, "main")
+
+
+@pytest.mark.parametrize("host", ["h..x", "ho st", "h" * 70])
+def test_a_host_that_no_server_can_have_does_not_answer(host: str) -> None:
+    base, _ = split_server_url(f"http://{host}", "main")
+    with pytest.raises(UnreachableError, match="does not answer"):
+        ProtocolClient(base).check_ready()
 
 
 def test_a_namespace_may_stand_in_the_url() -> None:

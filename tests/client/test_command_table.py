@@ -135,7 +135,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running_server(url, folder / "log") as server:
         database = Database(url)
         secrets = {
-            role: tokens.issue(database, ANYBODY, role, role, ("*",), None).token
+            role: tokens.issue(database, ANYBODY, role, {"*": role}).token
             for role in ("read", "admin")
         }
         database.close()

@@ -42,8 +42,8 @@ def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
     lines = list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus")))
     renamed = context(kernel="pkg.new.plus")
     assert lines == [
-        "pkg.old.add on NVIDIA H200, 2 records, is pkg.new.plus",
-        "a decision tree of pkg.old.add is pkg.new.plus's",
+        "pkg.old.add on NVIDIA H200 (2 records) renamed to pkg.new.plus",
+        "decision tree of pkg.old.add renamed to pkg.new.plus",
     ]
     assert list(FileStore(store.root).records(renamed)) == before
     assert [stored.tree.context for stored in store.trees()] == [renamed]
@@ -109,7 +109,9 @@ def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
     arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
     preview = dejavu(*arguments)
     assert preview.returncode == 0, preview.stderr
-    assert "pkg.old.add on NVIDIA H200, 2 records, would be pkg.new.add" in preview.stdout
+    assert (
+        "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add" in preview.stdout
+    )
     assert "repeat with --yes" in preview.stdout
     assert len(list(store.contexts("pkg.old.add"))) == 1
     assert "2 records" in dejavu(*arguments, "--yes").stdout
@@ -127,7 +129,7 @@ def test_a_preview_writes_nothing(store: FileStore) -> None:
     sealed = FileStore(store.root, read_only=True)
     names = KernelRename.parse("pkg.old.add", "pkg.new.add")
     (line, _) = apply_rename(sealed, names, preview=True)
-    assert line == "pkg.old.add on NVIDIA H200, 2 records, would be pkg.new.add"
+    assert line == "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add"
 
 
 @pytest.mark.parametrize("name", ["pkg.\n", "pkg.\udcff", "pkg." + "x" * 500])

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any
 
 import pytest
 from dejavu_client.cli.tables import select_misses, show_misses
+from dejavu_client.http.protocol_client import MissedLaunch
 from support.command_line import Terminal, without_colours
 from support.records import context
 
 from dejavu_cache.model.scenario import Context, Scenario
 
 
-def miss(m: int, count: int, missed: Context) -> dict[str, Any]:
+def miss(m: int, count: int, missed: Context) -> MissedLaunch:
     scenario = Scenario(args={"M": m, "N": 64}, dtypes={"x_ptr": "float16"})
-    return {
-        "context": missed.model_dump(mode="json"),
-        "scenario": scenario.model_dump(mode="json"),
-        "count": count,
-        "first_seen": "2026-01-01T00:00:00+00:00",
-        "last_seen": f"2026-01-{m % 28 + 1:02}T00:00:00+00:00",
-    }
+    last_seen = f"2026-01-{m % 28 + 1:02}T00:00:00+00:00"
+    return MissedLaunch(context=missed, scenario=scenario, count=count, last_seen=last_seen)
 
 
 @pytest.fixture
-def misses() -> list[dict[str, Any]]:
+def misses() -> list[MissedLaunch]:
     h200, b200 = context(), context(device="NVIDIA B200", kernel="a.very.long.module." * 4 + "k")
     return [miss(16, 900, h200), miss(128, 50, b200), miss(4, 7, h200), miss(64, 1, b200)]
 
 
 def test_arguments_are_columns_and_constants_stand_above(
-    misses: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    misses: list[MissedLaunch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with redirect_stdout(Terminal()) as out, redirect_stderr(out):
@@ -55,7 +50,7 @@ def test_arguments_are_columns_and_constants_stand_above(
     ],
 )
 def test_misses_are_selected(
-    misses: list[dict[str, Any]], where: str, device: str, counts: list[int]
+    misses: list[MissedLaunch], where: str, device: str, counts: list[int]
 ) -> None:
     chosen = select_misses(misses, [where], device, "")
-    assert [miss.answer["count"] for miss in chosen] == counts
+    assert [miss.count for miss in chosen] == counts

@@ -1,19 +1,120 @@
-"""Random launches of kernels that are decorated with both autotuners."""
+"""Random launches of kernels that are decorated with both autotuners, and what is around them."""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from gpu.launch_surroundings import GPU, SURROUNDINGS, Surrounding
+from triton import knobs
 
 from dejavu_cache import cached_autotune
+
+GPU = torch.cuda.is_available()
+
+Surrounding = Callable[[Any, list[Any]], AbstractContextManager[None]]
+"""Takes a `JITFunction`, and a list for what its hooks are given."""
+
+
+@contextmanager
+def launch_hooks(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """Both launch hooks, which look at what they are given."""
+
+    def enter(metadata: Any) -> None:
+        seen.append(("enter", metadata.get()["name"]))
+
+    def leave(metadata: Any) -> None:
+        seen.append(("exit", metadata.get()["stream"]))
+
+    with _hook("launch_enter_hook", enter), _hook("launch_exit_hook", leave):
+        yield
+
+
+@contextmanager
+def exit_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """Set only the hook that runs after a launch."""
+    with _hook(
+        "launch_exit_hook", lambda metadata: seen.append(metadata and metadata.get()["name"])
+    ):
+        yield
+
+
+@contextmanager
+def _hook(name: str, function: Any) -> Iterator[None]:
+    chain = getattr(knobs.runtime, name)
+    if hasattr(chain, "calls"):
+        chain.add(function)
+        try:
+            yield
+        finally:
+            chain.remove(function)
+    else:
+        setattr(knobs.runtime, name, function)
+        try:
+            yield
+        finally:
+            setattr(knobs.runtime, name, chain)
+
+
+@contextmanager
+def pre_run_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """Register a hook on the function, which sees the arguments as they were passed.
+
+    How often a tune calls it is not specified.
+    """
+
+    def hook(*args: Any, **kwargs: Any) -> None:
+        called = len(args), sorted(kwargs)
+        if called not in seen:
+            seen.append(called)
+
+    jitted.add_pre_run_hook(hook)
+    try:
+        yield
+    finally:
+        jitted.pre_run_hooks.clear()
+
+
+@contextmanager
+def debug(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """`TRITON_DEBUG`, switched on in the running process."""
+    knobs.runtime.debug = True
+    try:
+        yield
+    finally:
+        knobs.runtime.debug = False
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def another_stream(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """Another current stream."""
+    if not GPU:
+        yield
+        return
+    stream = _side_stream(torch.cuda.current_device())
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@contextmanager
+def emptied_cache(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """Triton's own cache of compiled kernels is emptied."""
+    jitted.device_caches.clear()
+    yield
+
 
 DEVICES = [f"cuda:{index}" for index in range(torch.cuda.device_count())][:2] if GPU else ["cpu"]
 NUMBER = tl.constexpr(3)
@@ -132,7 +233,16 @@ def changed_global(jitted: Any, seen: list[Any]) -> Iterator[None]:
         globals()["NUMBER"] = before
 
 
-AROUND: dict[Surrounding, float] = {**SURROUNDINGS, changed_global: 0.01}
+AROUND: dict[Surrounding, float] = {
+    launch_hooks: 0.05,
+    exit_hook: 0.03,
+    pre_run_hook: 0.03,
+    debug: 0.02,
+    another_stream: 0.05,
+    emptied_cache: 0.005,
+    changed_global: 0.01,
+}
+"""Share of the random launches that each is around."""
 
 
 class Case:

@@ -1,20 +1,30 @@
-"""Layers of a step on a real GPU: they share a plan, and later ones are not bound by Triton."""
+"""Layers of a step on a real GPU share a plan, also beside other work; none compiles late."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import textwrap
 from itertools import pairwise
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from support.attention_batches import (
     DECODES,
     TOLERANCE,
+    Case,
     draw,
+    has_hopper,
     relative_error,
     take_new_tokens,
     vary,
 )
+from support.processes import PROGRAMS, environment, run_python
 
 from dejavu_cache.attention import plan
 from dejavu_cache.attention.kernels import hopper, kernel_call
@@ -161,3 +171,80 @@ def test_a_layer_that_is_captured_has_other_counters_than_those_before(
     out.fill_(float("nan"))
     graph.replay()
     assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+
+
+ROUNDS = 20_000
+"""Of the other work: some 3 ms."""
+
+
+@triton.jit
+def fill_multiprocessors(out, rounds, BLOCK: tl.constexpr):
+    """Keep a multiprocessor's registers for a while, so that no other program fits beside."""
+    values = tl.arange(0, BLOCK).to(tl.float32)
+    for _ in range(rounds):
+        values = values * 1.0001 + 0.5
+    tl.store(out + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), values)
+
+
+BATCHES = {
+    "decodes": Case(new=[1] * 2, past=[9000, 20000], heads=(32, 8)),
+    "drafts": Case(new=[4] * 3, past=[3000, 9000, 100], heads=(32, 8)),
+    "one KV head": Case(new=[1] * 2, past=[9000, 700], heads=(8, 1)),
+    "a chunk": Case(new=[300], past=[9000], heads=(32, 8)),
+}
+
+
+@pytest.mark.skipif(not has_hopper(), reason="the kernel for Hopper GPUs cannot run here")
+@pytest.mark.parametrize("programs", [10, 100, 131])
+@pytest.mark.parametrize("name", BATCHES)
+def test_programs_that_start_late_do_not_stop_the_others(name: str, programs: int) -> None:
+    batch = draw(vary(BATCHES[name], head_size=128, dtype=torch.bfloat16))
+    within = TOLERANCE[torch.bfloat16]
+    batch.run("hopper")  # compiles
+    memory = torch.empty(programs * 32768, device="cuda")
+    fill_multiprocessors[(programs,)](memory, 1, BLOCK=32768, num_warps=32)
+    torch.cuda.synchronize()
+    beside = torch.cuda.Stream()
+    for _ in range(3):
+        with torch.cuda.stream(beside):
+            fill_multiprocessors[(programs,)](memory, ROUNDS, BLOCK=32768, num_warps=32)
+        assert relative_error(batch.run("hopper"), batch.expected) < within
+        torch.cuda.synchronize()
+        assert relative_error(batch.run("hopper"), batch.expected) < within
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_all_kernels_are_compiled_at_once(dtype: str, tmp_path: Path) -> None:
+    """Those of `hopper`, and for float32 those with an autotuner."""
+    program = f"import runpy; runpy.run_path({str(PROGRAMS / 'warm_up_attention.py')!r})"
+    done = run_python(program, dtype, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    threads, *_ = json.loads(done.stdout)
+    assert set(threads) == {"dejavu-cache compile"}, "none waits for its own launch"
+
+
+PROCESS = """
+    import torch
+    from dejavu_cache.attention import sweep_suite
+    from dejavu_cache.attention.api import IMPLEMENTATIONS
+    batches = list(sweep_suite.lengths())
+    model = sweep_suite.PRESETS["llama3-8b"]
+    for lengths in batches:
+        IMPLEMENTATIONS["auto"](sweep_suite.batch_of(lengths, model, 16, torch.bfloat16))
+    torch.cuda.synchronize()
+    tuned = sum(kernel.benchmarked for kernel in sweep_suite.KERNELS.values())
+    print(len(batches), tuned)
+"""
+
+
+def test_a_process_with_an_empty_store_benchmarks_nothing(tmp_path: Path) -> None:
+    if torch.cuda.get_device_name() != "NVIDIA H200" or not triton.__version__.startswith("3.6."):
+        pytest.skip("the shipped records are of an H200 and Triton 3.6")
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS)],
+        env=environment(DEJAVU_CACHE_URL=str(tmp_path / "store"), DEJAVU_CACHE_MODE="tune"),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("139 0\n", "")

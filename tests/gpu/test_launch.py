@@ -19,10 +19,10 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from gpu.launch_surroundings import GPU
 from gpu.random_launches import (
     CONFIGS,
     DEVICES,
+    GPU,
     KERNELS,
     Case,
     Pair,

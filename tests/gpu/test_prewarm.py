@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -12,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import PROGRAMS, dejavu, environment
+from support.prewarming import HERE, another_user, seal, tree
+from support.processes import dejavu, environment
 
 pytestmark = pytest.mark.gpu
 
-HERE = PROGRAMS / "prewarm"
 PROGRAM = HERE / "serve_on_gpu.py"
 MODULES = ("products", "dejavu_cache.attention")
 
@@ -26,28 +25,8 @@ def env(**more: str) -> dict[str, str]:
     return environment(PYTHONPATH=str(HERE), **more)
 
 
-def tree(folder: Path) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
-
-
-def another_user() -> list[str]:
-    """Return a prefix that runs a command as `nobody`, or skip where `nobody` cannot run Python."""
-    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    if os.getuid() or not shutil.which("setpriv"):
-        return []
-    check = "import sys, torch; torch.cuda.init(); sys.exit(0)"
-    ran = subprocess.run(
-        [*words, sys.executable, "-c", check], env=env(HOME="/dev/null/nobody"), check=False
-    )
-    return [] if ran.returncode else words
-
-
 FEW = {
-    "DEJAVU_CACHE_POLICY": str(PROGRAMS / "few_configs.toml"),
+    "DEJAVU_CACHE_POLICY": str(HERE.parent / "few_configs.toml"),
     "DEJAVU_CACHE_SHIPPED": "0",
 }
 """Settings for a few configs of each kernel: what is tuned is not the point here."""
@@ -104,12 +83,6 @@ def public() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def seal(folder: Path) -> None:
-    """Let nobody write a folder."""
-    for path in (*folder.rglob("*"), folder):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-
-
 def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(
     tmp_path: Path, public: Path
 ) -> None:
@@ -118,7 +91,7 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(
     folder.parent.mkdir()
     shutil.move(build_prewarmed(tmp_path), folder)
     seal(folder)
-    before, user = tree(folder), another_user()
+    before, user = tree(folder), another_user("import torch; torch.cuda.init()")
     verify = (sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--")
     printed = run(
         *(*verify, *user, sys.executable, PROGRAM, home / "served.pt"),

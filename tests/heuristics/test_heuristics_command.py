@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -93,18 +92,6 @@ def test_show_lists_trees_and_draws_one(store: FileStore, trees: FileStore) -> N
     assert "      if M * N <= " in drawn
     assert "'BLOCK_M': 128" in drawn
     assert heuristics("show", store).returncode == 1
-
-
-def test_the_exported_python_chooses_as_the_library_does(trees: FileStore, tmp_path: Path) -> None:
-    python = heuristics("show", trees, "matmul", "--as", "python").stdout
-    (stored,) = trees.trees()
-    scenario = synthetic_matmul.scenarios()[50]
-    chosen = stored.tree.choose(scenario)
-    assert chosen is not None
-    (tmp_path / "pasted.py").write_text(python)
-    choose = runpy.run_path(str(tmp_path / "pasted.py"))["choose"]
-    assert choose(**scenario.args, **scenario.dtypes) == {**chosen.params, **chosen.options}
-    assert max(map(len, python.splitlines())) <= 120
 
 
 def test_the_exported_json_the_file_and_a_link_to_it_are_one_tree(

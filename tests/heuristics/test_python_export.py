@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-from support import synthetic_matmul
 from support.records import context, measurement, tuned_record
 from support.tree_agreement import check_agreement
 
@@ -16,11 +14,6 @@ from dejavu_cache.heuristics.python_export import as_python
 from dejavu_cache.model.decision_tree import Tree
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Scenario
-
-
-def test_the_exported_python_agrees_with_the_json_on_10000_random_scenarios(tree: Tree) -> None:
-    seen = random.Random(0).sample(synthetic_matmul.scenarios(), 40)
-    check_agreement(Tree.parse(tree.text, "the tree"), seen, 10_000)
 
 
 def test_the_exported_python_agrees_on_flags_words_none_and_fractions_too() -> None:

@@ -15,9 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from support.addition import equal_times
-from support.kernels import load
 from support.processes import in_own_process
-from triton.runtime.errors import OutOfResources
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.errors import ScenarioNotTuned
@@ -168,15 +166,6 @@ def test_a_launch_that_sets_what_configs_set_fails_as_with_triton_beside_a_recor
     assert_like_triton(run_with_block)
 
 
-def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGNAME", "\udcff")
-    notices.whoami.cache_clear()
-    try:
-        assert_like_triton(lambda decorate: run(decorate, copy_block, 3))
-    finally:
-        notices.whoami.cache_clear()
-
-
 STEPS = [
     (Declaration, "of"),
     (Launch, "request"),
@@ -234,25 +223,6 @@ def test_errors_of_a_kernel_and_its_hooks_are_those_of_triton(
     assert "tuned by Triton alone" not in caplog.text
 
 
-def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As with `cached_autotune`: another machine's winner may need more memory than there is."""
-    BENCHMARKED.clear()
-    tuned = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
-    assert tuned.best_config.kwargs["B"] == 32
-    launch_chosen = Launch._launch
-
-    def launch_what_fits(self: Any, chosen: Any) -> Any:
-        if chosen.config.kwargs["B"] == 32:
-            raise OutOfResources(300_000, 232_448, "shared memory")
-        return launch_chosen(self, chosen)
-
-    monkeypatch.setattr(Launch, "_launch", launch_what_fits)
-    again = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
-    assert again.best_config.kwargs["B"] == 16
-
-
 def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_cache.settings import current_settings
 
@@ -291,55 +261,6 @@ def test_another_packages_run_launches(
         assert Autotuner.run is run_first
     finally:
         Autotuner.run = theirs
-
-
-def test_a_subclass_is_asked_for_each_key(tmp_path: Any) -> None:
-    """Another package looks a config up for some keys; the others are cached."""
-    library = load(tmp_path / "asking.py", ASKING, "asking")
-    kernel = library.make()
-    sequence = []
-    for n in (128, 128, 256, 128, 64, 256):
-        before = library.benched
-        kernel[(1,)](X, n)
-        sequence.append((n, library.benched - before, kernel.best_config.kwargs["B"]))
-    tuned, looked_up = [(128, 2, 16), (128, 0, 16)], (256, 0, 32)
-    assert sequence == [*tuned, looked_up, tuned[1], (64, 2, 16), looked_up]
-    again = library.make()
-    again[(1,)](X, 64)
-    assert (again._adopted.benchmarked, kernel._adopted.benchmarked) == (0, 4)
-
-
-ASKING = """
-    import triton
-    import triton.language as tl
-    from triton.runtime.autotuner import Autotuner
-
-    CONFIGS = [triton.Config({"B": block}) for block in (16, 32)]
-    benched = 0
-
-    def bench(kernel_call, quantiles):
-        global benched
-        kernel_call()
-        benched += 1
-        return [float(benched)] * 3
-
-    class Asking(Autotuner):
-        def run(self, *args, **kwargs):
-            n = args[1]
-            if n == 256:
-                self.cache[(n, str(args[0].dtype))] = CONFIGS[1]
-            return super().run(*args, **kwargs)
-
-    @triton.jit
-    def copy_block(x, n, B: tl.constexpr):
-        at = tl.arange(0, B) % 16
-        tl.store(x + at, -tl.load(x + at))
-
-    def make():
-        return Asking(
-            copy_block, copy_block.arg_names, CONFIGS, ["n"], None, None, do_bench=bench
-        )
-"""
 
 
 @in_own_process(TRITON_INTERPRET="0")

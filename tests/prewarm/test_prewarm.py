@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import triton
 from support.checkout import ROOT
-from support.prewarming import DEVICES, HERE, committed_records, prewarm, restamp
+from support.prewarming import (
+    DEVICES,
+    HERE,
+    another_user,
+    committed_records,
+    prewarm,
+    restamp,
+    seal,
+    tree,
+)
 from support.processes import dejavu, environment
 
+from dejavu_cache.errors import PrewarmError
+from dejavu_cache.model.record import RecordedLaunch
+from dejavu_cache.prewarm.build import CompileJob, Compiler, PrewarmSpec, compile_all
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
+from dejavu_cache.triton_internals.compilation import wheel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file's digest."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
-
-
-def another_user() -> list[str]:
-    """Return a prefix that runs a command as `nobody`, or skip where `nobody` cannot run Python."""
-    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    able = os.getuid() == 0 and shutil.which("setpriv")
-    return (
-        words
-        if able and not subprocess.run([*words, sys.executable, "-c", ""], check=False).returncode
-        else []
-    )
 
 
 def run_program(
@@ -128,8 +120,7 @@ def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, public:
     """Without a home or a compiler, another user compiles and builds nothing."""
     moved = public / "elsewhere" / "tuned"
     shutil.copytree(folder, moved)
-    for path in (*moved.rglob("*"), moved):
-        path.chmod(0o555 if path.is_dir() else 0o444)
+    seal(moved)
     before = tree(moved)
     ran = run_program(moved, 256, words=another_user())
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -264,3 +255,57 @@ def test_the_example_image_compiles_what_its_records_name(tmp_path: Path) -> Non
     words = ("kernels", "--store", records.url, "--out", out, "--device", "NVIDIA H200")
     made = dejavu("prewarm", *words, PYTHONPATH=str(example / "app"))
     assert "2 scenarios of 1 kernel, 4 binaries" in made.stdout, made.stderr
+
+
+ARCHITECTURES = ("sm_90", "sm_80")
+
+
+def spec_of(folder: Path) -> PrewarmSpec:
+    return PrewarmSpec(
+        modules=("widening",),
+        store=folder.as_uri(),
+        devices=(),
+        folder=str(folder),
+    )
+
+
+def jobs_for(*architectures: str) -> list[CompileJob]:
+    launch = RecordedLaunch(
+        wheel=wheel(),
+        signature={"x_ptr": "*fp8e5", "y_ptr": "*bf16", "BLOCK": "constexpr"},
+        constants={"BLOCK": 256},
+        attrs={"x_ptr": '[["tt.divisibility", 16]]', "y_ptr": '[["tt.divisibility", 16]]'},
+        options={},
+    )
+    return [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
+
+
+def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
+    """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
+    spec, jobs = spec_of(folder), jobs_for(*architectures)
+    with closing(Compiler(spec)) as process:
+        built = compile_all([process], jobs, ())
+    assert [result.error for result in built.values()] == [""] * len(jobs)
+    return {path.parent.name: path.read_bytes() for path in folder.rglob("*.cubin")}
+
+
+def test_together_they_give_what_each_gives_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
+    together = binaries(tmp_path / "together", *ARCHITECTURES)
+    assert len(together) == 2
+    assert together == {key: binary for built in alone for key, binary in built.items()}
+
+
+def test_a_process_that_cannot_be_started_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a folder without the binaries that it should have made."""
+    monkeypatch.syspath_prepend(str(HERE))
+    spec, jobs = spec_of(tmp_path), jobs_for(*ARCHITECTURES)
+    with closing(Compiler(spec)) as process:
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        with pytest.raises(PrewarmError, match="no process can be started"):
+            compile_all([process], jobs, ())

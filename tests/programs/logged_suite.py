@@ -1,5 +1,7 @@
 """Cases of an addition whose every measurement is logged; environment variables make it fail.
 
+As a program, it launches the first case, and prints the block that it took.
+
 FATAL names the size and block whose measurement kills the worker. LOG is the file of measurements,
 MAKING one that grows while arguments are made, and BENCH_SECONDS the time of a measurement.
 """
@@ -175,3 +177,8 @@ def strange():
 
 def forgetful():
     """Forget to return the cases."""
+
+
+if __name__ == "__main__":
+    add[(7,)](*arguments(100).values())
+    print(add.best_config.kwargs["BLOCK"])

@@ -14,16 +14,10 @@ import triton.language as tl
 from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.kernels import launch
 from support.processes import fork_python
-from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache import Exact, Pow2, open_store
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
-
-
-def test_it_is_an_autotuner() -> None:
-    """Inductor and others ask with isinstance."""
-    assert isinstance(make(), Autotuner)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +72,6 @@ def test_a_new_config_is_benchmarked_alone() -> None:
     assert kernel.best_config.kwargs == {"BLOCK": 128}
 
 
-def test_a_config_that_is_no_longer_declared_is_not_used() -> None:
-    launch(make(), 100)
-    bench = Bench()
-    kernel = make(bench, configs=[CONFIGS[0], CONFIGS[2]])
-    launch(kernel, 100)
-    assert bench.calls == 0
-    assert kernel.best_config.kwargs == {"BLOCK": 64}
-
-
 def test_a_dead_tune_goes_on_where_it_stopped() -> None:
     """Measurements made before the process died are not repeated."""
     bench = Bench([3.0])
@@ -114,34 +99,6 @@ def test_one_config_needs_no_benchmark() -> None:
     assert bench.calls == 0
 
 
-def test_keyword_arguments_are_the_same_scenario() -> None:
-    bench = Bench()
-    kernel = make(bench)
-    launch(kernel, 100)
-    x, y = torch.zeros(100), torch.full((100,), float("nan"))
-    kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x_ptr=x, y_ptr=y, n=100)
-    assert bench.calls == 3
-    assert torch.equal(y, torch.ones(100))
-
-
-def test_a_tensor_may_be_none() -> None:
-    @triton.jit
-    def maybe(x_ptr, bias_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(x_ptr + at, mask=at < n)
-        if bias_ptr is not None:
-            value += tl.load(bias_ptr + at, mask=at < n)
-        tl.store(x_ptr + at, value, mask=at < n)
-
-    bench = Bench()
-    kernel = make(bench, fn=maybe, restore_value=["x_ptr"], check=False)
-    for bias in (None, torch.ones(100), None):
-        x = torch.ones(100)
-        kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, bias, 100)
-        assert torch.equal(x, torch.full((100,), 1.0 if bias is None else 2.0))
-    assert bench.calls == 6
-
-
 @pytest.mark.parametrize("outside", [True, False])
 def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
     @triton.jit
@@ -159,20 +116,6 @@ def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
     launch(stacked, 100)
     launch(stacked, 100)
     assert bench.calls == 6
-
-
-def test_values_are_restored_and_reset_while_benchmarking() -> None:
-    @triton.jit
-    def accumulate(x_ptr, total_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-        tl.store(total_ptr + at, tl.load(total_ptr + at, mask=at < n) + 1, mask=at < n)
-
-    kernel = make(fn=accumulate, restore_value=["x_ptr"], reset_to_zero=["total_ptr"])
-    x, total = torch.ones(64), torch.full((64,), 7.0)
-    kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, total, 64)
-    assert torch.equal(x, torch.full((64,), 2.0))
-    assert torch.equal(total, torch.ones(64))
 
 
 def test_hooks_run_as_upstream_runs_them() -> None:

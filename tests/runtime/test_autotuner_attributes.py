@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.addition import Bench
 from support.processes import in_own_process
 
 from dejavu_cache import Pow2, cached_autotune
@@ -29,18 +30,8 @@ def add(x, out, M, A, K, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < M) + A, mask=at < M)
 
 
-class Bench:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, kernel_call: Any, quantiles: Any) -> list[float]:
-        kernel_call()
-        self.calls += 1
-        return [float(self.calls)] * 3
-
-
 def make(decorate: Any = cached_autotune, **options: Any) -> tuple[Any, Bench]:
-    bench = Bench()
+    bench = Bench(range(1, 100))
     options = {"configs": list(CONFIGS), "key": ["M", "K", "A"], "do_bench": bench, **options}
     return decorate(**options)(add), bench
 

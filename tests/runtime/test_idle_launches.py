@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from support.addition import Bench, make
-from support.processes import in_own_process
 from torch.distributed import HashStore
 
 import dejavu_cache
@@ -89,14 +86,6 @@ def test_an_empty_grid_takes_what_is_recorded(tmp_path: Path) -> None:
     assert kernel.explain(x, x, torch.ones(1, dtype=torch.int32), 64, 128).how == "exact"
 
 
-def test_a_grid_that_raises_raises(tmp_path: Path) -> None:
-    def fail(meta: Any) -> Any:
-        raise LookupError("of the grid")
-
-    with pytest.raises(Exception, match="of the grid"):
-        launch(decorate(tmp_path), 64, 64, fail)
-
-
 def test_it_decides_nothing_for_the_ranks_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,9 +138,6 @@ class TestWhereNothingCanBeCompared:
         assert "check=False" in caplog.text
         assert "outputs=" in caplog.text
 
-    def test_without_comparison_times_decide(self, tmp_path: Path) -> None:
-        assert launch_behind_pointer(self.decorate(tmp_path, check=False)) == 7.0
-
     def test_an_adopted_kernel_is_tuned_by_triton_and_not_stored(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -171,73 +157,3 @@ class TestWhereNothingCanBeCompared:
 def test_declared_outputs_must_be_arguments(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="outputs names 'z'"):
         decorate(tmp_path, check=CheckOptions(outputs=["z"]))
-
-
-class Packed(torch.Tensor):
-    """Refuses what it has no meaning for, as classes of quantized weights do."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(f"{func} of packed weights")
-
-
-class Strict(torch.Tensor):
-    """Refuses torch's functions; has an address and a dtype."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("data_ptr", "__get__"):
-            return super().__torch_function__(func, types, args, kwargs or {})
-        raise NotImplementedError(f"{func} of packed weights")
-
-
-class Address:
-    """An address and a dtype, and nothing else."""
-
-    dtype = torch.float32
-
-    def data_ptr(self) -> int:
-        return 1 << 20
-
-
-def arguments_that_cannot_be_copied() -> Iterator[Any]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    yield torch.ones(64).as_subclass(Packed)
-    yield torch.ones(64).as_subclass(Strict)
-    yield torch.conj(torch.ones(64, dtype=torch.complex64)).imag
-    yield torch.ones(1).expand(64)
-    yield Address()
-    yield FakeTensorMode().from_tensor(torch.ones(64))
-
-
-def copy(x, o, n, B: tl.constexpr):
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(o + at, tl.load(x + at, mask=at < n), mask=at < n)
-
-
-@in_own_process(TRITON_INTERPRET="0")
-def test_an_argument_that_cannot_be_copied_is_no_error(tmp_path: str) -> None:
-    from support import pretended_gpu
-
-    def decorate(**options: Any) -> Any:
-        store = Path(tmp_path) / str(next(numbers))
-        options = {"configs": [RIGHT, FAST], "store": store, **options}
-        return make(Bench((1.0,)), triton.jit(copy), **options)
-
-    def adopt() -> Any:
-        dejavu_cache.install()
-        try:
-            return triton.autotune([RIGHT, FAST], ["n"], do_bench=Bench((1.0,)))(triton.jit(copy))
-        finally:
-            dejavu_cache.uninstall()
-
-    numbers, plain = itertools.count(), torch.zeros(64)
-    for odd in arguments_that_cannot_be_copied():
-        for arguments in ((odd, plain), (plain, odd)):
-            decorate()[(4,)](*arguments, 64)
-            decorate(check=CheckOptions(ignore=["x"]))[(4,)](*arguments, 64)
-            decorate(check=CheckOptions(outputs=["x", "o"]))[(4,)](*arguments, 64)
-            decorate(mode="reuse")[(4,)](*arguments, 64)
-            adopt()[(4,)](*arguments, 64)
-    assert pretended_gpu.LAUNCHED

@@ -1,20 +1,24 @@
-"""Modes `tune`, `reuse`, `strict` and `off` decide what a launch of an unknown scenario does."""
+"""Modes and phases decide what a launch of an unknown scenario does, and `explain` says it."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton
-from support.addition import CONFIGS, Bench, make
+from support.addition import CONFIGS, Bench, Spy, make
 from support.kernels import launch
+from support.processes import in_own_process
 
-from dejavu_cache import (
-    Exact,
-    ScenarioNotTuned,
-)
+from dejavu_cache import Exact, Resolution, ScenarioNotTuned, cached_autotune, serving, warmup
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
+from dejavu_cache.system.notices import logger, whoami
 
 
 def test_off_is_plain_autotune(tmp_path: Path) -> None:
@@ -81,15 +85,6 @@ def test_reuse_does_not_go_near_where_only_exact_will_do() -> None:
     assert kernel.best_config is CONFIGS[0]
 
 
-@pytest.mark.parametrize(
-    "default", [CONFIGS[2], lambda named: CONFIGS[2 if named["n"] == 100 else 0]]
-)
-def test_the_default_may_be_given(default: Any) -> None:
-    kernel = make(mode="reuse", default=default)
-    launch(kernel, 100)
-    assert kernel.best_config is CONFIGS[2]
-
-
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
 def test_a_default_that_is_not_declared_gives_way_to_the_first_config(
     mode: str, caplog: pytest.LogCaptureFixture
@@ -104,13 +99,6 @@ def test_a_default_that_is_not_declared_gives_way_to_the_first_config(
     assert "add_one: no declared config is its default (BLOCK: 128" in warning
 
 
-def test_a_default_that_is_no_longer_declared_gives_way_too() -> None:
-    kernel = make(mode="reuse", default=CONFIGS[2])
-    kernel.configs = CONFIGS[:2]
-    launch(kernel, 100)
-    assert kernel.best_config is CONFIGS[0]
-
-
 def test_strict_names_the_nearest_record_and_what_differs() -> None:
     kernel = make(mode="strict")
     with pytest.raises(ScenarioNotTuned, match="no record of this kernel exists"):
@@ -121,12 +109,6 @@ def test_strict_names_the_nearest_record_and_what_differs() -> None:
     launch(kernel, 128)
 
 
-def test_a_mode_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
-    with pytest.raises(ScenarioNotTuned):
-        launch(make(), 100)
-
-
 def test_capturing_a_graph_never_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = True
     monkeypatch.setattr("dejavu_cache.runtime.resolver.is_capturing_graph", lambda: capturing)
@@ -134,3 +116,171 @@ def test_capturing_a_graph_never_benchmarks(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = make(bench)
     launch(kernel, 100)
     assert (bench.calls, kernel.best_config) == (0, CONFIGS[0])
+
+
+def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
+    kernel = make(store=tmp_path / "store")
+    resolution = kernel.explain(torch.ones(1), torch.ones(1), 100)
+    assert isinstance(resolution, Resolution)
+    assert (resolution.how, resolution.config) == ("default", CONFIGS[0])
+    assert "unmeasured configs: 3" in str(resolution)
+    assert not (tmp_path / "store").exists()
+    launch(kernel, 100)
+    resolution = kernel.explain(torch.ones(100), torch.ones(100), 100)
+    assert (resolution.how, resolution.store) == ("tuned", (tmp_path / "store").as_uri())
+    assert "BLOCK: 32" in str(resolution)
+    assert resolution.context.environment.triton == triton.__version__
+
+
+def test_explain_tells_time_runner_up_default_age_and_author(tmp_path: Path) -> None:
+    launch(make(store=tmp_path), 128)
+    text = str(make(store=tmp_path).explain(torch.ones(1), torch.ones(1), 128))
+    assert "time: 1 ms (1 to 1)" in text
+    assert re.search(rf"measured: \d+ seconds ago, 20.* UTC, by {re.escape(whoami())}", text)
+    assert re.search(r"runner-up: BLOCK=64.*, 2\.00x", text)
+    assert re.search(r"default: BLOCK=16.*, 3\.00x", text)
+
+
+def test_explain_tells_how_far_the_nearest_record_is(tmp_path: Path) -> None:
+    launch(make(store=tmp_path), 128)
+    arguments = torch.ones(1), torch.ones(1)
+    near = make(store=tmp_path, mode="reuse").explain(*arguments, 256)
+    assert (near.how, near.distance, near.recorded_for.args["n"]) == ("nearest", 1.0, 128)
+    assert "time: 1 ms" in str(near)
+    assert "found:  nearest at distance 1 in " in str(near)
+    far = make(store=tmp_path, mode="reuse").explain(*arguments, 128 * 64)
+    assert far.how == "default"
+    assert "time: " not in str(far)
+    assert "the nearest record is at distance 6" in str(far)
+
+
+def test_explain_tells_the_truth_in_mode_off(tmp_path: Path) -> None:
+    launch(make(store=tmp_path), 128)
+    bench = Bench([1.0, 2.0, 3.0])
+    kernel = make(bench, store=tmp_path, mode="off")
+    arguments = torch.ones(1), torch.ones(1), 128
+    before = kernel.explain(*arguments)
+    assert (before.how, before.config, before.store, before.final) == ("off", None, None, True)
+    assert "Triton chooses it at the first launch" in str(before)
+    launch(kernel, 128)
+    after = kernel.explain(*arguments)
+    assert (after.how, after.config) == ("off", kernel.best_config)
+    assert after.config is CONFIGS[0]  # the record's winner is another one
+    assert kernel.look_up(*arguments).config is CONFIGS[0]
+
+
+pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0", DEJAVU_CACHE_CHECK="0")
+
+
+def count_work() -> tuple[Callable[..., Any], Callable[[], tuple[int, int]]]:
+    """Return a decorator, and what tells how often was benchmarked and compiled since."""
+    import support.pretended_gpu  # replaces the driver
+
+    compile_pretended, counts = triton.compiler.compile, Counter[str]()
+    assert support.pretended_gpu.LAUNCHED == []
+
+    def compile_and_count(*arguments: Any, **options: Any) -> Any:
+        counts["compiled"] += 1
+        return compile_pretended(*arguments, **options)
+
+    def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+        counts["benchmarked"] += 1
+        kernel_call()
+        return [1.0] * 3
+
+    def take() -> tuple[int, int]:
+        taken = counts["benchmarked"], counts["compiled"]
+        counts.clear()
+        return taken
+
+    triton.compiler.compile = compile_and_count
+
+    def make(mode: Any, **options: Any) -> Any:
+        return support.pretended_gpu.make(cached_autotune, do_bench=bench, mode=mode, **options)
+
+    return make, take
+
+
+@pretended
+def test_an_untuned_launch_runs_the_default_and_compiles_only_what_must_be() -> None:
+    make, take = count_work()
+    from support.pretended_gpu import launch
+
+    said: list[str] = []
+    logger.warning = lambda text, *values, **_: said.append(text % values)  # type: ignore
+    tuned, off = make("tune"), make("off")
+    with warmup():
+        launch(tuned, 32)
+    take()
+    phase = serving()
+    assert launch(tuned, 32, 48, 48, 64) == [16] * 4
+    assert launch(off, 32, 48) == [16, 16], "Triton tunes nothing either"
+    assert take()[0] == 0
+    with warmup():
+        assert len(launch(tuned, 80)) > 1
+        assert take()[0] == 3
+    launch(tuned, 32, dtype=torch.float16)  # nothing in memory fits these arguments
+    assert take() == (0, 1)
+    assert any("is compiled while requests wait" in line for line in said)
+    phase.end()
+    launch(tuned, 96)
+    assert take()[0] == 3
+
+
+@pretended
+def test_a_recorded_config_that_is_not_compiled_gives_way_to_one_that_is() -> None:
+    make, take = count_work()
+    from support.pretended_gpu import launch
+
+    kernel = make("reuse")
+    first = launch(kernel, 32)
+    request = kernel.request(torch.empty(64), 112)
+    unlike = next(
+        config for config in request.declared if request.declared[config].kwargs["B"] != first[0]
+    )
+    pin = Pin(config=unlike, by="somebody", at=now())
+    kernel.home.put(request.context, [Record(scenario=request.scenario, pin=pin)])
+    take()
+    with serving():
+        assert (launch(kernel, 112), take()) == (first, (0, 0))
+    assert launch(make("reuse"), 112) == [unlike.params["B"]]
+
+
+@pretended
+def test_a_hooks_own_kernel_is_never_refused() -> None:
+    make, _ = count_work()
+    from support.pretended_gpu import LAUNCHED, body, launch
+
+    cleared, scratch = triton.jit(body), [torch.empty(64)]
+
+    def clear_scratch(arguments: Any) -> None:
+        cleared[(1,)](scratch[0], 0, B=8)
+
+    configs = [triton.Config({"B": block}, pre_hook=clear_scratch) for block in (16, 32)]
+    hooked = make("reuse", configs=configs)
+    launch(hooked, 32)
+    scratch[0] = torch.empty(64, dtype=torch.float16)  # it is not compiled for that yet
+    with serving():
+        LAUNCHED.clear()
+        launch(hooked, 32)
+    assert [kernel.constant("B") for kernel in LAUNCHED] == [8, 16]
+
+
+class Silent(Spy):
+    """Stands between an autotuner and its function, and returns nothing."""
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        self.fn.run(*args, **kwargs)
+
+
+@pretended
+def test_a_function_that_returns_nothing_is_launched_once() -> None:
+    make, _ = count_work()
+    from support.pretended_gpu import launch
+
+    silent = make("reuse")
+    silent.fn = Silent(fn=silent.fn)
+    launch(silent, 32)
+    with serving():
+        assert len(launch(silent, 32)) == 1
+        assert len(launch(silent, 32, dtype=torch.float16)) == 1

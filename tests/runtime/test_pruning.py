@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import itertools
-import random
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Sequence
@@ -21,8 +18,6 @@ from hypothesis import strategies as st
 from support.processes import in_own_process
 
 from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune, open_store
-from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import now
 from dejavu_cache.policy import Policy
 from dejavu_cache.runtime import options
 from dejavu_cache.runtime.autotuner import CachedAutotuner
@@ -81,15 +76,6 @@ def run(kernel: Any, K: int, *, by_name: bool = False, shift: float = 0.0) -> tu
     return int(out[0]), int(out[1])
 
 
-@pytest.mark.parametrize("order", [(64, 96, 80, 112), (80, 96, 64, 112), (112, 80, 96, 64)])
-def test_values_of_one_bucket_run_what_pruning_leaves_each(order: tuple[int, ...]) -> None:
-    best = {64: 64, 96: 32, 80: 16, 112: 16}
-    for _ in range(2):  # the second kernel finds the first one's records, as a new process would
-        kernel = make()
-        for K in order * 2:
-            assert run(kernel, K) == (K, best[K])
-
-
 @pytest.mark.parametrize("default", [CONFIGS[2], lambda named: CONFIGS[2], "of the policy"])
 def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(
     default: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -101,25 +87,6 @@ def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(
     kernel = make(mode="reuse", default=default)
     assert run(kernel, 96) == (96, 16)
     assert run(kernel, 64) == (64, 64)
-
-
-def test_a_pin_is_ignored_where_pruning_leaves_it_out() -> None:
-    kernel = make()
-    run(kernel, 64)
-    request = kernel.request(torch.ones(1), torch.ones(1), 64, 0.0)
-    pin = Pin(config=describe(CONFIGS[2]), at=now())
-    kernel.home.put(request.context, [Record(scenario=request.scenario, pin=pin)])
-    for mode in ("tune", "reuse", "strict"):
-        again = make(mode=mode)
-        assert run(again, 96) == (96, 32)
-        assert run(again, 64) == (64, 64)
-        assert again.explain(torch.ones(1), torch.ones(1), 64, 0.0).how == "pinned"
-
-
-def test_strict_raises_where_nothing_measured_is_left() -> None:
-    run(make(configs=[CONFIGS[2], CONFIGS[3]]), 64)  # one is left, so there is no record
-    with pytest.raises(ScenarioNotTuned):
-        run(make(mode="strict"), 64)
 
 
 def test_one_config_left_is_neither_benchmarked_nor_a_miss() -> None:
@@ -179,33 +146,13 @@ def of_x_then_n_or_m(named: Any, more: Any) -> Any:
     return named["x"], named["n"] if named["x"] else named["m"]
 
 
-def of_a_match(named: Any, more: Any) -> Any:
-    match named:
-        case {"n": n}:
-            return n
-
-
 READERS: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (lambda named, more: named["n"], "n"),
-    (lambda named, more: named.get("n"), "n"),
     (lambda named, more: named.get("N", "n" in named and len(named)), ""),
     (lambda named, more: sorted(named), ""),
     (lambda named, more: ChainMap(more, named)["n"], "n"),
     (lambda named, more: [named[name] for name in "nm"], "nm"),
     (lambda named, more: named.update(more) or named["n"], "n"),
-    (lambda named, more: named.pop("n"), "n"),
     (lambda named, more: {**named}["n"], "xnm"),
-    (lambda named, more: dict(named)["n"], "xnm"),
-    (lambda named, more: (named | {})["n"], "xnm"),
-    (lambda named, more: ({} | named)["n"], "xnm"),
-    (lambda named, more: named.copy()["n"], "xnm"),
-    (lambda named, more: copy.copy(named)["n"], "xnm"),
-    (lambda named, more: list(named.values())[1], "xnm"),
-    (lambda named, more: dict(named.items())["n"], "xnm"),
-    (lambda named, more: (lambda n, **rest: n)(**named), "xnm"),
-    (lambda named, more: str(named), "xnm"),
-    (lambda named, more: named == {}, "xnm"),
-    (of_a_match, "n"),
     (of_x_then_n_or_m, "xn"),
     (lambda named, more: named["y"] is None, ""),
 ]
@@ -301,35 +248,6 @@ def test_a_subclass_that_prunes_itself_is_asked_again_where_what_it_reads_differ
         pruned = pruning.answer(0, [x, n, 0, None], {"s": s})
         assert len(pruned.configs) == 1 + s % 2
     assert asked == [1, 2, 2]
-
-
-def test_answers_that_differ_in_what_they_read_do_not_hide_each_other() -> None:
-    """Random rules that read one argument after another, as the values before say."""
-    rng = random.Random(5)
-    for _ in range(20):
-        rule = {values: rng.choice("xnms") for values in itertools.product(range(3), repeat=3)}
-        asked = 0
-
-        def prune(
-            configs: Sequence[Any], named: dict[str, Any], rule: Any = rule, **more: Any
-        ) -> list[Any]:
-            nonlocal asked
-            asked += 1
-            read = [0, 0, 0]
-            for step in range(3):
-                name = rule[tuple(read)]
-                read[step] = named[name] if name in named else more[name]
-            return [config for config in configs if config.kwargs["B"] != BLOCKS[read[2]]]
-
-        pruning = pruning_of(early_config_prune=prune)
-        for _ in range(300):
-            values = [rng.randrange(3) for _ in "xnms"]
-            args, kwargs = [*values[:3], None], {"s": values[3]}
-            pruned = pruning.answer(0, args, kwargs)
-            before = asked
-            assert pruned.configs == prune(CONFIGS, dict(zip("xnm", args, strict=False)), **kwargs)
-            asked = before
-        assert asked <= 150, "81 launches differ"
 
 
 def test_pruning_per_scenario_is_asked_once_for_a_bucket() -> None:
@@ -454,20 +372,3 @@ def test_configs_that_are_assigned_while_a_launch_prunes_are_chosen_from_afterwa
     launcher.join()
     for _ in range(2):
         assert run(kernel, 128) == (128, 128)
-
-
-def test_a_model_prunes_once_a_config_is_added_in_place() -> None:
-    """Two configs were all of the best two, so that nothing was pruned before."""
-
-    def largest_divisor_first(K: int, B: int, **more: Any) -> float:
-        return -B if K % B == 0 else 1.0
-
-    kernel = make(
-        configs=CONFIGS[:2],
-        default=CONFIGS[1],
-        prune_configs_by={"perf_model": largest_divisor_first, "top_k": 2},
-    )
-    run(kernel, 1024)
-    kernel.configs.append(CONFIGS[2])
-    assert run(kernel, 64) == (64, 64)
-    assert run(kernel, 96) == (96, 32)

@@ -1,21 +1,26 @@
-"""Processes share what one of them found; each test runs real processes over one folder."""
+"""Processes, threads and ranks share what one of them found, and wait for it up to a limit."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.fork_server import Child, Nursery
-from support.kernels import ADD
-from support.processes import PROGRAMS, environment, fork_python
+import torch
+from support.addition import CONFIGS, LAUNCHED, Bench, Spy, add_one, make
+from support.fork_server import Child, Nursery, kernel_nursery
+from support.kernels import ADD, launch, load
+from support.processes import PROGRAMS, fork_python, in_own_process
 from support.sweeping import wait_until
 
+from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.stores import FileStore
+from dejavu_cache.stores.tiered import default_store
 
 
 class Fleet:
@@ -118,15 +123,6 @@ def test_an_unwritable_home_costs_the_reuse_and_nothing_else(fleet: Fleet, tmp_p
     assert process.err.read_text().count("cannot be written") == 1
 
 
-def test_started_workers_find_what_the_script_tuned(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAMS / "launch_in_workers.py"],
-        env=environment(TRITON_INTERPRET="1", DEJAVU_CACHE_URL=str(tmp_path / "store")),
-        capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["main 2", "spawn 0", "forkserver 0"]
-
-
 def test_the_first_process_that_tunes_a_folder_says_what_it_kept(tmp_path: Path) -> None:
     code = """
         import json, sys
@@ -143,3 +139,93 @@ def test_the_first_process_that_tunes_a_folder_says_what_it_kept(tmp_path: Path)
     assert first.startswith("dejavu-cache: 2 scenarios tuned in ")
     assert first.endswith(f"to see them: dejavu-cache ls --store {tmp_path}\n")
     assert later == ""
+
+
+def test_a_kernel_that_waits_for_a_lease_does_not_stop_another() -> None:
+    waiting, other = (cached_autotune(configs=CONFIGS, key=["n"])(add_one) for _ in range(2))
+    request = waiting.request(torch.ones(1), torch.ones(1), 100)
+    with default_store().lease(request.context, request.scenario, wait=0):
+        thread = threading.Thread(target=launch, args=(waiting, 100), daemon=True)
+        thread.start()
+        thread.join(1)
+        launch(other, 300)
+        assert other.benchmarked == len(CONFIGS)
+        assert thread.is_alive(), "it still waits"
+    thread.join(240)
+    assert waiting.benchmarked == len(CONFIGS)
+
+
+def test_a_launch_within_a_tune_does_not_wait_for_a_thread_that_waits_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "600")
+    helper = make(Bench())
+    other_thread = threading.Thread(target=launch, args=(helper, 100), daemon=True)
+
+    def launch_helper(arguments: Mapping[str, Any]) -> None:
+        if not other_thread.is_alive():
+            other_thread.start()
+        request = helper.request(arguments["x_ptr"], arguments["y_ptr"], 100)
+        while True:
+            with default_store().lease(request.context, request.scenario, wait=0) as is_free:
+                if not is_free:
+                    break
+        helper[(7,)](arguments["x_ptr"], arguments["y_ptr"], 100)
+
+    check = CheckOptions(reference=launch_helper)
+    launch(cached_autotune(configs=CONFIGS, key=["n"], check=check)(add_one), 100)
+    other_thread.join(240)
+    assert helper.benchmarked == len(CONFIGS)
+
+
+@pytest.fixture
+def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
+    from torch.distributed import TCPStore
+
+    master = TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    port, program = master.port, PROGRAMS / "agree_as_rank.py"
+    ranks = [
+        kernel_nursery("1").start_file(
+            program, port, rank, tmp_path, folder=tmp_path / "printed", TRITON_INTERPRET="1"
+        )
+        for rank in range(3)
+    ]
+    outputs = [rank.communicate(timeout=240) for rank in ranks]
+    del master
+    assert [rank.returncode for rank in ranks] == [0, -9, 0], outputs
+    # Some versions of Gloo print their connections to the standard output, before the result.
+    results = {rank: outputs[rank][0].splitlines()[-1] for rank in (0, 2)}
+    return {rank: (json.loads(result), outputs[rank][1]) for rank, result in results.items()}
+
+
+def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str]]) -> None:
+    """All run what the first has chosen; a version mismatch and a death hold nobody up."""
+    (first, heard), (third, _) = rank_outputs[0], rank_outputs[2]
+    assert first["same"] == third["same"]
+    assert {first["how"], third["how"]} <= {"agreed", "tuned"}
+    assert third["alone"] in (16, 32, 64)
+    assert first["other"] == 128
+    assert "which this rank does not declare" in heard
+    assert first["after a death"] == third["after a death"]
+
+
+@in_own_process(TRITON_INTERPRET="1")
+def test_versions_of_one_kernel_agree_separately(tmp_path: str) -> None:
+    """Both have one name and one scenario; a helper's constant differs."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/job", rank=0, world_size=1)
+    for version, best in ((1, 16), (2, 64)):
+
+        def bench(kernel_call: Any, quantiles: Any, best: int = best) -> list[float]:
+            kernel_call()
+            return [1.0 if LAUNCHED[-1] == best else 2.0] * 3
+
+        source = ADD.replace("tl.constexpr(1)", f"tl.constexpr({version})")
+        module: Any = load(Path(tmp_path) / str(version) / "kernels.py", source)
+        decorate = cached_autotune(module.CONFIGS, ["n"], do_bench=bench, consensus="ranks")
+        kernel = decorate(module.add.fn)
+        kernel.fn = Spy(fn=kernel.fn)
+        kernel[(7,)](torch.ones(100), torch.ones(100), 100)
+        assert kernel.best_config.kwargs == {"BLOCK": best}

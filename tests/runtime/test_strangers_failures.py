@@ -1,8 +1,11 @@
-"""Failures and timings that other machines recorded are hints, and stop no launch."""
+"""Failures and timings of others are hints; a config that killed a process is not run."""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,19 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.addition import CONFIGS, LAUNCHED, Spy, larger_is_faster
+from support.addition import CONFIGS, LAUNCHED, Spy, larger_is_faster, outcomes
+from support.fork_server import Nursery
 from support.kernels import launch
+from support.processes import PROGRAMS, dejavu
 from triton.runtime.errors import OutOfResources
 
 from dejavu_cache import NoValidConfigError, cached_autotune, open_store
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, now
+from dejavu_cache.stores import FileStore
 from dejavu_cache.system.notices import whoami
 from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.tuning.measurement_marks import MeasurementMark, _Mark
 
 DECLARED = [describe(config) for config in CONFIGS]
 STRANGER = "root@broken-node"
@@ -77,19 +84,6 @@ def by_block(store: Path) -> dict[Any, Measurement]:
     return {entry.config.params["BLOCK"]: entry for entry in record.measurements}
 
 
-@pytest.mark.parametrize("kind", ["ptxas_error", "compile_error", "out_of_resources"])
-@pytest.mark.parametrize("at", [None, FUTURE])
-def test_failures_of_all_configs_elsewhere_are_tried_here(
-    tmp_path: Path, kind: str, at: datetime | None
-) -> None:
-    plant(tmp_path, [failure(config, kind, at=at or now()) for config in DECLARED])
-    kernel = tune(tmp_path)
-    assert kernel.best_config is CONFIGS[2]
-    assert {entry.by for entry in by_block(tmp_path).values()} == {whoami()}
-    again = tune(tmp_path)
-    assert (LAUNCHED, again.best_config) == ([64], CONFIGS[2]), "nothing is measured twice"
-
-
 @pytest.mark.parametrize("by", [STRANGER, whoami()])
 @pytest.mark.parametrize("hours", [-12, 12, 36])
 def test_failures_of_all_configs_are_tried_again_once_whatever_clock_dated_them(
@@ -127,14 +121,6 @@ def test_with_nothing_valid_here_either_the_reasons_of_this_process_are_raised(
     plant(tmp_path, [failure(config) for config in DECLARED])
     with pytest.raises(NoValidConfigError, match="invalid_timing"):
         tune(tmp_path, 16, 32, 64)
-
-
-def test_with_nothing_valid_but_untried_configs_the_default_runs(tmp_path: Path) -> None:
-    crashes = [failure(config, "crash") for config in DECLARED[1:]]
-    plant(tmp_path, [failure(DECLARED[0]), *crashes])
-    with pytest.raises(MissingResourcesError):
-        tune(tmp_path, 16)
-    assert set(LAUNCHED) == {16}
 
 
 @pytest.mark.parametrize("mode", ["reuse", "tune"])
@@ -208,9 +194,70 @@ def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_pat
     assert LAUNCHED == [64, 32, 16]
 
 
-def test_a_config_that_is_chosen_again_after_it_failed_ends_in_its_error(tmp_path: Path) -> None:
-    kernel = start_process(tmp_path, mode="reuse")
+PROGRAM = PROGRAMS / "logged_suite.py"
+
+
+def test_a_config_that_kills_its_process_is_met_once(tmp_path: Path, nursery: Nursery) -> None:
+    """Only in a sweep it is tried again; that time, it kills nothing."""
+    store, log, marks = (tmp_path / name for name in ("store", "log", "user/dejavu-cache"))
+    variables = {
+        "DEJAVU_CACHE_URL": str(store), "XDG_CACHE_HOME": str(marks.parent),
+        "TRITON_INTERPRET": "1", "LOG": str(log),
+    }  # fmt: skip
+
+    def run(fatal: int = 0) -> tuple[int, str, str, list[str]]:
+        log.write_text("")
+        named = {"FATAL": f"100 {fatal}", **variables}
+        done = nursery.start_file(PROGRAM, folder=tmp_path, **named).complete()
+        return done.returncode, done.stdout, done.stderr, log.read_text().splitlines()
+
+    assert run(32)[0] == -9
+    code, out, error, measured = run(32)
+    assert (code, out) == (0, "16\n"), "the best of the others runs"
+    # What was measured before the fatal config may have been on its way to the disk.
+    assert [launch for launch in measured if launch != "100 16"] == ["100 64", "100 128"]
+    assert error.count("(BLOCK=32, num_ctas=1") == 1
+    assert "is not run for a day: process" in error
+    assert "`dejavu-cache sweep`" in error
+    others = dict.fromkeys((16, 64, 128), "timed")
+    assert outcomes(FileStore(store)) == others, "a suspicion is no failure"
+    assert run(32)[1::2] == ("16\n", [])
+    swept = dejavu("sweep", PROGRAM, "--store", store, "--option", "cases=1", **variables)
+    assert swept.returncode == 0, swept.stderr
+    assert outcomes(FileStore(store)) == {**others, 32: "timed"}
+    assert list((marks / "measuring").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("places", "age", "is_alive", "mode", "best"),
+    [
+        ((0,), 0, False, "tune", 64),
+        ((0,), 0, False, "reuse", 32),
+        ((2,), 0, False, "tune", 32),
+        ((2,), 90_000, False, "tune", 64),
+        ((2,), -90_000, False, "tune", 64),  # dated by a clock that was put back since
+        ((2,), 0, True, "tune", 64),
+        ((0, 1, 2), 0, False, "tune", None),
+    ],
+)
+def test_what_marks_of_configs_say(
+    places: tuple[int, ...], age: int, is_alive: bool, mode: Any, best: int | None
+) -> None:
+    """A config during which a process died is not run for a day, not even if it is the default."""
+    LAUNCHED.clear()
+    kernel = cached_autotune(CONFIGS, ["n"], do_bench=larger_is_faster, mode=mode)(Spy())
     request = kernel.request(torch.ones(100), torch.ones(100), 100)
-    assert kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel.resolver(None).reject(request, DECLARED[2], "does not fit")
-    assert not kernel.resolver(None).reject(request, DECLARED[0], "does not fit"), "the default"
+    marks = [MeasurementMark(request.context, request.scenario) for _ in places]
+    for mark, place in zip(marks, places, strict=True):
+        mark._write(_Mark(config=describe(CONFIGS[place]), pid=1, host="here").model_dump_json())
+        os.utime(mark._path, (time.time() - age,) * 2)
+        assert mark._handle is not None
+        if not is_alive:
+            os.close(mark._handle)  # as the end of its process does
+    reasons = pytest.raises(NoValidConfigError, match="ended while it measured it")
+    with nullcontext() if best else reasons:
+        launch(kernel, 100)
+    assert best is None or kernel.best_config.kwargs == {"BLOCK": best}
+    is_suspected = not age and not is_alive
+    assert all((16 << place in LAUNCHED) is not is_suspected for place in places)
+    assert marks[0]._path.exists() is not bool(age), "old marks are removed"

@@ -1,4 +1,4 @@
-"""A winner that nobody compared is compared before another process that may tune runs it."""
+"""A winner that is wrong, or that nobody compared, never runs in a process that may tune."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
+import triton.language as tl
 from support.copying import DEFAULT, RIGHT, WRONG, decorate, explain, launch
 
+from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import (
     BEHIND_POINTERS,
     NO_MEMORY,
@@ -139,21 +142,6 @@ def test_one_equal_output_lets_it_win_and_only_a_lack_of_memory_has_others_compa
     )
 
 
-def test_what_the_next_process_finds_equal_no_later_one_compares(
-    tmp_path: Path, comparing: Callable[..., None]
-) -> None:
-    record_uncompared(tmp_path, RIGHT, MEMORY)
-    kernel = start_process(tmp_path, RIGHT)
-    assert launch(kernel)
-    assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
-    assert recorded_winner(kernel).is_compared
-    comparing(MEMORY)  # so that a further comparison would show
-    again = start_process(tmp_path, RIGHT)
-    assert launch(again)
-    assert (explain(again).how, again.best_config.kwargs) == ("exact", RIGHT.kwargs)
-    assert explain(again).not_compared == []
-
-
 def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_warning(
     tmp_path: Path, comparing: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,3 +248,48 @@ def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
     again = start_process(tmp_path, RIGHT)
     launch(again)
     assert recorded_winner(again).is_compared
+
+
+CONFIGS = [DEFAULT, WRONG, RIGHT]
+TIMES = (2.0, 0.1, 1.0)
+
+
+def test_the_fastest_config_loses_if_its_results_are_wrong_and_is_not_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for benchmarked in (3, 0):
+        kernel = decorate(tmp_path, CONFIGS, *TIMES)
+        assert launch(kernel)
+        assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, benchmarked)
+    assert "is fast but wrong, and is not used: out_ptr differs in " in caplog.text
+    record = next(kernel.home.record_sets()).records[0]
+    failures = [timing.failure.kind for timing in record.measurements if timing.failure]
+    assert failures == ["wrong"]
+    assert "wrong results: (LIMIT=4, STEP=3" in explain(kernel).wrong[0]
+
+
+@triton.jit
+def increment(x_ptr, n, BLOCK: tl.constexpr):
+    """Add one to n numbers in place."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+CONFIGS_IN_PLACE = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+
+
+@pytest.mark.parametrize("fastest", [0, 1])
+def test_a_kernel_that_works_in_place_ran_once_after_its_tune(fastest: int) -> None:
+    """Whichever config wins: the default is not compared with itself."""
+    times = [2.0, 2.0]
+    times[fastest] = 1.0
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
+        kernel_call()
+        return [times.pop(0)] * 3
+
+    kernel = cached_autotune(CONFIGS_IN_PLACE, ["n"], do_bench=bench)(increment)
+    x = torch.zeros(100)
+    kernel[lambda values: (triton.cdiv(100, values["BLOCK"]),)](x, 100)
+    assert kernel.best_config is CONFIGS_IN_PLACE[fastest]
+    assert torch.equal(x, torch.ones(100))

@@ -72,29 +72,6 @@ def test_the_runner_up_of_a_winner_that_pruning_leaves_out(tmp_path: Path) -> No
             assert kernel.best_config.kwargs == (DEFAULT if n % 2 else RIGHT).kwargs
 
 
-def test_a_right_runner_up_is_compared_once(tmp_path: Path) -> None:
-    right = triton.Config({"STEP": 3, "LIMIT": 1024})
-    launch(decorate(tmp_path, [DEFAULT, RIGHT, right]), 100)
-    edited = decorate(tmp_path, [DEFAULT, right])
-    launch(edited, 100)
-    assert edited.best_config.kwargs == right.kwargs
-    record = next(edited.home.record_sets()).records[0]
-    assert record.winner is not None
-    assert record.winner.config.params == right.kwargs
-
-
-def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path: Path) -> None:
-    def configs(hook: Any = None) -> list[triton.Config]:
-        return [DEFAULT, triton.Config({"STEP": 2, "LIMIT": 4}, pre_hook=hook)]
-
-    with pytest.raises(KeyboardInterrupt):
-        launch(decorate(tmp_path, configs(failing_hook(KeyboardInterrupt(), 2))), 100)
-    again = decorate(tmp_path, configs())
-    launch(again, 100)
-    assert again.best_config.kwargs == DEFAULT.kwargs
-    assert again.benchmarked == 0
-
-
 @pytest.mark.parametrize(
     "error", [MemoryError("of the host"), OSError(28, "no space left on device")], ids=str
 )
@@ -110,12 +87,6 @@ def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
     kernel.forget_choices()
     launch(kernel, 100)
     assert (kernel.best_config, kernel.benchmarked) == (default, 2)
-
-
-def test_an_error_of_the_launch_itself_is_raised(tmp_path: Path) -> None:
-    hook = failing_hook(LookupError("by a hook"), 1)
-    with pytest.raises(LookupError, match="by a hook"):
-        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=hook), WRONG]), 100)
 
 
 @pytest.fixture
@@ -152,19 +123,6 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
     kernel = decorate(unfinished, [DEFAULT, WRONG])
     found = kernel.look_up(torch.rand(128), torch.zeros(128), 100)
     assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)
-
-
-def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished: Path) -> None:
-    """Finished was the tune of a launch that may not run it."""
-
-    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
-        return [config for config in configs if named["n"] != 101 or config.kwargs["LIMIT"] > 4]
-
-    pruning = {"prune_configs_by": {"early_config_prune": prune}}
-    configs = [DEFAULT, triton.Config({"STEP": 4, "LIMIT": 1024}), WRONG]
-    launch(decorate(unfinished, configs, **pruning), 101)
-    for mode in ("reuse", "tune"):
-        launch(decorate(unfinished, configs, mode=mode, **pruning), 100)
 
 
 class TestWhereNothingMayBeMeasured:
@@ -217,17 +175,6 @@ class TestWhereNothingMayBeMeasured:
         assert explain(kernel) == ("pinned", RIGHT.kwargs)
         without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
         assert explain(without) == ("default", DEFAULT.kwargs)
-
-    def test_a_faster_config_of_an_earlier_interrupted_tune_does_not_run(
-        self, unfinished: Path
-    ) -> None:
-        """The tune that has a winner was of a version that does not declare it."""
-        launch(decorate(unfinished, [DEFAULT]), 100)
-        slower = triton.Config({"STEP": 4, "LIMIT": 1024})
-        finished = decorate(unfinished, [DEFAULT, slower])
-        launch(finished, 100)
-        kernel = decorate(unfinished, [DEFAULT, slower, WRONG], mode="reuse")
-        assert explain(kernel) == ("exact", finished.best_config.kwargs)
 
     def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
         """As on a server, which drops such a winner; the runner-up was not compared."""

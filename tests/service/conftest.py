@@ -226,7 +226,9 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
     """Return a function that makes tokens and returns the headers to send."""
 
     def make(role: Any = "admin", *namespaces: str) -> dict[str, str]:
-        issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
+        issued = tokens.issue(
+            database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role)
+        )
         return {"Authorization": f"Bearer {issued.token}"}
 
     return make
@@ -265,9 +267,8 @@ _ADDITION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
-compatible_since = "0001"
+revision = "1.2"
+down_revision = "1.1"
 
 
 def upgrade() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -11,16 +10,20 @@ import threading
 from pathlib import Path
 
 import pytest
-from dejavu_service.services import records, tokens
-from dejavu_service.services.access import ANYBODY
-from dejavu_service.storage import schema
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import metadata
-from sqlalchemy import func, select
-from support.service import config, context, record, record_set, scenario
+from dejavu_service.app import create_app
+from dejavu_service.settings import ServerSettings
+from support.service import (
+    client_of,
+    context,
+    make_token,
+    post,
+    read,
+    record,
+)
+from support.sweeping import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
-WRITTEN_MEANWHILE = {"contexts", "parts", "records", "summaries", "writers"}
+HOME = f"contexts/{context().digest}/records"
 
 
 def find_command(program: str) -> str:
@@ -45,67 +48,41 @@ def run(command: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def count_rows(database: Database) -> dict[str, int]:
-    with database.read() as connection:
-        return {
-            name: connection.execute(select(func.count()).select_from(table)).scalar_one()
-            for name, table in metadata.tables.items()
-        }
-
-
 @pytest.mark.parametrize("program", ["sqlite3", "python3", "pg_dump"])
 def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
-    program: str,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
+    program: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if program == "sqlite3" and not shutil.which(program):
         pytest.skip("SQLite's program is not installed")
     url = request.getfixturevalue("postgres_url" if program == "pg_dump" else "sqlite_url")
-    database = Database(url)
-    issued = tokens.issue(database, ANYBODY, "ops", "admin", ["*"], None)
-    acknowledged = itertools.count(1)
-    enough, copied = threading.Event(), threading.Event()
+    token = make_token(url, "admin")
+    app = create_app(ServerSettings(database=url, rate=0))
+    taken: list[int] = []
+    copied = threading.Event()
+    with client_of(app, Authorization=f"Bearer {token}") as client:
 
-    def write() -> None:
-        for m in itertools.count(1):
-            records.post_records(database, ANYBODY, "main", record_set(record(m, configs=2)))
-            if next(acknowledged) >= 10:
-                enough.set()
-            if copied.is_set():
-                return
+        def write() -> None:
+            while not copied.is_set():
+                post(client, record(len(taken), configs=2))
+                taken.append(len(taken))
 
-    records.post_records(database, ANYBODY, "main", record_set(record(0)))
-    records.set_pin(
-        database, ANYBODY, "main", context().digest, scenario(0).digest, config(), "ops"
-    )
-    records.post_records(database, ANYBODY, "other", record_set(record(0)))
-    records.delete_records(database, ANYBODY, "other", context().digest, None)
-    writing = threading.Thread(target=write)
-    writing.start()
-    assert enough.wait(240)
-    before = count_rows(database)
-    try:
-        copy = make_copy(program, url, request, tmp_path)
-    finally:
-        copied.set()
-        writing.join(240)
-    after = count_rows(database)
-    database.close()
-    restored = Database(copy)
-    schema.require_current(restored)
-    rows = count_rows(restored)
-    for name, number in rows.items():
-        assert before[name] <= number <= after[name], name
-        assert name in WRITTEN_MEANWHILE or number == after[name], name
-    with restored.read() as connection:
-        kept = metadata.tables["contexts"].c
-        visible = connection.execute(select(func.sum(kept.records))).scalar_one()
-    assert visible == rows["records"] - 1, "one was deleted, and its row keeps it from coming back"
-    # The first has three measurements, a winner and a pin; the deleted one, four hidden parts.
-    assert rows["parts"] == 5 + 4 + 3 * (visible - 1)
-    assert tokens.verify(restored, issued.token) is not None
-    restored.close()
+        post(client, to="other")
+        client.delete(f"/v1/other/{HOME}")
+        writing = threading.Thread(target=write)
+        writing.start()
+        wait_until(lambda: len(taken) > 10)
+        acknowledged = set(taken)
+        try:
+            copy = make_copy(program, url, request, tmp_path)
+        finally:
+            copied.set()
+            writing.join(240)
+    restored = create_app(ServerSettings(database=copy, rate=0))
+    with client_of(restored, Authorization=f"Bearer {token}") as client:
+        stored = {one.scenario.args["M"]: one for one in read(client)}
+        assert acknowledged <= stored.keys() <= set(taken)
+        assert all(one == record(int(str(m)), configs=2) for m, one in stored.items())
+        assert post(client, to="other")["refused"] == 3, "what was deleted does not come back"
 
 
 def make_copy(program: str, url: str, request: pytest.FixtureRequest, folder: Path) -> str:

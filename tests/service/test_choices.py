@@ -2,124 +2,47 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timezone
 from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import transfer
+from dejavu_service.app import create_app
+from dejavu_service.services import merging, transfer
 from dejavu_service.services.records import merge_record_set
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import parts
+from dejavu_service.settings import ServerSettings
 from fastapi import FastAPI
-from sqlalchemy import select
-from support.service import body, config, context, measurement, record, record_set, scenario
+from support.service import (
+    body,
+    client_of,
+    config,
+    context,
+    measurement,
+    post,
+    read,
+    read_one,
+    record,
+    record_set,
+    scenario,
+)
 
-from dejavu_cache.model.merge import merge_records
-from dejavu_cache.model.record import Record, RecordSet, Winner
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.record import (
+    MOST_LAUNCHES,
+    MOST_MEASUREMENTS,
+    Failure,
+    Measurement,
+    Record,
+    RecordedLaunch,
+)
+from dejavu_cache.model.scenario import Config, now
 
 PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
 
 
-def post(client: httpx.Client, sent: RecordSet, namespace: str = "main") -> None:
-    assert client.post(f"/v1/{namespace}/records", json=body(sent)).status_code == 200
-
-
-def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
-    answer = client.get(f"/v1/{namespace}/contexts/{context().digest}/records")
-    return (
-        list(RecordSet.model_validate_json(answer.content).records)
-        if answer.status_code == 200
-        else []
-    )
-
-
-def test_a_pin_is_put_and_taken_back(client: httpx.Client) -> None:
-    post(client, record_set())
-    pinned = Record.model_validate_json(
-        client.put(PIN, json={"config": body(config(32)), "by": "ann"}).content
-    )
-    assert (pinned.pinned, pinned.pin and pinned.pin.by) == (config(32), "ann")
-    assert read(client) == [pinned]
-    freed = Record.model_validate_json(client.delete(PIN).content)
-    assert freed.pinned is None
-    assert merge_records(pinned, freed).pinned is None, (
-        "a local store must learn that it was taken back"
-    )
-    assert read(client) == [freed]
-
-
-def test_there_is_nothing_to_pin_without_a_record(client: httpx.Client) -> None:
-    assert client.put(PIN, json={"config": body(config())}).status_code == 404
-    assert client.delete(PIN).status_code == 404
-
-
-def test_promotion_lets_the_source_stand_and_keeps_the_rest(
-    client: httpx.Client, database: Database
-) -> None:
-    post(client, record_set(record(1, median=0.1)))
-    best = config(256)
-    source = Record(
-        scenario=scenario(1),
-        winner=Winner(config=best, at=record().winner.at),  # type: ignore[union-attr]
-        measurements=(
-            measurement(best, 0.01, by="bob@h200-2"),
-            measurement(config(16), 0.5, by="bob@h200-2"),
-        ),
-    )
-    post(client, record_set(source, record(2)), "pr-7")
-    assert client.post("/v1/pr-7/promote", json={"to": "main"}).json() == {"records": 2}
-    first, second = read(client)
-    assert first.winner
-    assert first.winner.config == best
-    assert first.by_config[config(16)].median == 0.5
-    assert first.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
-    assert first.by_config[best].by == "bob@h200-2"
-    assert merge_records(first, record(1, median=0.1)).winner == first.winner, (
-        "local stores must take the new winner"
-    )
-    assert second == record(2)
-    with database.read() as connection:
-        beside = (
-            connection.execute(
-                select(parts.c.text).where(~parts.c.stands, parts.c.kind == "measurement")
-            )
-            .scalars()
-            .all()
-        )
-    assert len(beside) == 1, "what was there before is kept beside"
-
-
-def test_a_promoted_winner_is_later_than_one_that_is_dated_ahead(client: httpx.Client) -> None:
-    ahead = Winner(config=config(32), at=now() + timedelta(hours=10))
-    post(client, record_set(record(1).model_copy(update={"winner": ahead})))
-    (before,) = read(client)
-    post(client, record_set(record(1)), "pr-7")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    (after,) = read(client)
-    assert after.winner
-    assert after.winner.config == record(1).winner.config != ahead.config  # type: ignore[union-attr]
-    assert merge_records(before, after).winner == after.winner, "local stores must take it"
-
-
-def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
-    post(client, record_set(record(1, median=0.1)))
-    post(client, record_set(record(1, median=0.2, after=60)), "pr-7")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    before = client.get(f"/v1/main/contexts/{context().digest}/records")
-    client.post("/v1/pr-7/promote", json={"to": "main"})
-    after = client.get(f"/v1/main/contexts/{context().digest}/records")
-    assert (before.content, before.headers["etag"]) == (after.content, after.headers["etag"])
-    (stored,) = read(client)
-    assert stored.measurements == record(1, median=0.2, after=60).measurements
-    assert stored.winner == record(1).winner, "the same config had won before"
-
-
 def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
     other = context("other.kernel")
-    post(client, record_set(), "pr-7")
-    post(client, record_set(of=other), "pr-7")
+    post(client, to="pr-7")
+    post(client, of=other, to="pr-7")
     assert client.post("/v1/pr-7/promote", json={"to": "x", "kernel": "other.kernel"}).json() == {
         "records": 1
     }
@@ -132,7 +55,7 @@ def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
 
 def test_an_export_is_an_import(client: httpx.Client) -> None:
     for name in ("one", "two"):
-        post(client, record_set(record(1), record(2), of=context(name)))
+        post(client, record(1), record(2), of=context(name))
     exported = client.get("/v1/main/export")
     assert exported.headers["content-type"] == "application/x-ndjson"
     assert len(exported.text.splitlines()) == 2
@@ -153,7 +76,7 @@ def test_an_export_of_a_large_context_is_an_import_too(
     monkeypatch.setattr(transfer, "_MOST_BYTES", 50_000)
     for start, configs in ((0, 1), (40, 1), (80, 20)):
         many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
-        post(client, record_set(*many))
+        post(client, *many)
     exported = client.get("/v1/main/export")
     assert len(exported.text.splitlines()) > 2
     done = client.post("/v1/copy/import", content=exported.content)
@@ -194,3 +117,91 @@ def test_a_bad_line_imports_nothing(client: httpx.Client, monkeypatch: pytest.Mo
         assert answer.status_code in (413, 422), name
         assert "line 3" in answer.json()["detail"], name
     assert client.get("/v1/main/contexts").json()["contexts"] == []
+
+
+HOME = f"/v1/main/contexts/{context().digest}"
+
+
+FUTURE = datetime(2199, 12, 31, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("how", ["posted", "promoted"])
+def test_another_writers_launches_displace_none(client: httpx.Client, how: str) -> None:
+    used = RecordedLaunch(wheel="triton 3.6.0 cp312 x86_64", signature={"a_ptr": "*fp16"})
+    post(client, record(1).model_copy(update={"launches": (used,)}))
+    invented = [RecordedLaunch(wheel="!", attrs={"!": str(number)}) for number in range(64)]
+    sent = Record(scenario=scenario(1), launches=tuple(invented))
+    if how == "posted":
+        post(client, sent)
+    else:
+        client.post("/v1/pr-1/records", json=body(record_set(sent))).raise_for_status()
+        client.post("/v1/pr-1/promote", json={"to": "main"}).raise_for_status()
+    launches = read_one(client).launches or ()
+    assert used in launches
+    assert len(launches) == MOST_LAUNCHES
+
+
+def test_a_full_record_takes_no_more_and_loses_nothing(url: str) -> None:
+    with client_of(create_app(ServerSettings(database=url, rate=0))) as client:
+        post(client, record(1))
+        invented = tuple(
+            Measurement(config=Config(params={"x": number}), median=1.0, at=now())
+            for number in range(MOST_MEASUREMENTS)
+        )
+        middle = MOST_MEASUREMENTS // 2  # a request has 100,000 values at most
+        for half, refused in (
+            (invented[:middle], 0),
+            (invented[middle:], len(record(1).by_config)),
+        ):
+            answer = post(client, Record(scenario=scenario(1), measurements=half))
+            assert answer.get("refused", 0) == refused
+        stored = read_one(client)
+        assert len(stored.measurements) == MOST_MEASUREMENTS
+        assert set(record(1).by_config) <= set(stored.by_config)
+        assert stored.winner == record(1).winner
+        more = post(client, Record(scenario=scenario(1), measurements=(measurement(config(4096)),)))
+        assert more["refused"] == 1
+
+
+def with_cases(block: int, characters: int) -> Record:
+    """Return a record with one config, whose cases have long names."""
+    cases = {f"{number}".zfill(400): 1.0 for number in range(characters // 410)}
+    measured = measurement(config(block)).model_copy(update={"cases": cases})
+    return Record(scenario=scenario(1), measurements=(measured,))
+
+
+def test_a_record_does_not_grow_beyond_what_clients_read(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused leaves nothing behind, and the record goes on."""
+    monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 50_000)
+    for block in (16, 32):
+        post(client, with_cases(block, 20_000))
+    before = client.get(f"{HOME}/records").content
+    grown = record_set(record(2), with_cases(64, 20_000))
+    refused = client.post("/v1/main/records", json=body(grown))
+    assert refused.status_code == 413
+    assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
+    assert client.get(f"{HOME}/records").content == before
+    monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 10_000)  # as of a later version
+    wrong = measurement(config(16), None).model_copy(
+        update={"failure": Failure(kind="wrong", reason="it differs")}
+    )
+    counts = post(client, Record(scenario=scenario(1), measurements=(wrong,)))
+    assert counts["measurements"] == 1, "it shrinks"
+    assert len(client.get(f"{HOME}/records").content) < len(before)
+
+
+@pytest.mark.parametrize("limit", ["MOST_RECORD_CHARACTERS", "MOST_MEASUREMENTS"])
+def test_a_promotion_lets_no_record_grow_beyond_that_either(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    post(client, with_cases(16, 20_000))
+    sent = record_set(with_cases(32, 20_000))
+    assert client.post("/v1/pr-1/records", json=body(sent)).status_code == 200
+    before = client.get(f"{HOME}/records").content
+    monkeypatch.setattr(merging, limit, 30_000 if "CHARACTERS" in limit else 1)
+    refused = client.post("/v1/pr-1/promote", json={"to": "main"})
+    assert refused.status_code == 413
+    assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
+    assert client.get(f"{HOME}/records").content == before

@@ -160,20 +160,6 @@ def test_pins_and_deletions_reach_machines_with_a_copy(server: Running, tmp_path
         wait_until(lambda: list(other.store.records(known.context)) == [retuned])
 
 
-def test_a_look_up_that_ends_after_a_recall_brings_nothing_back(
-    server: Running, tmp_path: Path
-) -> None:
-    machine = Machine(tmp_path / "machine", server.base)
-    machine.tune_once(server)
-    with machine.program(1000, DEJAVU_CACHE_MODE="reuse") as program:
-        assert program.until(how="exact")["benchmarked"] == 0
-        known = stored(server)
-        httpx.delete(f"{server.base}/v1/main/contexts/{known.context.digest}/records")
-        assert program.until(how="default")["benchmarked"] == 0
-        machine.store.put(known.context, known.records)  # as a look-up does that began before
-        wait_until(lambda: not list(machine.store.records(known.context)))
-
-
 def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
     server: Running, tmp_path: Path
 ) -> None:

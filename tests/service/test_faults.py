@@ -243,6 +243,21 @@ def test_replicas_with_postgres_go_on(
         wait_until(lambda: all(status_of(f"{base}/readyz") == 200 for base in bases))
 
 
+def test_a_stopping_server_serves_and_is_not_ready(sqlite_url: str, tmp_path: Path) -> None:
+    """A load balancer sends its requests to other replicas before this one ends."""
+    drains = {"DEJAVU_SERVER_DRAIN": "600"}
+    with (
+        running_server(sqlite_url, tmp_path / "log", drains) as server,
+        httpx.Client(base_url=server.base, timeout=240) as client,
+    ):
+        server.process.terminate()
+        wait_until(lambda: client.get("/readyz").status_code == 503)
+        assert "stopping" in client.get("/readyz").json()["detail"]
+        posted = client.post("/v1/main/records", json=body(record_set(record(7))))
+        assert (posted.status_code, posted.headers["connection"]) == (200, "close")
+        server.kill()
+
+
 @contextmanager
 def standby_of(postgres: Any) -> Iterator[Callable[[], Path]]:
     """Run a standby that has all that is acknowledged; yield what makes it the primary.

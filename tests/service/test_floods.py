@@ -9,16 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 import pytest
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
-from support.service import Running, body, context, record, record_set, running_server
+from support.service import Running, body, context, make_token, record, record_set, running_server
 from support.sweeping import wait_until
 
 MakeToken = Callable[..., dict[str, str]]
@@ -35,7 +34,7 @@ def flooded_url(migrated_database: Callable[[str], AbstractContextManager[str]])
 
 @pytest.fixture(scope="module")
 def bearer(flooded_url: str) -> MakeToken:
-    return _token_maker(flooded_url)
+    return partial(_headers_of, flooded_url)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +47,8 @@ def server(
         yield started
 
 
-def _token_maker(url: str) -> MakeToken:
-    def make(role: Any, *namespaces: str) -> dict[str, str]:
-        database = Database(url)
-        issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
-        database.close()
-        return {"Authorization": f"Bearer {issued.token}"}
-
-    return make
+def _headers_of(url: str, role: str, *namespaces: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {make_token(url, role, *namespaces)}"}
 
 
 def _peak_mib(server: Running) -> float:
@@ -231,7 +224,7 @@ def test_no_header_forges_the_log(server: Running) -> None:
 
 
 def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Path) -> None:
-    bearer = _token_maker(postgres_url)
+    bearer = partial(_headers_of, postgres_url)
     writer, reader = bearer("write", "main"), bearer("read", "other")
     with (
         running_server(postgres_url, tmp_path / "log") as server,

@@ -35,7 +35,7 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(
     postgres_url: str, tmp_path: Path
 ) -> None:
     database = Database(postgres_url)
-    token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
+    token = tokens.issue(database, ANYBODY, "fuzz", {"*": "admin"}).token
     database.close()
     there = {"namespace": "main", "context": context().digest, "scenario": scenario().digest}
     with running_server(postgres_url, tmp_path / "log") as server:

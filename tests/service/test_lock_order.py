@@ -14,7 +14,7 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from dejavu_service.storage.tables import misses as miss_table
 from sqlalchemy import select, text, update
-from support.service import context, record, record_set, scenario
+from support.service import call_on, context, record, record_set, scenario
 from support.sweeping import wait_until
 
 Ids = Mapping[str, int]
@@ -35,7 +35,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 def ids(database: Database) -> Ids:
     """Store the two contexts, not used for long, and return their ids by their digests."""
     for stored in (LATER, EARLIER):
-        records.post_records(database, ANYBODY, "main", record_set(record(), of=stored))
+        records.post_records("main", record_set(record(), of=stored), call_on(database))
     with database.write() as connection:
         connection.execute(update(contexts).values(used_at=0.0))
         query = select(contexts.c.digest, contexts.c.id)
@@ -67,7 +67,7 @@ def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
     writer = quarantines.WriterFilter(host="h200-1")
     taken = quarantines.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
     assert taken.id is not None
-    return partial(quarantines.undo_quarantine, database, ANYBODY, "main", taken.id)
+    return partial(quarantines.undo_quarantine, "main", taken.id, call_on(database))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
             locked = storage.lock_existing(connection, "main", EARLIER.digest)
             assert locked is not None
             sent = record_set(record(9), of=EARLIER)
-            waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent)
+            waiting = pool.submit(records.post_records, "main", sent, call_on(opened))
             wait_until(lambda: count_waiting(opened) == 1)
             storage.bump_revision(connection, locked.id)
         assert waiting.result(240).records == 1
@@ -110,7 +110,7 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
 def test_pruning_waits_for_nobody(database: Database) -> None:
     reported = [(missed, scenario(2), 1) for missed in (EARLIER, LATER)]
     misses.count_misses(database, ANYBODY, "main", reported)
-    records.post_records(database, ANYBODY, "main", record_set(of=context("shop.kept")))
+    records.post_records("main", record_set(of=context("shop.kept")), call_on(database))
     misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), 1)])
     with database.write() as connection:
         connection.execute(update(contexts).where(contexts.c.records == 0).values(used_at=0.0))

@@ -38,7 +38,7 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     dump = client.get("/v1/main/export", headers=admin).content
     client.post("/v1/other/import", content=dump, headers=admin)
     client.delete(f"{HOME}/records", headers=admin)
-    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
+    wish = {"name": "ci", "grants": {"pr-1": "write"}}
     made = client.post("/v1/tokens", json=wish, headers=admin).json()
     client.delete(f"/v1/tokens/{made['id']}", headers=admin)
     logged = entries(client, admin)
@@ -154,21 +154,25 @@ def test_an_export_is_in_the_log_of_requests(
     assert actions == {"create token"}
 
 
-def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
-    admin = token("admin")
-    wish = {"name": "ci", "role": "read", "namespaces": ["main"]}
-    for _ in range(5):
-        client.post("/v1/tokens", json=wish, headers=admin)
-    ids: list[int] = []
-    before: dict[str, int] = {}
+@pytest.mark.parametrize(
+    ("listed", "cursor", "path"), [("entries", "before", "log"), ("tokens", "after", "tokens")]
+)
+def test_the_log_and_the_tokens_are_listed_page_by_page(
+    client: httpx.Client, token: MakeToken, listed: str, cursor: str, path: str
+) -> None:
+    admin, *_ = [token("admin", "*") for _ in range(5)]
+    seen: list[Any] = []
+    asked: dict[str, Any] = {"limit": 2}
     while True:
-        page = client.get("/v1/log", params={"limit": 2, **before}, headers=admin).json()
-        ids += [entry["id"] for entry in page["entries"]]
+        page = client.get(f"/v1/{path}", params=asked, headers=admin).json()
+        seen += [item["id"] for item in page[listed]]
+        assert len(page[listed]) <= 2
         if page["next"] is None:
             break
-        before = {"before": page["next"]}
-    assert len(ids) == 6
-    assert ids == sorted(set(ids), reverse=True)
+        asked[cursor] = page["next"]
+    assert len(seen) == 5
+    assert seen == sorted(set(seen), reverse=cursor == "before")
+    assert client.get(f"/v1/{path}", headers=admin).json()["next"] is None
 
 
 def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:

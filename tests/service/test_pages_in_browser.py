@@ -44,7 +44,7 @@ def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
 
 
 def test_people_log_in_and_look_for_a_costly_pin(base: str) -> None:
-    wish = {"name": "ann", "role": "admin", "namespaces": ["*"]}
+    wish = {"name": "ann", "grants": {"*": "admin"}}
     token = httpx.post(f"{base}/v1/tokens", json=wish).json()["token"]
     with open_browser() as browser:
         assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -17,12 +18,15 @@ import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.problems import respond_to
+from dejavu_service.services.requests import InvalidJsonError, InvalidValueError, validate_json
 from dejavu_service.settings import ServerSettings
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from support.service import body, client_of, context, record, record_set, scenario
 
-from dejavu_cache.model.record import FORMAT
+from dejavu_cache.model.record import FORMAT, RecordSet
 
 GOOD = json.dumps(body(record_set()))
 DEEP = b'{"context":' * 5000
@@ -98,6 +102,21 @@ def test_an_error_names_the_field(client: httpx.Client) -> None:
     said = _check_problem(client.post("/v1/main/records", json=sent), 422)
     assert said["errors"][0]["loc"] == ["body", "records", 0, "measurements", 0, "speed"]
     assert "speed" in said["detail"]
+
+
+@given(st.text(alphabet='\\u0"\x00', max_size=12))
+def test_an_escaped_nul_is_told_from_escaped_backslashes(value: str) -> None:
+    with pytest.raises(InvalidJsonError if "\x00" in value else InvalidValueError):
+        validate_json(json.dumps({"value": value}).encode(), RecordSet)
+
+
+def test_few_errors_are_listed_and_the_others_are_not_kept() -> None:
+    text = b'{"records": [{"scenario": {}, "measurements": [' + b"0," * 400 + b"0]}]}"
+    with pytest.raises(InvalidValueError) as raised:
+        validate_json(text, RecordSet)
+    assert raised.value.__context__ is None
+    assert len(raised.value.errors) == 20
+    assert raised.value.count >= 400
 
 
 def test_a_body_that_is_not_plain_json_is_refused(client: httpx.Client) -> None:
@@ -223,56 +242,54 @@ def test_a_damaged_file_is_named_and_the_log_says_nothing_of_its_records(
     assert "7777" not in caplog.text
 
 
+def remove(file: Path) -> None:
+    """Tidy up."""
+    file.rename(file.with_name("moved"))
+
+
+def put_a_copy_there(file: Path) -> None:
+    """Restore a backup while the server runs."""
+    content = file.read_bytes()
+    file.rename(file.with_name("moved"))
+    file.write_bytes(content)
+
+
+def remove_latest_writes(file: Path) -> None:
+    """Restore a backup into the same file."""
+    Path(f"{file}-wal").unlink()
+
+
+def mount_a_folder(file: Path) -> None:
+    """Mount another volume."""
+    file.parent.rename(file.parent.with_name("other"))
+    file.parent.mkdir()
+
+
+@pytest.mark.parametrize("change", [remove, put_a_copy_there, remove_latest_writes, mount_a_folder])
 def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
 ) -> None:
-    """As where a backup is put in its place, or somebody tidies up."""
     monkeypatch.setattr("dejavu_service.server.TOKEN_SECONDS", 3600.0)
-    file = Path(sqlite_url.removeprefix("sqlite:///"))
-    moved = file.with_name("moved")
-    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
-        post = partial(client.post, "/v1/main/records", json=body(record_set()))
-        assert post().status_code == 200
-        file.rename(moved)
-        for other in (None, moved.read_bytes()):
-            if other is not None:
-                file.write_bytes(other)
-            refused = post()
-            assert refused.status_code == 503
-            assert "moved, replaced or deleted" in refused.json()["detail"]
-            assert client.get("/readyz").status_code == 503
-            assert "dejavu_database_up 0.0" in client.get("/metrics").text
-        moved.replace(file)
-        assert post().status_code == 200
-        assert client.get("/readyz").status_code == 200
-
-
-def test_nothing_is_confirmed_without_the_file_of_the_latest_writes(sqlite_url: str) -> None:
-    """As where a backup is restored while the server runs."""
-    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
-        post = partial(client.post, "/v1/main/records", json=body(record_set()))
-        assert post().status_code == 200
-        Path(f"{sqlite_url.removeprefix('sqlite:///')}-wal").unlink()
-        assert post().status_code == 503
-        assert client.get("/readyz").status_code == 503
-
-
-@pytest.mark.parametrize("replace", [Path.mkdir, Path.touch])
-def test_nothing_is_confirmed_once_the_folder_of_the_file_is_another(
-    sqlite_url: str, tmp_path: Path, replace: Callable[[Path], None]
-) -> None:
-    """As where a volume is mounted anew, of which the URL names a link."""
-    file, link = Path(sqlite_url.removeprefix("sqlite:///")), tmp_path / "link"
-    link.symlink_to(file.parent)
-    settings = ServerSettings(database=f"sqlite:///{link}/{file.name}", rate=0)
-    with client_of(create_app(settings)) as client:
-        post = partial(client.post, "/v1/main/records", json=body(record_set()))
-        assert post().status_code == 200
-        link.unlink()
-        replace(link)
-        refused = post()
+    file = tmp_path / "volume" / "server.sqlite3"
+    file.parent.mkdir()
+    shutil.copy(sqlite_url.removeprefix("sqlite:///"), file)
+    with client_of(create_app(ServerSettings(database=f"sqlite:///{file}", rate=0))) as client:
+        ask = partial(client.post, "/v1/main/records", json=body(record_set()))
+        assert ask().status_code == 200
+        change(file)
+        refused = ask()
         assert refused.status_code == 503
         assert "moved, replaced or deleted" in refused.json()["detail"]
+        assert client.get("/readyz").status_code == 503
+        assert "dejavu_database_up 0.0" in client.get("/metrics").text
+        moved = file.with_name("moved")
+        if moved.exists():
+            moved.replace(file)
+            assert ask().status_code == 200
+            assert client.get("/readyz").status_code == 200
 
 
 def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(

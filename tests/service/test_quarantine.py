@@ -9,57 +9,24 @@ import pytest
 from dejavu_service.services import quarantines as service
 from dejavu_service.services import retention
 from dejavu_service.storage.database import Database
+from dejavu_service.storage.sql import divide
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
 from support.quarantines import Token, post, quarantine, read, undo
-from support.service import config, record, scenario
+from support.service import START, body, config, context, record, scenario
 
+from dejavu_cache.model.record import Record, Winner
 from dejavu_cache.model.scenario import now
 
 
-def test_readers_get_what_they_would_have_got_without_a_token(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token
-) -> None:
-    honest = record(1, median=0.5, configs=2, after=60)
-    claims = record(1, median=0.001, configs=3)
-    post(client, evil, claims, record(2))
-    post(client, fleet, honest, record(3))
-    poisoned = read(client, admin)
-    assert poisoned[0].by_config[config(16)].median == 0.001
-    preview = quarantine(client, admin, token=evil.id, preview=True)
-    assert read(client, admin) == poisoned
-    done = quarantine(client, admin, token=evil.id)
-    assert done == {**preview, "id": done["id"]}
-    assert preview == {"id": None, "contexts": 1, "records": 2, "measurements": 6, "winners": 2}
-    left = read(client, admin)
-    assert [item.scenario for item in left] == [scenario(1), scenario(3)]
-    assert left[0].measurements == honest.measurements, "what lay beside stands"
-    assert left[0].winner is None
-    assert left[1] == record(3)
-    # No copy brings it back, and who sends its own again gets its own winner.
-    assert post(client, fleet, claims, record(2))["refused"] == 6
-    assert read(client, admin) == left
-    post(client, fleet, honest)
-    assert read(client, admin)[0].winner == honest.winner
-    assert undo(client, admin, done["id"]).json() == done
-    again = {item.scenario: item for item in read(client, admin)}
-    assert again[scenario(2)] == record(2)
-    assert again[scenario(1)].by_config[config(16)].median == 0.5, "beside what came since"
-    assert again[scenario(1)].winner == honest.winner
-    assert undo(client, admin, done["id"]).status_code == 404
-
-
-def test_pages_are_bounded_by_parts_too(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_MOST_SCENARIOS", 100)
-    assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
+def test_pages_are_bounded_by_parts_too() -> None:
+    assert list(divide([3000, 3000, 100, 9000, 1], int, 100, 5000)) == [
         [3000],
         [3000, 100],
         [9000],
         [1],
     ]
-    assert [len(page) for page in service._pages(["x"] * 250, len, database)] == [100, 100, 50]
+    assert [len(page) for page in divide(["x"] * 250, len, 100, 5000)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(
@@ -142,38 +109,6 @@ def test_a_host_is_found_behind_every_token(
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
 
 
-@pytest.mark.parametrize(("order", "left"), [((1, 0), 0.1), ((0, 1), 0.2)])
-def test_what_a_promotion_had_replaced_stands_again_one_promotion_at_a_time(
-    client: httpx.Client,
-    admin: Token,
-    fleet: Token,
-    database: Database,
-    order: tuple[int, int],
-    left: float,
-) -> None:
-    """Whoever sends a replaced measurement again is refused only while it is replaced."""
-    ops = [Token(database, name, "admin") for name in ("first", "second")]
-    post(client, fleet, record(1, median=0.5))
-    for number, token in enumerate(ops, start=1):
-        post(client, fleet, record(1, median=number / 10), at=f"pr-{number}")
-        sent = client.post(f"/v1/pr-{number}/promote", json={"to": "main"}, headers=token.headers)
-        assert sent.is_success
-
-    def stands() -> float | None:
-        return read(client, admin)[0].by_config[config(16)].median
-
-    assert stands() == 0.2
-    assert post(client, fleet, record(1, median=0.1))["refused"] == 3
-    taken = [quarantine(client, admin, token=ops[order[0]].id)["id"]]
-    assert stands() == left
-    taken.append(quarantine(client, admin, token=ops[order[1]].id)["id"])
-    assert stands() == 0.5
-    assert "refused" not in post(client, fleet, record(1, median=0.5))
-    for identity in taken:
-        undo(client, admin, identity)
-    assert stands() == 0.5, "beside what came since"
-
-
 def test_the_context_of_a_quarantine_is_not_pruned(
     client: httpx.Client, admin: Token, evil: Token, database: Database
 ) -> None:
@@ -201,3 +136,87 @@ def test_it_is_an_admins_listed_and_logged(client: httpx.Client, admin: Token, e
     assert undo(client, admin, "0" * 16).status_code == 404
     elsewhere = client.delete(f"/v1/pr-1/quarantines/{identity}", headers=admin.headers)
     assert elsewhere.status_code == 404
+
+
+def cut_an_undo_short(
+    client: httpx.Client, admin: Token, number: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undo a quarantine's first two scenarios, and fail."""
+    give_back, pages = service._give_back, iter(range(9))
+
+    def give_back_once(*arguments: Any) -> Any:
+        if next(pages):
+            raise OSError("cut short")
+        return give_back(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_MOST_SCENARIOS", 2)
+        patch.setattr(service, "_give_back", give_back_once)
+        assert undo(client, admin, number).status_code == 500
+
+
+def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    split, pages = service._pages, iter(range(99))
+
+    def split_and_undo(*arguments: Any) -> Any:
+        for page in split(*arguments):
+            yield page
+            if next(pages) == 0:
+                (running,) = client.get("/v1/main/quarantines", headers=admin.headers).json()[
+                    "quarantines"
+                ]
+                assert undo(client, admin, running["id"]).status_code == 200
+
+    monkeypatch.setattr(service, "_MOST_SCENARIOS", 1)
+    monkeypatch.setattr(service, "_pages", split_and_undo)
+    done = quarantine(client, admin, token=evil.id)
+    assert done["records"] == 1
+    assert read(client, admin) == before
+
+
+def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
+    client: httpx.Client,
+    admin: Token,
+    fleet: Token,
+    evil: Token,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    first = quarantine(client, admin, token=evil.id)
+    cut_an_undo_short(client, admin, first["id"], monkeypatch)
+    second = quarantine(client, admin, token=evil.id)
+    assert second["records"] == 2
+    again = record(3, median=0.5, after=60)
+    post(client, fleet, again)
+    for done in (second, first):
+        assert undo(client, admin, done["id"]).status_code == 200
+    after = {item.scenario: item for item in read(client, admin)}
+    assert [after[item.scenario] for item in before if item.scenario != again.scenario] == [
+        item for item in before if item.scenario != again.scenario
+    ]
+    assert after[again.scenario].measurements == again.measurements, "beside what came since"
+
+
+def test_a_winner_is_dated_by_its_own_arrival(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    """Whoever touches a record later, even by a pin or a measurement, moves no winner in time."""
+    post(client, evil, Record(scenario=scenario(1), winner=Winner(config=config(64), at=START)))
+    post(client, evil, record(2), at="pr-1")
+    promoted = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
+    assert promoted.is_success
+    between = now().isoformat()
+    pin = {"config": body(config(16)), "by": "ops"}
+    for number in (1, 2):
+        where = f"/v1/main/contexts/{context().digest}/pins/{scenario(number).digest}"
+        client.put(where, json=pin, headers=admin.headers).raise_for_status()
+        post(client, fleet, record(number, configs=5).model_copy(update={"winner": None}))
+    for token in (evil.id, admin.id):
+        sent: dict[str, Any] = {"token": token, "preview": True}
+        assert quarantine(client, admin, **sent, until=between)["winners"] == 1
+        assert quarantine(client, admin, **sent, since=between)["winners"] == 0

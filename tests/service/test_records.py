@@ -3,104 +3,65 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.routes import reads
-from dejavu_service.services import transfer
+from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+from dejavu_service.services import reads, transfer
+from dejavu_service.services import records as service
+from dejavu_service.services.reads import RecordReader
+from dejavu_service.services.records import tag_of
+from dejavu_service.services.requests import MOST_RECORDS
 from dejavu_service.storage import record_texts
-from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import parts
-from sqlalchemy import func, select
+from dejavu_service.storage.records import Part, StoredRecord
+from hypothesis import given
+from support.bad_server import BadServer, hang
 from support.service import (
     START,
     body,
     client_of,
-    config,
     context,
+    post,
+    read,
     record,
     record_set,
+    running_server,
     scenario,
 )
+from support.strategies import RECORDS, SCENARIOS
+from support.sweeping import wait_until
 
-from dejavu_cache.model.record import Pin, Record, RecordSet
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.record import Record, RecordedLaunch
+from dejavu_cache.model.scenario import Scenario, canonical_json, now
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 
 
-def post(
-    client: httpx.Client, sent: RecordSet, namespace: str = "main", **headers: str
-) -> dict[str, Any]:
-    answer = client.post(f"/v1/{namespace}/records", json=body(sent), headers=headers)
-    assert answer.status_code == 200, answer.text
-    counted: dict[str, Any] = answer.json()
-    return counted
-
-
-def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
-    answer = client.get(HOME.replace("main", namespace))
-    assert answer.status_code == 200, answer.text
-    return list(RecordSet.model_validate_json(answer.content).records)
-
-
 def test_what_was_posted_is_read_in_the_order_of_scenarios(client: httpx.Client) -> None:
     sent = [record(m) for m in (512, 2, 64)]
-    assert post(client, record_set(*sent)) == {"records": 3, "measurements": 9, "beside": 0}
+    assert post(client, *sent) == {"records": 3, "measurements": 9, "beside": 0}
     assert read(client) == sorted(sent, key=lambda entry: entry.scenario.text)
 
 
-def test_the_same_post_again_changes_nothing(client: httpx.Client) -> None:
-    post(client, record_set(record(1), record(2)))
-    before = client.get(HOME)
-    assert post(client, record_set(record(1), record(2))) == {
-        "records": 2,
-        "measurements": 0,
-        "beside": 0,
-    }
-    after = client.get(HOME)
-    assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
-
-
-def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Database) -> None:
-    post(client, record_set(record(median=0.1)))
-    lie = record_set(record(median=0.01, by="eve@laptop"))
-    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 3}
-    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 0}
-    assert read(client) == [record(median=0.1)]
-    with database.read() as connection:
-        rows = connection.execute(
-            select(parts.c.stands, func.count())
-            .where(parts.c.kind == "measurement")
-            .group_by(parts.c.stands)
-            .order_by(parts.c.stands)
-        ).all()
-    assert [tuple(row) for row in rows] == [(False, 3), (True, 3)]
-
-
-def test_pins_in_a_post_count_only_from_an_admin(client: httpx.Client, token: Any) -> None:
-    pinned = record().model_copy(update={"pin": Pin(config=config(32), at=now(), by="ann")})
-    post(client, record_set(pinned), **token("write"))
-    answer = client.get(HOME, headers=token("read"))
-    assert RecordSet.model_validate_json(answer.content).records[0].pin is None
-    post(client, record_set(pinned), **token("admin"))
-    answer = client.get(HOME, headers=token("read"))
-    assert RecordSet.model_validate_json(answer.content).records[0].pinned == config(32)
-
-
 def test_an_unchanged_context_is_answered_by_304(client: httpx.Client) -> None:
-    post(client, record_set())
+    post(client)
     tag = client.get(HOME).headers["etag"]
     for sent in (tag, f"W/{tag}", f'"other", {tag}', "*"):
         answer = client.get(HOME, headers={"If-None-Match": sent})
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
-    post(client, record_set(record(7)))
+    post(client, record(7))
     assert client.get(HOME, headers={"If-None-Match": tag}).status_code == 200
 
 
 def test_answers_are_compressed_for_those_who_take_it(client: httpx.Client) -> None:
-    post(client, record_set(*(record(m) for m in range(20))))
+    post(client, *(record(m) for m in range(20)))
     small = client.get(HOME, headers={"Accept-Encoding": "gzip"})
     plain = client.get(HOME, headers={"Accept-Encoding": "gzip;q=0"})
     assert small.headers["content-encoding"] == "gzip"
@@ -114,7 +75,7 @@ def test_a_long_answer_is_sent_in_pieces(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, accepted: str
 ) -> None:
     """Clients that read slowly would otherwise keep a copy of all of it each."""
-    post(client, record_set(*(record(m, median=0.1 + m / 7) for m in range(40))))
+    post(client, *(record(m, median=0.1 + m / 7) for m in range(40)))
     headers = {"Accept-Encoding": accepted}
     whole = client.get(HOME, headers=headers)
     monkeypatch.setattr(reads, "_PIECE", 500)
@@ -130,7 +91,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     """A writer may fill a context without end: it is read record by record then, and exported."""
     monkeypatch.setattr(record_texts, "MOST_BYTES", 3000)
     monkeypatch.setattr(transfer, "_MOST_BYTES", 3000)
-    post(client, record_set(*(record(m, configs=5) for m in range(4))))
+    post(client, *(record(m, configs=5) for m in range(4)))
     refused = client.get(HOME)
     assert (refused.status_code, "quarantine list --writers" in refused.text) == (413, True)
     assert client.get(f"{HOME}/{scenario(1).digest}").status_code == 200
@@ -143,7 +104,7 @@ def test_no_read_takes_more_memory_than_a_client_does(
     with monkeypatch.context() as patched:
         patched.setattr(record_texts, "MOST_BYTES", 300)
         assert client.get(scenarios, headers={"If-None-Match": '"an earlier one"'}).is_success
-        post(client, record_set(record(4)))
+        post(client, record(4))
         assert client.get(scenarios).status_code == 413
     for m in (1, 2, 4):
         client.delete(f"{HOME}?scenario={scenario(m).digest}")
@@ -166,17 +127,10 @@ def test_a_full_cache_lets_the_oldest_go(url: str, monkeypatch: pytest.MonkeyPat
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 
 
-def test_a_record_is_read_by_its_digest(client: httpx.Client) -> None:
-    post(client, record_set(record(5)))
-    answer = client.get(f"{HOME}/{scenario(5).digest}")
-    assert Record.model_validate_json(answer.content) == record(5)
-    assert client.get(f"{HOME}/{scenario(6).digest}").status_code == 404
-
-
 def test_contexts_come_in_pages(client: httpx.Client) -> None:
     everything = [context(f"kernel{number}") for number in range(5)]
     for of in everything:
-        post(client, record_set(of=of))
+        post(client, of=of)
     first = client.get("/v1/main/contexts?limit=3").json()
     second = client.get(f"/v1/main/contexts?limit=3&after={first['next']}").json()
     contexts = [*first["contexts"], *second["contexts"]]
@@ -189,7 +143,7 @@ def test_contexts_come_in_pages(client: httpx.Client) -> None:
 
 
 def test_records_are_dropped_by_an_admin(client: httpx.Client) -> None:
-    post(client, record_set(*(record(m) for m in (1, 2, 3))))
+    post(client, *(record(m) for m in (1, 2, 3)))
     tag = client.get(HOME).headers["etag"]
     first = f"{HOME}?scenario={scenario(1).digest}&scenario={scenario(9).digest}"
     assert client.delete(first).json() == {"deleted": 1}
@@ -198,12 +152,209 @@ def test_records_are_dropped_by_an_admin(client: httpx.Client) -> None:
     assert client.delete(HOME).json() == {"deleted": 2}
     assert client.get(HOME).status_code == 404
     assert client.delete(HOME).json() == {"deleted": 0}
-    post(client, record_set(record(after=(now() - START).total_seconds())))
+    post(client, record(after=(now() - START).total_seconds()))
     assert client.get(HOME).headers["etag"] != tag
 
 
 def test_namespaces_know_nothing_of_each_other(client: httpx.Client) -> None:
-    post(client, record_set(record(median=0.1)), "main")
-    post(client, record_set(record(median=0.2)), "pr-1")
+    post(client, record(median=0.1), to="main")
+    post(client, record(median=0.2), to="pr-1")
     assert read(client, "main") == [record(median=0.1)]
     assert read(client, "pr-1") == [record(median=0.2)]
+
+
+CONTEXT = f"/v1/main/contexts/{context().digest}"
+
+
+def url_of(m: int) -> str:
+    return f"{CONTEXT}/records/{scenario(m).digest}"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_records_of_any_size_are_read_by_their_key(client: httpx.Client, encoding: str) -> None:
+    records = [record(1, configs=1), record(2, configs=12)]
+    post(client, *records)
+    for stored in records:
+        answer = client.get(
+            f"{CONTEXT}/records/{stored.scenario.digest}", headers={"Accept-Encoding": encoding}
+        )
+        assert Record.model_validate_json(answer.content) == stored
+    assert client.get(url_of(3)).status_code == 404
+
+
+def test_a_read_by_key_is_never_older_than_the_request(client: httpx.Client) -> None:
+    post(client, record(1))
+    first = client.get(url_of(1))
+    tag = {"If-None-Match": first.headers["ETag"]}
+    assert client.get(url_of(1), headers=tag).status_code == 304
+    assert client.get(url_of(2)).status_code == 404
+    post(client, record(1, configs=5), record(2))
+    again = client.get(url_of(1), headers=tag)
+    assert again.status_code == 200
+    assert len(Record.model_validate_json(again.content).measurements) == 5
+    assert client.get(url_of(2)).status_code == 200
+    client.delete(f"{CONTEXT}/records").raise_for_status()
+    assert client.get(url_of(1), headers=tag).status_code == 404
+
+
+def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> None:
+    assert client.get(f"{CONTEXT}/scenarios").json() == {"scenarios": []}
+    post(client, record(2), record(1))
+    answer = client.get(f"{CONTEXT}/scenarios")
+    assert answer.json()["scenarios"] == [body(scenario(1)), body(scenario(2))]
+    tag = {"If-None-Match": answer.headers["ETag"]}
+    assert client.get(f"{CONTEXT}/scenarios", headers=tag).status_code == 304
+    post(client, record(3))
+    assert client.get(f"{CONTEXT}/scenarios", headers=tag).status_code == 200
+
+
+def test_a_launch_finds_neighbours_and_learns_of_new_ones(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_unreachable(*_: object) -> None:
+        raise UnreachableError("away")
+
+    with running_server(sqlite_url, tmp_path / "log") as server:
+        store = RemoteStore(ProtocolClient(server.base), wait=5, spool=Spool("x", tmp_path))
+        with httpx.Client(base_url=server.base) as client:
+            post(client, record(1))
+            assert store.get(context(), scenario(2)) is None
+            before = store.revision(context())
+            assert list(store.scenario_texts(context())) == [scenario(1).text]
+            store.revalidate({context(): {scenario(2)}})
+            listed = store.revision(context())
+            assert listed != before
+            assert store.get(context(), scenario(2)) is None
+            post(client, record(2))
+            assert store.get(context(), scenario(2)) is None, "as the server last answered"
+            assert store.revision(context()) == listed
+            with monkeypatch.context() as away:
+                away.setattr(ProtocolClient, "scenario_texts", raise_unreachable)
+                changed = store.revalidate({context(): {scenario(2)}})
+            assert [found.scenario for found in changed[context()].records] == [scenario(2)]
+            wait_until(lambda: store.calls.due_in <= 0)
+            assert store.revision(context()) != listed
+            assert store.get(context(), scenario(2)) is not None
+            assert len(list(store.scenario_texts(context()))) == 2
+        store.close()
+
+
+def test_a_listing_that_does_not_come_is_waited_for_once(tmp_path: Path) -> None:
+    server = BadServer(hang)
+    store = RemoteStore(ProtocolClient(server.url), wait=0.05, spool=Spool("x", tmp_path))
+    before = store.revision(context())
+    for _ in range(3):
+        with pytest.raises(UnreachableError):
+            store.scenario_texts(context())
+    assert server.connections == 1
+    assert store.revision(context()) != before, "it is asked for again"
+    store.close()
+    server.close()
+
+
+def revalidate(client: httpx.Client, revision: str, tags: dict[str, str]) -> dict[str, Any]:
+    copy = {"revision": revision, "scenarios": tags}
+    answer = client.post("/v1/main/revalidation", json={"contexts": {context().digest: copy}})
+    changed: dict[str, dict[str, Any]] = answer.raise_for_status().json()["contexts"]
+    return changed.get(context().digest, {})
+
+
+def test_copies_of_large_records_are_answered_part_by_part(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recalls come at once; an empty revision makes clients ask for the other records again."""
+    text = canonical_json(record(1))
+    monkeypatch.setattr(service, "_MOST_BYTES", 5 * len(text) // 2)
+    monkeypatch.setattr(record_texts, "PART_BYTES", len(text))
+    digests = sorted(scenario(m).digest for m in range(6))
+    sent = body(record_set(*(record(m) for m in range(6))))
+    client.post("/v1/main/records", json=sent).raise_for_status()
+    client.delete(HOME, params={"scenario": scenario(5).digest}).raise_for_status()
+    tags, rounds, revision = dict.fromkeys(digests, ""), [], ""
+    while not revision:
+        changed = revalidate(client, revision, tags)
+        revision = changed["revision"]
+        assert changed["gone"] == list(changed["recalls"]) == [scenario(5).digest]
+        rounds.append(len(changed["records"]))
+        for content in changed["records"]:
+            got = Record.model_validate_json(json.dumps(content))
+            tags[got.scenario.digest] = tag_of(canonical_json(got))
+    assert rounds == [2, 2, 1]
+    assert revalidate(client, revision, tags) == {}
+
+
+@pytest.mark.parametrize("function", ["_load", "_revalidate"])
+def test_few_records_are_rendered_at_a_time(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """More threads would leave `/livez` unanswered, and their texts would fill the memory."""
+    working: list[int] = []
+    numbers: list[int] = []
+    owner: Any = RecordReader if function == "_load" else service
+    answer = getattr(owner, function)
+
+    def answer_slowly(*arguments: Any) -> Any:
+        working.append(1)
+        numbers.append(len(working))
+        time.sleep(0.05)
+        working.pop()
+        return answer(*arguments)
+
+    monkeypatch.setattr(owner, function, answer_slowly)
+    post(client, *(record(m, configs=8) for m in range(20)))
+
+    def ask(m: int) -> httpx.Response:
+        if owner is service:
+            return client.post("/v1/main/revalidation", json={"contexts": {}})
+        return client.get(url_of(m))
+
+    with ThreadPoolExecutor(20) as pool:
+        assert {answer.status_code for answer in pool.map(ask, range(20))} == {200}
+    assert max(numbers) <= 4
+
+
+def test_too_many_copies_in_one_request_are_refused(client: httpx.Client) -> None:
+    tags = {f"{m:024x}": "" for m in range(MOST_RECORDS + 1)}
+    sent = {"contexts": {context().digest: {"scenarios": tags}}}
+    assert client.post("/v1/main/revalidation", json=sent).status_code == 413
+
+
+def stored(of: Record) -> StoredRecord:
+    made = StoredRecord(of.scenario.digest, of.scenario.text)
+    for part in (*of.measurements, of.winner, of.pin):
+        if part is not None:
+            made.stand(Part.of(part, "ann"))
+    made.add_launches(launch.text for launch in of.launches or ())
+    return made
+
+
+@given(RECORDS, SCENARIOS)
+def test_a_record_is_the_join_of_its_parts(of: Record, scenario: Scenario) -> None:
+    """Texts are joined where models would take ten times as long, and are the same to a letter."""
+    written = of.model_copy(update={"scenario": scenario})
+    assert stored(written).text == canonical_json(written)
+
+
+def test_revalidation_loads_few_records_at_once_however_large_a_writer_made_them(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records may have a few timings and megabytes of recorded launches."""
+    loaded: list[int] = []
+    load = record_texts.load_texts
+
+    def load_and_note(*arguments: Any) -> dict[str, str]:
+        texts = load(*arguments)
+        loaded.append(sum(map(len, texts.values())))
+        return texts
+
+    monkeypatch.setattr(record_texts, "load_texts", load_and_note)
+    monkeypatch.setattr(record_texts, "PART_BYTES", 40_000)
+    large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
+    sent = [record(m).model_copy(update={"launches": (large,)}) for m in range(5)]
+    client.post("/v1/main/records", json=body(record_set(*sent))).raise_for_status()
+    copies = {"scenarios": {scenario(m).digest: "" for m in range(5)}}
+    asked = {"contexts": {context().digest: copies}}
+    answer = client.post("/v1/main/revalidation", json=asked).raise_for_status()
+    assert len(answer.json()["contexts"][context().digest]["records"]) == 5
+    assert len(loaded) >= 3
+    assert max(loaded) < 40_000

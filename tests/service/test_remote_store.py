@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
+import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.errors import BusyError, RemoteError
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support.kernels import launch, load
-from support.processes import environment
-from support.records import context, measurement, record
+from support.processes import dejavu, environment
+from support.records import MOMENT, config, context, measurement, record
 from support.remote_stores import open_remote
 from support.service import Running, free_port, running_server
+from support.sweeping import wait_until
 
-from dejavu_cache.model.record import Winner
+from dejavu_cache.model.record import RecordSet, Winner
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, Store, TieredStore
 from dejavu_cache.testing import StoreContract
@@ -85,13 +95,6 @@ class TestLocalFirst:
         assert len(asked) == 12
 
 
-def wait_until_empty(spool: Spool, seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while len(spool) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not len(spool)
-
-
 @pytest.mark.parametrize("is_later", [False, True], ids=["this process", "a later one"])
 def test_the_spool_empties_when_the_server_is_back(
     is_later: bool, url: str, tmp_path: Path
@@ -108,37 +111,11 @@ def test_the_spool_empties_when_the_server_is_back(
     with running_server(url, tmp_path / "server.log", port=port):
         if is_later:
             store = open_remote(base, tmp_path)
-        assert wait_until_empty(store.spool, 240)
+        wait_until(lambda: len(store.spool) == 0)
         assert store.calls.closed
         stored = list(ProtocolClient(base).records(context()))
         assert [entry.scenario.args["M"] for entry in stored] == [0, 1, 2, 3, 4]
         assert all(len(entry.measurements) == 1 for entry in stored)
-
-
-def test_a_read_only_token_reads(
-    server: Running, postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = open_remote(server.base, tmp_path)
-    writer.put(context(), [record(1)])
-    writer.close()
-    made = subprocess.run(
-        [sys.executable, "-m", "dejavu_service", "token", "create", "--role=read", "--name=reader"],
-        env=environment(DEJAVU_SERVER_DATABASE=postgres_url),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    token = made.stdout.split()[-1]
-    reader = open_remote(server.base, tmp_path, token=token)
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
-        reader.put(context(), [record(2)])
-        reader.close()
-        if "read-only for this token" in caplog.text:
-            break
-    assert caplog.text.count("read-only for this token") == 1
-    assert reader.get(context(), record(1).scenario, fresh=True) is not None
-    assert len(reader.spool) == 1, "it waits for a token that may write"
 
 
 def test_misses_that_a_server_takes_in_no_single_request_are_all_counted(
@@ -161,20 +138,6 @@ def test_timings_that_a_server_passes_over_are_named_once(
         store.put(context(), [record(number, ahead)])
         assert store.sender.flush(240)
     assert caplog.text.count("passed over some of these timings") == 1
-
-
-def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path) -> None:
-    """Two local folders, one server: through the decorator."""
-    kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
-    for name, kernel in zip(("one", "two"), kernels, strict=True):
-        shared = open_remote(namespace_url, tmp_path / name)
-        kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
-        launch(kernel, 100)
-        launch(kernel, 200)
-        assert shared.sender.flush(240)
-        shared.close()
-    assert [kernel.benchmarked for kernel in kernels] == [6, 0]
-    assert isinstance(kernels[0].home, TieredStore)
 
 
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
@@ -206,13 +169,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     folder.put(context(), [tie, record(32)])
 
     def run(*arguments: object) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "dejavu_client", *map(str, arguments)],
-            env=environment(XDG_CACHE_HOME=str(tmp_path)),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = dejavu(*arguments, XDG_CACHE_HOME=str(tmp_path))
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
@@ -237,3 +194,251 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         for row in json.loads(run("show", "--misses", "--store", server.base, "--json"))
     ] == [1]
     assert "known in" in run("sync", "--store", f"{copy.root},{server.base}")
+
+
+def wait_until_renewed(url: str) -> None:
+    """Wait until the lease of another holder has longer to live than a moment before."""
+    base, namespace = split_server_url(url, "main")
+    wish = {
+        "context": context().model_dump(mode="json"),
+        "scenario": record(1).scenario.model_dump(mode="json"),
+        "holder": "another",
+        "ttl": 1,
+    }
+    seconds = [math.inf]
+    while len(seconds) < 2 or seconds[-1] <= seconds[-2]:
+        time.sleep(0.05)
+        answer = httpx.post(f"{base}/v1/{namespace}/leases", json=wish).json()
+        assert answer["lease"] is None, "it has expired"
+        seconds.append(answer["expires_in"])
+
+
+def start_holder(code: str, namespace_url: str, cache: Path) -> subprocess.Popen[str]:
+    """Start a program that takes a lease, and return once it holds it."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
+        env=environment(XDG_CACHE_HOME=str(cache)), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    assert holder.stdout.readline() == "True\n"
+    return holder
+
+
+def test_a_lease_outlives_its_dead_holder_by_its_time_only(
+    namespace_url: str, store: RemoteStore, tmp_path: Path
+) -> None:
+    code = """
+        import sys, time
+        from dejavu_client.http.protocol_client import ProtocolClient
+        from dejavu_client.http.remote_store import RemoteStore
+        from support.records import context, record
+        client = ProtocolClient(sys.argv[1], namespace=sys.argv[2])
+        store = RemoteStore(client, wait=5, lease_seconds=4)
+        with store.lease(context(), record(1).scenario, wait=0) as held:
+            print(held, flush=True)
+            time.sleep(600)
+    """
+    holder = start_holder(code, namespace_url, tmp_path)
+    wait_until_renewed(namespace_url)
+    with store.lease(context(), record(1).scenario, wait=0.1) as granted:
+        assert not granted
+    holder.kill()
+    holder.communicate()
+    with store.lease(context(), record(1).scenario, wait=200) as granted:
+        assert granted
+
+
+def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
+    namespace_url: str, store: RemoteStore, tmp_path: Path
+) -> None:
+    code = """
+        import sys, time
+        from dejavu_client.http.protocol_client import ProtocolClient
+        from dejavu_client.http.remote_store import RemoteStore
+        from dejavu_cache.model.record import Winner; from dejavu_cache.model.scenario import now
+        from support.records import config, context, measurement, record
+        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5)
+        with store.lease(context(), record(1).scenario, wait=0) as held:
+            print(held, flush=True)
+            time.sleep(1)
+            store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+    """
+    holder = start_holder(code, namespace_url, tmp_path)
+    with store.lease(context(), record(1).scenario, wait=200) as granted:
+        assert granted
+        assert store.get(context(), record(1).scenario, fresh=True) is not None
+    assert holder.wait(240) == 0
+    holder.communicate()
+
+
+def test_records_on_a_server_are_renamed(namespace_url: str, tmp_path: Path) -> None:
+    base, namespace = split_server_url(namespace_url, "main")
+    client = ProtocolClient(base, namespace=namespace)
+    old, new = context(kernel="pkg.old.add"), context(kernel="pkg.new.add")
+    winner = Winner(config=config(32), at=MOMENT)
+    tuned = record(16, measurement(32), measurement(64, 2.0), winner=winner)
+    with RemoteStore(client, wait=10, spool=Spool(namespace_url, tmp_path / "spool")) as store:
+        store.put(old, [tuned, record(32)], now=True)
+        client.pin(old, tuned.scenario, config(64), "ann@host")
+        before = list(store.records(old))
+
+        arguments = ("rename", "pkg.old.add", "pkg.new.add", "--store", namespace_url)
+        assert "2 records) would be renamed to pkg.new.add" in dejavu(*arguments).stdout
+        assert list(store.contexts()) == [old]
+
+        done = dejavu(*arguments, "--yes")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert list(store.contexts()) == [new]
+        after = list(store.records(new))
+        assert [entry.measurements for entry in after] == [entry.measurements for entry in before]
+        assert [entry.winner for entry in after] == [entry.winner for entry in before]
+        assert [entry.pinned for entry in after] == [config(64), None]
+        assert after[0].pin is not None
+        assert after[0].pin.by == "ann@host"
+        assert dejavu(*arguments, "--yes").stdout.startswith("nothing to rename")
+
+
+Connect = Callable[[str, float], RemoteStore]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Connect:
+    """Return a function that opens a store with a spool of its own."""
+    numbers = itertools.count()
+    return lambda base, wait: open_remote(base, tmp_path / str(next(numbers)), wait)
+
+
+def test_a_launch_reads_one_record_of_a_context_too_large_to_read(
+    server: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = [
+        record(m, *(measurement(block, block / 7) for block in range(1, 5))) for m in range(1500)
+    ]
+    ProtocolClient(server.base).send(RecordSet(context=context(), records=tuple(large)))
+    with monkeypatch.context() as keyed_reads_alone:
+        keyed_reads_alone.setattr(ProtocolClient, "records", None)
+        for m in (0, 700, 1499):
+            found = connect(server.base, 20.0).get(context(), record(m).scenario)
+            assert found is not None
+            assert found.record == large[m]
+    assert len(list(connect(server.base, 20.0).records(context()))) == 1500
+
+
+def test_a_launch_waits_for_a_server_that_has_too_many_clients(
+    sqlite_url: str, connect: Connect, tmp_path: Path
+) -> None:
+    """Rather than tune what the server has."""
+    limits = {"DEJAVU_SERVER_RATE": "1"}
+    with running_server(sqlite_url, tmp_path / "log", limits) as server:
+        benchmarked = []
+        for _ in range(3):
+            kernel = load(tmp_path / "kernels.py").add
+            store = kernel._options["store"] = connect(server.base, 2.0)
+            launch(kernel, 100)
+            store.sender.flush(240)
+            benchmarked.append(kernel.benchmarked)
+            while ask_once(server.base):  # until nothing is left of the burst
+                pass
+        assert benchmarked == [3, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["tune", "strict"])
+def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
+    mode: str, server: Running, connect: Connect, tmp_path: Path
+) -> None:
+    """Several times as long as otherwise, rather than tune what the server has, or fail."""
+    remote = [connect(server.base, wait) for wait in (20, 0.25)]
+    kernels = [load(tmp_path / "kernels.py").add for _ in remote]
+    for kernel, store in zip(kernels, remote, strict=True):
+        kernel._options["store"] = store
+    launch(kernels[0], 100)
+    assert remote[0].sender.flush(240)
+    pid = server.process.pid
+    kernels[1]._options["mode"] = mode
+    os.kill(pid, signal.SIGSTOP)
+    wake = threading.Timer(0.6, os.kill, [pid, signal.SIGCONT])
+    wake.start()
+    launch(kernels[1], 100)
+    wake.join()
+    assert kernels[1].benchmarked == 0
+
+
+def ask_once(base: str) -> bool:
+    try:
+        ProtocolClient(base).record(context(), record(1).scenario)
+    except BusyError:
+        return False
+    return True
+
+
+def test_a_server_that_asks_to_wait_is_left_alone_and_has_not_failed(
+    sqlite_url: str, connect: Connect, tmp_path: Path
+) -> None:
+    limits = {"DEJAVU_SERVER_RATE": "0.01"}
+    with running_server(sqlite_url, tmp_path / "log", limits) as server:
+        assert ask_once(server.base)
+        store = connect(server.base, 5.0)
+        for _ in range(100):
+            with pytest.raises(BusyError, match="429"):
+                store.get(context(), record(1).scenario)
+        assert store.calls.closed
+        assert server.log.read_text().count('"status": 429') <= 2
+        with store.lease(context(), record(1).scenario, wait=0) as may_tune:
+            assert not may_tune
+
+
+def test_who_waits_for_a_lease_waits_through_a_restart(server: Running, connect: Connect) -> None:
+    scenario = record(1).scenario
+    tuner, waiter = (connect(server.base, 5.0) for _ in range(2))
+    outcomes: list[tuple[bool, bool]] = []
+
+    def wait() -> None:
+        with waiter.lease(context(), scenario, wait=60) as may_tune:
+            outcomes.append((may_tune, waiter.get(context(), scenario, fresh=True) is not None))
+
+    with tuner.lease(context(), scenario, wait=0) as may_tune:
+        assert may_tune
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: server.log.read_text().count("/v1/main/leases") == 2)  # both asked
+        server.kill()
+        time.sleep(1.5)
+        assert thread.is_alive(), "it does not tune on its own"
+        server.start()
+        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))], now=True)
+    thread.join(240)
+    assert outcomes
+    assert outcomes[0][1], "the record is there before anybody may tune"
+
+
+def test_a_lease_ends_after_what_was_measured_while_the_server_was_away_is_there(
+    server: Running, connect: Connect
+) -> None:
+    scenario = record(1).scenario
+    tuner, waiter = (connect(server.base, 5.0) for _ in range(2))
+    with tuner.lease(context(), scenario, wait=0) as may_tune:
+        assert may_tune
+        server.kill()
+        with suppress(RemoteError):
+            tuner.get(context(), scenario, fresh=True)
+        assert not tuner.calls.closed
+        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+        server.start()
+        wait_until(lambda: tuner.calls.closed)
+
+    def look_up() -> object:
+        with waiter.lease(context(), scenario, wait=60) as may_tune:
+            assert may_tune
+            return waiter.get(context(), scenario, fresh=True)
+
+    with ThreadPoolExecutor() as pool:  # this thread would be the holder that has the lease
+        assert pool.submit(look_up).result() is not None
+
+
+def test_a_server_that_was_never_there_is_not_waited_for(server: Running, connect: Connect) -> None:
+    server.kill()
+    store = connect(server.base, 0.25)
+    with pytest.raises(RemoteError):
+        store.get(context(), record(1).scenario)
+    with store.lease(context(), record(1).scenario, wait=600) as may_tune:
+        assert may_tune

@@ -98,7 +98,7 @@ def issue(
     database: Database, role: Role, *namespaces: str, **grants: Role
 ) -> tuple[str, dict[str, str]]:
     by_pattern = {name.replace("_", "-"): role for name, role in grants.items()}
-    issued = tokens.issue(database, ANYBODY, "ci", role, namespaces, None, by_pattern)
+    issued = tokens.issue(database, ANYBODY, "ci", dict.fromkeys(namespaces, role) | by_pattern)
     return issued.id, {"Authorization": f"Bearer {issued.token}"}
 
 
@@ -220,7 +220,7 @@ def test_all_namespaces_means_all_of_them() -> None:
 
 def test_roles_are_chosen_and_listed_by_namespace(client: httpx.Client, database: Database) -> None:
     identity, admin = issue(database, "admin", "*")
-    wish = {"name": "ci", "role": "write", "namespaces": ["pr-*"], "grants": {"main": "read"}}
+    wish = {"name": "ci", "grants": {"pr-*": "write", "main": "read"}}
     made = client.post("/v1/tokens", json=wish, headers=admin).json()
     tokens = client.get("/v1/tokens", headers=admin).json()["tokens"]
     listed = {token["id"]: token for token in tokens}
@@ -232,19 +232,13 @@ def test_roles_are_chosen_and_listed_by_namespace(client: httpx.Client, database
     assert logged["entries"][0]["detail"]["grants"] == {"main": "read", "pr-*": "write"}
     assert logged["entries"][1]["detail"]["grants"] == {"*": "admin"}
     wrongs: list[dict[str, Any]] = [
-        {"namespaces": ["pr-*x"]},
-        {"namespaces": ["**"]},
-        {"namespaces": ["*-pr"]},
-        {"namespaces": ["pr-*\n"]},
-        {"namespaces": ["m\u0430in"]},
-        {"namespaces": ["a" * 65]},
-        {"namespaces": [], "grants": {}},
-        {"grants": {"pr-*": "read"}},
-        {"grants": {"main": "owner"}},
-        {"grants": {"../main": "read"}},
+        *({name: "read"} for name in ("pr-*x", "**", "*-pr", "pr-*\n", "m\u0430in", "a" * 65)),
+        {},
+        {"main": "owner"},
+        {"../main": "read"},
     ]
     for wrong in wrongs:
-        answer = client.post("/v1/tokens", json={**wish, **wrong}, headers=admin)
+        answer = client.post("/v1/tokens", json={**wish, "grants": wrong}, headers=admin)
         assert answer.status_code in (400, 422), wrong
     assert made["grants"] == listed[made["id"]]["grants"]
 

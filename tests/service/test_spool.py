@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dejavu_client.http import spool as spool_module
 from dejavu_client.http.errors import RefusedError, ServerFaultError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY
-from dejavu_service.storage.database import Database
+from support.command_line import run_cli
+from support.lossy_proxy import lossy_proxy
 from support.processes import PROGRAMS, dejavu, environment
 from support.records import context, measurement, record
-from support.service import Running, running_server
+from support.service import Running, make_token, running_server
 from support.spools import deliver, numbers, singles, spool_of
 from support.sweeping import wait_until
 
@@ -35,13 +36,6 @@ SMALL = {"DEJAVU_SERVER_MAX_BODY": "25000"}
 def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
     with running_server(sqlite_url, tmp_path / "server.log", SMALL) as started:
         yield started
-
-
-def make_token(url: str, role: str, seconds: float | None = None) -> str:
-    database = Database(url)
-    issued = tokens.issue(database, ANYBODY, f"a {role} {seconds}", role, ["*"], seconds)  # type: ignore[arg-type]
-    database.close()
-    return issued.token
 
 
 def invalid(*ms: int) -> bytes:
@@ -70,6 +64,7 @@ def test_a_token_that_may_not_write_keeps_everything(
     while f"refused with {status}" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.05)
     assert f"refused with {status}" in caplog.text
+    assert caplog.text.count("read-only for this token") == (role == "read")
     store.put(context(), [record(4)])
     store.close()
     assert len(spool) == 4
@@ -222,7 +217,7 @@ def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path:
     spool.write(invalid(3))
     store = ("--store", str(tmp_path / "store"))
     doctor = dejavu("doctor", **home).stdout
-    assert re.search(r"3 record sets \([\d.]+ KiB\) wait in", doctor)
+    assert re.search(r"3 record sets wait \([\d.]+ KiB\) in", doctor)
     for token, status in (("", "401"), (read, "403")):
         done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=token)
         assert done.returncode != 0
@@ -241,3 +236,85 @@ def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path:
     assert done.returncode != 0
     assert "1 record set" in done.stdout
     assert "does not answer" in done.stdout
+
+
+def test_a_spool_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was set aside goes first, then what has waited longest."""
+    spool = spool_of("https://server", tmp_path, *singles(*range(10)))
+    for age, file in enumerate(reversed(spool.waiting())):
+        os.utime(file.path, (time.time() - 60 * age,) * 2)
+    spool.put_aside(b"{}", "422")
+    spool.trim()
+    assert (len(spool), len(spool.set_aside())) == (10, 1)
+    newest = [file.path for file in spool.waiting()][-4:]
+    monkeypatch.setattr(spool_module, "MOST_BYTES", 4 * 4096)
+    spool.trim()
+    assert [file.path for file in spool.waiting()] == newest
+    assert spool.set_aside() == []
+    assert "7 record sets for https://server deleted" in caplog.text
+
+
+def test_what_has_waited_for_ever_is_sent(server: Running, tmp_path: Path) -> None:
+    """Also what was written before the clock was set."""
+    spool = spool_of(server.base, tmp_path, *singles(1, 2, 3))
+    for file in spool.waiting():
+        os.utime(file.path, (1000.0, 1000.0))
+    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
+    wait_until(lambda: len(spool) == 0)
+    store.close()
+    assert numbers(server.base) == {1, 2, 3}
+
+
+def test_a_folder_that_cannot_be_listed_ends_no_sender(
+    server: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever waits for the thread goes on too."""
+    spool = spool_of(server.base, tmp_path)
+    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
+    with monkeypatch.context() as broken:
+        broken.setattr(spool_module.Spool, "waiting", lambda _: 1 / 0)
+        store.put(context(), [record(1)])
+        assert store.sender.flush(240)
+        wait_until(lambda: "ZeroDivisionError" in caplog.text)
+    store.put(context(), [record(2)])
+    wait_until(lambda: numbers(server.base) == {1, 2})
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "command", "parts", "left"),
+    [
+        ("POST", "/quarantines", "quarantine add --host here --yes", [2], set()),
+        ("DELETE", "/quarantines", "quarantine undo {quarantine}", [0], {1, 2}),
+        ("DELETE", "/records", "gc --all --yes", [], set()),
+    ],
+)
+def test_a_command_whose_answer_gets_lost_says_nothing_that_is_not_so(
+    server: Running, method: str, path: str, command: str, parts: list[int], left: set[int]
+) -> None:
+    """What it asked for is done once, and the error says that it may be done."""
+    client = ProtocolClient(server.base)
+    client.send(RecordSet(context=context(), records=(record(1), record(2))))
+    undone = client.quarantine({"host": "here"})["id"] if "undo" in command else ""
+    with lossy_proxy(server.base, method, path) as proxy:
+        seen = run_cli(*command.format(quarantine=undone).split(), "--store", proxy)
+    assert (seen.returncode, seen.stdout) == (3, ""), seen
+    assert "may have done what was asked" in seen.stderr
+    assert [item["parts"] for item in client.list_quarantines()] == parts
+    assert numbers(server.base) == left
+
+
+@pytest.mark.parametrize("command", ["promote --to other", "quarantine add --host here"])
+def test_what_may_be_asked_twice_is(command: str, server: Running) -> None:
+    """A lost answer to a promotion, or to a question, costs nobody anything."""
+    ProtocolClient(server.base).send(RecordSet(context=context(), records=(record(1), record(2))))
+    path = "/promote" if "promote" in command else "/quarantines"
+    with lossy_proxy(server.base, "POST", path) as proxy:
+        seen = run_cli(*command.split(), "--store", proxy)
+    assert (seen.returncode, seen.stderr) == (0, ""), seen
+    assert "2 records" in seen.stdout

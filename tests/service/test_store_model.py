@@ -135,13 +135,7 @@ class ServerMachine(StoreMachine):
     def list_misses(self, number: int) -> None:
         store = self.use(number)
         assert isinstance(store, RemoteStore)
-        listed = {
-            (
-                Context.model_validate(entry["context"], strict=False),
-                Scenario.model_validate(entry["scenario"]),
-            )
-            for entry in store.client.misses()
-        }
+        listed = {(miss.context, miss.scenario) for miss in store.client.misses()}
         assert listed == self.server_model.misses()
 
     @rule()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,11 +195,8 @@ def test_keys_are_cached_and_followed_when_they_change(
     retired = issuer.keys.pop("second")
     issuer.broken = True
     monkeypatch.setattr(identities, "_FRESH", 0.0)
-    assert exchange(client, issuer.token()).status_code == 201, "the issuer is away for a while"
-    monkeypatch.setattr(identities, "_STALE", 0.0)
     assert exchange(client, issuer.token()).status_code == 503
     issuer.broken = False
-    monkeypatch.setattr(identities, "_STALE", 60.0)
     issuer.keys["second"] = retired
     withdrawn = issuer.token("second")
     del issuer.keys["second"]
@@ -289,3 +288,36 @@ def test_tokens_that_expired_long_ago_are_pruned_but_never_all(
     exchange(client, issuer.token()).raise_for_status()
     assert count() == 1
     database.close()
+
+
+Write = Callable[[bytes], Any]
+
+
+def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_TIMEOUT", 60.0)
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(_: Write) -> None:
+        asked.set()
+        over.wait(60)
+
+    monkeypatch.setattr(issuer, "answer", hang)
+    with ThreadPoolExecutor(50) as pool:
+        waiting = [pool.submit(exchange, client, issuer.token()) for _ in range(50)]
+        assert asked.wait(240)
+        assert client.get("/v1/main/contexts").status_code == 200
+        assert not any(exchanged.done() for exchanged in waiting)
+        over.set()
+        assert {exchanged.result().status_code for exchanged in waiting} == {503}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7"])
+def test_an_answer_without_keys_counts_as_none(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(issuer, "answer", lambda write: write(text.encode()))
+    answer = exchange(client, issuer.token())
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert "cannot be read" in answer.json()["detail"]

@@ -91,11 +91,6 @@ class TestTheFile:
         for m in (0, 99, 1000, 999_999):
             assert reopen(store).get(context(), record(m).scenario, fresh=True) is None
 
-    def test_is_seen_anew_when_another_process_writes_it(self, store: FileStore) -> None:
-        assert store.get(context(), record(64).scenario) is None
-        reopen(store).put(context(), [record(64)])
-        assert store.get(context(), record(64).scenario) is not None
-
 
 @given(RECORDS)
 def test_a_record_survives_its_page(written: Record) -> None:

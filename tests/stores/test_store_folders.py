@@ -1,20 +1,22 @@
-"""A file store says what is wrong with its folder, and is named by any path."""
+"""A file store says what is wrong with its folder, whatever others do to its files meanwhile."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from support.processes import run_python
-from support.records import context, record
+from support.records import MOMENT, context, record
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.stores import FileStore, make_absolute, open_store
+from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
+from dejavu_cache.model.scenario import Config
+from dejavu_cache.stores import FileStore, file, make_absolute, open_store
 from dejavu_cache.stores.tiered import as_tiers
 from dejavu_cache.system import safe_files
 
@@ -31,12 +33,6 @@ def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
     assert store.get(context(), record(16).scenario) is None
     assert list(store.contexts()) == []
     assert not store.root.exists()
-
-
-def test_a_file_in_the_folders_place_is_said(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
-        FileStore(tmp_path / "store").put(context(), [record(16)])
 
 
 def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
@@ -68,35 +64,6 @@ def test_a_file_never_grows_to_a_size_that_is_not_read_again(
     with pytest.raises(StoreError, match="File too large; delete records"):
         store.put(context(), [record(m) for m in range(100)])
     assert list(FileStore(store.root).records(context())) == [record(16), record(32)]
-
-
-def test_a_folder_without_rights_is_said(store: FileStore) -> None:
-    code = """
-        import os, sys
-        from support.records import context, record
-        from dejavu_cache.errors import SettingsError, StoreError
-        from dejavu_cache.stores import FileStore
-        if os.getuid() == 0:
-            os.setuid(65534)
-        store = FileStore(sys.argv[1])
-        assert store.get(context(), record(16).scenario) is not None
-        try:
-            store.put(context(), [record(64)])
-        except StoreError as error:
-            print(error)
-    """
-    # Outside pytest's folder, which other users cannot enter.
-    with tempfile.TemporaryDirectory() as own:
-        root = Path(own) / "store"
-        shutil.copytree(store.root, root)
-        folders = [Path(own), root, *(path for path in root.rglob("*") if path.is_dir())]
-        for path in folders:
-            path.chmod(0o555)
-        try:
-            assert "cannot be written: Permission denied" in run_python(code, str(root)).stdout
-        finally:
-            for path in folders:
-                path.chmod(0o755)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -155,3 +122,87 @@ def test_a_folder_that_nobody_may_look_into_opens_and_fails_as_a_store(tmp_path:
     store = open_store(str(tmp_path / ("long" * 70)))
     with pytest.raises(StoreError, match="too long"):
         store.put(context(), [record()])
+
+
+def lock_of(store: FileStore) -> FileLock:
+    return FileLock(store.root / ".locks" / f"{context().digest}.lock")
+
+
+def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(params={"BLOCK": 16})
+    regret = Regret(mean=0.0, max=0.0, scenarios=10, folds=10)
+    root = Leaf(ranking=(0,))
+    store.put_tree(
+        Tree(context=context(), configs=(config,), root=root, bound=0.05, regret=regret, at=MOMENT)
+    )
+    (store.root / "gone").mkdir()
+    scandir = os.scandir
+
+    def scan(path: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        if os.path.basename(path) == "gone":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert len(list(store.trees())) == 1
+
+
+def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A file's name is another user's choice in a shared folder."""
+    (store.root / "\x1b[2J\u202e.json").write_text("{")
+    list(store.contexts())
+    assert "\\u001b[2J\\u202e.json is passed over" in caplog.messages[-1]
+
+
+def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:
+    with store.path(context()).with_name("endless.json").open("wb") as file:
+        file.truncate(1 << 40)
+    assert [found.text for found in store.contexts()] == [context().text]
+
+
+def test_a_writer_that_is_stuck_is_waited_for_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    hold = file.hold_lock
+
+    def watched(path: Path, wait: float) -> AbstractContextManager[None]:
+        waits.append(wait)
+        return hold(path, wait)
+
+    monkeypatch.setattr(file, "hold_lock", watched)
+    monkeypatch.setattr(file, "_WAIT", 0.3)
+    with lock_of(store):
+        for m in (64, 128):
+            with pytest.raises(StoreError, match="locked by another writer"):
+                store.put(context(), [record(m)])
+    for m in (64, 128):
+        store.put(context(), [record(m)])
+    assert waits == [0.3, 0.1, 0.1, 0.3]
+    assert len(list(FileStore(store.root).records(context()))) == 4
+
+
+def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
+    path = store.path(context())
+    path.write_text(path.read_text().rstrip("\n").replace('"median"', '"medixn"', 1))
+    assert len(list(FileStore(store.root).records(context()))) == 1
+    (problems,) = FileStore(store.root).problems().values()
+    assert len(problems) == 1
+
+
+def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = store.path(context()), file.read_text
+
+    def late(of: Path, root: Path) -> str:
+        path.unlink(missing_ok=True)
+        return read(of, root)
+
+    monkeypatch.setattr(file, "read_text", late)
+    assert list(FileStore(store.root).records(context())) == []
+    store.put(context(), [record(64)])
+    monkeypatch.undo()
+    assert len(list(FileStore(store.root).records(context()))) == 1

@@ -45,16 +45,16 @@ Fault = Callable[[int], Exception | None]
 
 
 class Spy:
-    """The addition, whose launches are noted, and raise what a function of the block returns."""
+    """A kernel whose launches are noted, and raise what a function of the block returns."""
 
-    def __init__(self, fault: Fault = lambda block: None) -> None:
-        self.fn, self.arg_names, self.fault = add_one, add_one.arg_names, fault
+    def __init__(self, fault: Fault = lambda block: None, fn: Any = add_one) -> None:
+        self.fn, self.arg_names, self.fault = fn, fn.arg_names, fault
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         LAUNCHED.append(kwargs["BLOCK"])
         if error := self.fault(kwargs["BLOCK"]):
             raise error
-        return add_one.run(*args, **kwargs)
+        return self.fn.run(*args, **kwargs)
 
 
 def larger_is_faster(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:

@@ -9,14 +9,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.identity_check import copy_store, in_fork, launch, prepare_process
+from support.identity_check import Outcome, copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CORPUS
 
-__all__ = ["SettingsOutcome", "check_settings"]
+__all__ = ["check_settings"]
 
 KERNEL = "helpers"
 VALUES = ("1", "0", "7", "on", "")
@@ -36,32 +35,6 @@ _VARIABLES = """
 """Variables that Triton's compiler reads by itself, beside those of its knobs."""
 
 
-@dataclass
-class SettingsOutcome:
-    """What became of some settings.
-
-    Attributes:
-        cases: how many settings were tried.
-        equal: cases in which the record was taken, and the code was the same.
-        refused: cases in which Triton compiles nothing at all.
-        wrong: cases in which the record was taken, and the code differs: they must be none.
-        counted: settings under which the kernel was tuned anew.
-        needless: those of them under which the code was the same.
-    """
-
-    cases: int = 0
-    equal: int = 0
-    refused: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    counted: list[str] = field(default_factory=list)
-    needless: list[str] = field(default_factory=list)
-
-    def add(self, other: SettingsOutcome) -> None:
-        """Add what became of other settings."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-
-
 class Case(NamedTuple):
     """A setting: a variable's text, or a knob's value."""
 
@@ -71,7 +44,7 @@ class Case(NamedTuple):
 
 def check_settings(
     target: str, pool: ProcessPoolExecutor, sample: int | None = None, seed: int = 0
-) -> SettingsOutcome:
+) -> Outcome:
     """Launch under the knobs and variables of this Triton, each case in a forked process.
 
     Args:
@@ -82,12 +55,7 @@ def check_settings(
     """
     cases = list(_cases())
     cases = random.Random(seed).sample(cases, sample or len(cases))
-    outcome = SettingsOutcome()
-    for found in pool.map(_check_cases, (cases[::2], cases[1::2]), (target, target)):
-        outcome.add(found)
-    for one in (outcome.refused, outcome.wrong, outcome.counted, outcome.needless):
-        one[:] = sorted(set(one))
-    return outcome
+    return Outcome.sum(pool.map(_check_cases, (cases[::2], cases[1::2]), (target, target)))
 
 
 def _cases() -> Iterator[Case]:
@@ -113,7 +81,7 @@ def _cases() -> Iterator[Case]:
             yield Case({variable: value})
 
 
-def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
+def _check_cases(cases: list[Case], target: str) -> Outcome:
     import torch  # noqa: F401  # these once, before the forks
 
     from dejavu_cache import cached_autotune, open_store  # noqa: F401
@@ -122,7 +90,7 @@ def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
         folder = Path(name)
         prepare_process(folder, target)
         plain = in_fork(_launch_with, Case({}), folder / "plain", folder / "store")
-        outcome = SettingsOutcome()
+        outcome = Outcome()
         for number, case in enumerate(cases):
             store = folder / str(number) / "store"
             copy_store(folder / "store", store)
@@ -132,7 +100,7 @@ def _check_cases(cases: list[Case], target: str) -> SettingsOutcome:
 
 
 def _note(
-    outcome: SettingsOutcome,
+    outcome: Outcome,
     case: Case,
     plain: tuple[int, str],
     found: tuple[int, str] | None,
@@ -140,17 +108,15 @@ def _note(
 ) -> None:
     knob = case.knob and f"{case.knob[0]}.{case.knob[1]}={case.knob[2]}"
     about = knob or " ".join(f"{name}={value}" for name, value in case.variables.items())
-    outcome.cases += 1
+    is_same = found is not None and found[1] == plain[1]
     if found is None:
-        outcome.refused.append(about)
+        outcome.counts["refused"] += 1
     elif found[0]:
-        outcome.counted.append(about)
-        if found[1] == plain[1]:
-            outcome.needless.append(about)
-    elif found[1] == plain[1]:
-        outcome.equal += 1
+        outcome.cases["needless" if is_same else "counted"].append(about)
     else:
-        outcome.wrong.append(f"{about} for {target}")
+        outcome.counts["reused"] += 1
+        if not is_same:
+            outcome.cases["wrong"].append(f"{about} for {target}")
 
 
 def _launch_with(case: Case, folder: Path, store: Path) -> tuple[int, str]:

@@ -27,7 +27,7 @@ class Change(NamedTuple):
 
 
 _HEAD = """
-import collections, dataclasses, enum, functools, operator, os, sys, types
+import functools, os, types
 from pathlib import Path
 import triton
 import triton.language as tl
@@ -76,18 +76,10 @@ _PATCHED = """
 def patched(self, other, _semantic=None):
     return _semantic.add(self, self, True) if @@ > 2 else _semantic.sub(self, self, True)
 """
-_SETTINGS = """
-settings = types.ModuleType("tile_settings")
-settings.SIZE = @@
-sys.modules["tile_settings"] = settings
-"""
 
 CHANGES: dict[str, Change] = {
     "an imported function of Triton's": _function(
         "from triton.language import @@ as act\n", before="exp", after="sin"
-    ),
-    "a function of Triton's by another name": _function(
-        "act = tl.@@\n", before="exp", after="sin"
     ),
     "a function of another of its modules": _function(
         "act = @@\n", before="tl.exp", after="libdevice.erf"
@@ -102,63 +94,6 @@ CHANGES: dict[str, Change] = {
         def block(args):
             return 3
         """),
-    "a nested function's decorator": _heuristic("""
-        def scaled(by):
-            return lambda function: lambda args: function(args) * by
-        def block(args):
-            @scaled(@@)
-            def inner(args):
-                return 3
-            return inner(args)
-        """),
-    "a wrapper's default": _heuristic("""
-        def wrapping(function):
-            @functools.wraps(function)
-            def wrapper(args, size=@@):
-                return size
-            return wrapper
-        @wrapping
-        def block(args):
-            return 3
-        """),
-    "a function's attribute": _reads(
-        "return getattr(tile, 'size')", "def tile(args):\n    pass\ntile.size = @@"
-    ),
-    "an attribute set on an enumeration": _reads("return Mode.TILES['FAST']", """
-        class Mode(enum.Enum):
-            FAST = 1
-        Mode.TILES = {"FAST": @@}
-        """),
-    "a private slot": _reads("return PLAN.size()", """
-        class Plan:
-            __slots__ = ("__size",)
-            def __init__(self, size):
-                self.__size = size
-            def size(self):
-                return self.__size
-        PLAN = Plan(@@)
-        """),
-    "an attribute of a named tuple": _reads("return PLAN.size", """
-        class Plan(collections.namedtuple("Base", "a")):
-            pass
-        PLAN = Plan(1)
-        PLAN.size = @@
-        """),
-    "metadata of a field": _reads("return dataclasses.fields(Plan())[0].metadata['size']", """
-        @dataclasses.dataclass
-        class Plan:
-            a: int = dataclasses.field(default=1, metadata={"size": @@})
-        """),
-    "a class made by a call": _reads("return Plan().size", """
-        Plan = dataclasses.make_dataclass("Plan", [("size", int, dataclasses.field(default=@@))])
-        """),
-    "registered subclasses": _reads("return 2 if issubclass(int, Wide) else 5", """
-        import abc
-        class Wide(abc.ABC):
-            pass
-        if @@ > 2:
-            Wide.register(int)
-        """),
     "what a heuristic of the config multiplies by": _reads(
         "return args['B'] // 32 * SIZE", "SIZE = @@"
     ),
@@ -168,41 +103,13 @@ CHANGES: dict[str, Change] = {
     "a file that a heuristic of the config reads": _reads(
         "return args['B'] // 32 * int(FILE.read_text())", "FILE.write_text('@@')"
     ),
-    "a module that the heuristic imports": _reads(
-        "import tile_settings; return tile_settings.SIZE", _SETTINGS
-    ),
-    "a name that the heuristic imports": _reads(
-        "from tile_settings import SIZE; return SIZE", _SETTINGS
-    ),
     "an environment variable": _reads(
         "return int(os.getenv('TILE_SIZE'))", "os.environ['TILE_SIZE'] = '@@'"
     ),
     "a file": _reads("return int(FILE.read_text())", "FILE.write_text('@@')"),
-    "a name in the globals": _reads("return globals()['SIZE']", "SIZE = @@"),
-    "evaluated text": _reads("return eval('SIZE')", "SIZE = @@"),
-    "an attribute by a getter": _reads(
-        "return operator.attrgetter('size')(PLAN)", "PLAN = types.SimpleNamespace(size=@@)"
-    ),
     "a memo": _reads("return _memo.setdefault('size', 7)", "_memo = {'size': @@}"),
-    "a memo in a default": _heuristic(
-        "def block(args, memo={'size': @@}):\n    return memo.setdefault('size', 7)\n"
-    ),
-    "a docstring": _reads(
-        "return len(tile.__doc__)", "def tile():\n    'text@@'", before="", after="longer"
-    ),
     "a line's number": _reads(
         "return block.__code__.co_firstlineno - 15", "@@", before="", after="\n\n"
-    ),
-    "a global that a class's attribute is named like": _reads(
-        "class Inner:\n        SIZE = 3\n    return SIZE", "SIZE = @@"
-    ),
-    "the attributes that a pattern matches": _reads(
-        "match TILE:\n        case Tile(size):\n            return size", """
-        class Tile:
-            __match_args__ = ("@@",)
-            low, high = 2, 5
-        TILE = Tile()
-        """, before="low", after="high",
     ),
     "the order of heuristics": Change(_HEAD + """
 first = lambda args: 64 if args.get("C") else 8
@@ -227,21 +134,11 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
     "a file that a constexpr function reads": _constexpr(
         "return int(next(open(NAME)))", "FILE.write_text('@@')\nNAME = str(FILE)"
     ),
-    "a variable that a constexpr function reads": _constexpr(
-        "return int(os.environ['TILE_SIZE'])", "os.environ['TILE_SIZE'] = '@@'"
-    ),
     "a table that a constexpr function reads": _constexpr(
         "return TABLE['a'][0]", "TABLE = {'a': [@@]}"
     ),
-    "a global of a constexpr function that a class's attribute is named like": _constexpr(
-        "class Inner:\n        SIZE = 3\n    return SIZE", "SIZE = @@"
-    ),
     "a patched method of Triton's tensors": _function(
         _PATCHED + "tl.tensor.__mul__ = patched\n\n@triton.jit\ndef act(v):\n    return v * 7.0\n"
-    ),
-    "a patched function of Triton's": _function(
-        _PATCHED + "core.sub = patched\ntl.sub = patched\n\n"
-        "@triton.jit\ndef act(v):\n    return tl.sub(v, 7.0)\n"
     ),
     "a helper of a builtin": _function("""
         def helper(v, semantic):
@@ -263,15 +160,6 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
         def act(v, by=3):
             return v * by
         act.fn.__defaults__ = (@@,)
-        """),
-    "a function that takes another's place": _function("""
-        @triton.jit
-        def one(v):
-            return v * 2.0
-        @triton.jit
-        def two(v):
-            return v * 5.0
-        act = {2: one, 5: two}[@@]
         """),
     "a closure of a closure": _function("""
         def make(by):

@@ -10,10 +10,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,30 +43,40 @@ BATCH = 60
 
 @dataclass
 class Outcome:
-    """What became of some edits.
+    """What became of launches that met the record of other code, arguments or settings.
 
     Attributes:
-        edits: their number by kind; harmless ones begin so.
-        refused: edits after which the module cannot be imported, or the kernel not compiled.
-        reused: edits that the record answered.
-        wrong: reused ones whose code differs: they must be none.
-        noticed: reused ones whose code differs, which the second launch no longer reused.
-        costly: harmless edits that were tuned.
-        needless: other edits that were tuned, although the code is the same.
+        counts: their number by kind and by what became of them: `refused` ones, which Triton does
+            not compile either, and `reused` ones, which the record answered.
+        cases: launches to look at, by what became of them. The record was taken although the code
+            differs by `wrong` ones, which must be none, and by `noticed` ones, of which the next
+            launch no longer took it. `costly` and `needless` ones were tuned although the code is
+            the same; only of `costly` ones this could be known.
     """
 
-    edits: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
-    reused: int = 0
-    wrong: list[str] = field(default_factory=list)
-    noticed: list[str] = field(default_factory=list)
-    costly: list[str] = field(default_factory=list)
-    needless: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    cases: defaultdict[str, list[str]] = field(default_factory=partial(defaultdict, list))
 
-    def add(self, other: Outcome) -> None:
-        """Add what became of other edits."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+    @classmethod
+    def sum(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """Return what became of the launches of all processes."""
+        total = cls()
+        for outcome in outcomes:
+            total.counts += outcome.counts
+            for what, cases in outcome.cases.items():
+                total.cases[what] += cases
+        return total
+
+    def summary(self) -> dict[str, Any]:
+        """Return all of it, to be written as JSON."""
+        cases = {what: sorted(set(cases)) for what, cases in sorted(self.cases.items()) if cases}
+        return {
+            "refused": 0,
+            "reused": 0,
+            **dict(sorted(self.counts.items())),
+            "wrong": [],
+            **cases,
+        }
 
 
 class Launch(NamedTuple):
@@ -102,10 +113,7 @@ def check_edits(
     """
     batches = list(edits)
     parts = [batches[at : at + BATCH] for at in range(0, len(batches), BATCH)]
-    outcome = Outcome()
-    for found in pool.map(_check_batch, parts, [target] * len(parts)):
-        outcome.add(found)
-    return outcome
+    return Outcome.sum(pool.map(_check_batch, parts, [target] * len(parts)))
 
 
 def quiet_processes(count: int) -> ProcessPoolExecutor:
@@ -186,26 +194,26 @@ def _check_batch(edits: list[tuple[str, Edit]], target: str) -> Outcome:
 def _check_edit(
     outcome: Outcome, folder: Path, name: str, edit: Edit, store: Path, code: str, target: str
 ) -> None:
-    outcome.edits[edit.kind] += 1
+    outcome.counts[edit.kind] += 1
     copy_store(store, folder / "store")
     kernel = CORPUS[name]._replace(source=edit.text)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             after = launch(folder / edit.file, kernel, folder / "store")
     except Exception:  # an edit may well be nonsense
-        outcome.refused += 1
+        outcome.counts["refused"] += 1
         return
     about = f"{name}: {edit.kind} for {target}"
     if not after.benchmarked:
-        outcome.reused += 1
+        outcome.counts["reused"] += 1
         if after.code != code:
             again = launch(folder / edit.file, kernel, folder / "store")
-            noted = outcome.noticed if again.benchmarked else outcome.wrong
+            noted = outcome.cases["noticed" if again.benchmarked else "wrong"]
             noted.append(f"{about}\n{edit.text}")
     elif edit.kind.startswith("harmless"):
-        outcome.costly.append(f"{about}\n{edit.text}")
+        outcome.cases["costly"].append(f"{about}\n{edit.text}")
     elif after.code == code:
-        outcome.needless.append(f"{about}\n{edit.text}")
+        outcome.cases["needless"].append(about)
 
 
 def launch(path: Path, kernel: CorpusKernel, store: Path) -> Launch:

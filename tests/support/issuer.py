@@ -6,8 +6,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +25,8 @@ class Issuer:
         self.keys: dict[str, Any] = {}
         self.fetches = 0
         self.broken = False
+        self.answer: Callable[[Callable[[bytes], Any]], None] | None = None
+        """Writes the answer to a question for keys in its own way."""
         self.claims: dict[str, Any] = {}
         """Claims of the identity tokens that its own path gives."""
         issuer = self
@@ -32,6 +34,12 @@ class Issuer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.fetches += self.path == "/keys"
+                if issuer.answer is not None and self.path == "/keys":
+                    with suppress(OSError):
+                        self.send_response(200)
+                        self.end_headers()
+                        issuer.answer(self.wfile.write)
+                    return
                 answers = {
                     "/.well-known/openid-configuration": issuer.description,
                     "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},

@@ -14,14 +14,14 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.compiling_gpu import code_of, without_timing
-from support.identity_check import copy_store, import_anew, prepare_process
+from support.identity_check import Outcome, copy_store, import_anew, prepare_process
 
-__all__ = ["Pairs", "check_launches"]
+__all__ = ["check_launches"]
 
 BATCH = 20
 """Kernels of one process, each with `SECONDS` second launches."""
@@ -210,37 +210,6 @@ class Case:
 
 
 @dataclass
-class Pairs:
-    """What became of some pairs of launches.
-
-    Attributes:
-        pairs: how many there were.
-        refused: those of which one launch is an error, as Triton's is.
-        reused: those whose second launch took the record.
-        wrong: those of them whose code differs, with both launches: they must be none.
-        noticed: those of them that the launch after no longer reused.
-        needless: those that were tuned, though they differ in nothing but a comment, alignment or
-            how arguments are passed.
-        apart: others that were tuned though the code is the same, as of two constants in vain.
-        unstored: first launches that left no record, which have no second one.
-    """
-
-    pairs: int = 0
-    refused: int = 0
-    reused: int = 0
-    wrong: list[str] = field(default_factory=list)
-    noticed: list[str] = field(default_factory=list)
-    needless: list[str] = field(default_factory=list)
-    apart: int = 0
-    unstored: list[str] = field(default_factory=list)
-
-    def add(self, other: Pairs) -> None:
-        """Add what became of other pairs."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
-
-
-@dataclass
 class Kernel:
     """A random kernel, with the declaration that it is launched under."""
 
@@ -318,7 +287,7 @@ def _with(case: Case, name: str, value: str) -> Case:
     return replace(case, arguments={**case.arguments, name: value})
 
 
-def check_launches(seeds: Iterable[int], target: str, pool: ProcessPoolExecutor) -> Pairs:
+def check_launches(seeds: Iterable[int], target: str, pool: ProcessPoolExecutor) -> Outcome:
     """Launch pairs: one kernel for each seed, with `SECONDS` second launches.
 
     Args:
@@ -328,14 +297,11 @@ def check_launches(seeds: Iterable[int], target: str, pool: ProcessPoolExecutor)
     """
     numbers = list(seeds)
     parts = [numbers[at : at + BATCH] for at in range(0, len(numbers), BATCH)]
-    outcome = Pairs()
-    for found in pool.map(_check_batch, parts, [target] * len(parts)):
-        outcome.add(found)
-    return outcome
+    return Outcome.sum(pool.map(_check_batch, parts, [target] * len(parts)))
 
 
-def _check_batch(seeds: list[int], target: str) -> Pairs:
-    outcome = Pairs()
+def _check_batch(seeds: list[int], target: str) -> Outcome:
+    outcome = Outcome()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         prepare_process(Path(name), target)
         for seed in seeds:
@@ -346,7 +312,7 @@ def _check_batch(seeds: list[int], target: str) -> Pairs:
     return outcome
 
 
-def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: str) -> None:
+def _check_kernel(outcome: Outcome, folder: Path, chance: random.Random, about: str) -> None:
     kernel = Kernel.draw(chance)
     for _ in range(5):  # a random launch may well be nonsense
         first = kernel.first(chance)
@@ -357,21 +323,20 @@ def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: st
         else:
             break
     else:
-        outcome.pairs += SECONDS
-        outcome.refused += SECONDS
+        outcome.counts.update(pairs=SECONDS, refused=SECONDS)
         return
     if not (folder / "store").exists():
-        outcome.unstored.append(f"{about}: {first.arguments} {kernel.heuristic}")
+        outcome.cases["unstored"].append(f"{about}: {first.arguments} {kernel.heuristic}")
         return
     for number in range(SECONDS):
         second = kernel.second(first, chance)
-        outcome.pairs += 1
+        outcome.counts["pairs"] += 1
         copy = folder / f"store {number}"
         copy_store(folder / "store", copy)
         try:
             after = _Launch(folder / str(number), kernel, second, copy)
         except Exception:
-            outcome.refused += 1
+            outcome.counts["refused"] += 1
         else:
             report = [f"{about}, {number}", f"key {kernel.key}, buckets {kernel.buckets}",
                       *first.differences(second), "", str(first.arguments),
@@ -379,16 +344,16 @@ def _check_kernel(outcome: Pairs, folder: Path, chance: random.Random, about: st
             _compare(outcome, before, after, "\n".join(report))
 
 
-def _compare(outcome: Pairs, before: _Launch, after: _Launch, report: str) -> None:
+def _compare(outcome: Outcome, before: _Launch, after: _Launch, report: str) -> None:
     is_same = before.code == after.code or before.twin == after.twin
     if not after.benchmarked:
-        outcome.reused += 1
+        outcome.counts["reused"] += 1
         if not is_same:
-            (outcome.noticed if after.is_tuned_later() else outcome.wrong).append(report)
+            outcome.cases["noticed" if after.is_tuned_later() else "wrong"].append(report)
     elif is_same and before.case.is_alike(after.case) and before.key == after.key:
-        outcome.needless.append(report)
+        outcome.cases["costly"].append(report)
     else:
-        outcome.apart += is_same
+        outcome.counts["needless"] += is_same
 
 
 class _Launch:

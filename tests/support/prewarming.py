@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +17,16 @@ from dejavu_cache.model.record import Record, RecordedLaunch, RecordSet
 from dejavu_cache.stores import FileStore
 from support.processes import PROGRAMS, dejavu, environment
 
-__all__ = ["DEVICES", "HERE", "committed_records", "prewarm", "restamp"]
+__all__ = [
+    "DEVICES",
+    "HERE",
+    "another_user",
+    "committed_records",
+    "prewarm",
+    "restamp",
+    "seal",
+    "tree",
+]
 
 HERE = PROGRAMS / "prewarm"
 DEVICES: tuple[str, ...] = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
@@ -64,3 +76,28 @@ def prewarm(
     command = ("prewarm", *(words or ("products",)), "--store", records.url, "--out", out, *named)
     own = {"PYTHONPATH": str(HERE), "XDG_CACHE_HOME": str(records.root.with_name("user"))}
     return dejavu(*command, **{**own, **env})
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Return every file's digest."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+def seal(folder: Path) -> None:
+    """Let nobody write a folder."""
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def another_user(code: str = "") -> list[str]:
+    """Return a prefix that runs a command as `nobody`, or nothing where he cannot run some code."""
+    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    if os.getuid() or not shutil.which("setpriv"):
+        return []
+    tried = [*words, sys.executable, "-c", code]
+    ran = subprocess.run(tried, env=environment(HOME="/dev/null/nobody"), check=False)
+    return [] if ran.returncode else words

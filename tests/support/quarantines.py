@@ -22,7 +22,7 @@ class Token:
     """A token, by its id and its headers."""
 
     def __init__(self, database: Database, name: str, role: Any = "write") -> None:
-        issued = tokens.issue(database, ANYBODY, name, role, ["*"], None)
+        issued = tokens.issue(database, ANYBODY, name, {"*": role})
         self.id = issued.id
         self.headers = {"Authorization": f"Bearer {issued.token}"}
 

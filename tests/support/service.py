@@ -13,10 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.requests import Call
+from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
@@ -102,6 +107,35 @@ def body(model: Any) -> dict[str, Any]:
     return dumped
 
 
+def post(
+    client: httpx.Client,
+    *records: Record,
+    to: str = "main",
+    of: Context | None = None,
+    **headers: str,
+) -> dict[str, Any]:
+    """Send records of a context to a namespace, and return what the server counted."""
+    sent = body(record_set(*records, of=of))
+    answer = client.post(f"/v1/{to}/records", json=sent, headers=headers)
+    assert answer.status_code == 200, answer.text
+    counted: dict[str, Any] = answer.json()
+    return counted
+
+
+def read(client: httpx.Client, at: str = "main") -> list[Record]:
+    """Return the records that a namespace has of the usual context."""
+    answer = client.get(f"/v1/{at}/contexts/{context().digest}/records")
+    if answer.status_code == 404:
+        return []
+    return list(RecordSet.model_validate_json(answer.content).records)
+
+
+def read_one(client: httpx.Client) -> Record:
+    """Return the only record of the usual context."""
+    (stored,) = read(client)
+    return stored
+
+
 def free_port() -> int:
     """Return a port that nobody else gets while this process lives.
 
@@ -152,6 +186,12 @@ def client_of(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
         ) as client,
     ):
         yield client
+
+
+def call_on(database: Database) -> Call:
+    """Return the call of somebody on the server's machine, for functions of routes."""
+    server: Any = SimpleNamespace(database=database)
+    return Call(ANYBODY, server)
 
 
 def command(*arguments: str) -> list[str]:
@@ -243,6 +283,14 @@ def restart(postgres: Any) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
+
+
+def make_token(url: str, role: Any, *namespaces: str) -> str:
+    """Return a new token for some namespaces of a database, or for all."""
+    database = Database(url)
+    issued = tokens.issue(database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role))
+    database.close()
+    return issued.token
 
 
 def seconds_until(moment: str) -> float:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dejavu_client.cli.record_copy import merge_acknowledged
-from dejavu_client.cli.record_files import RecordText, read_record_texts
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,6 +24,7 @@ from hypothesis.stateful import (
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, now
 from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.stores.file_layout import read_set
 
 from .records import MOMENT, config, context
 from .store_model import LocalModel
@@ -240,7 +240,8 @@ class StoreMachine(RuleBasedStateMachine):
         file = self.path / "export.jsonl"
         sets = list(self.use(number).record_sets())
         file.write_text("".join(f"{canonical_json(item)}\n" for item in sets))
-        merge_acknowledged(map(RecordText.parse, read_record_texts(str(file))), self.other)
+        lines = file.read_text().split("\n")
+        merge_acknowledged((read_set(line, "export") for line in lines if line), self.other)
         for home in self.model.contexts():
             for record in self.model.all_records(home):
                 self.other_model.put(home, record)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
-import random
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from support.processes import PROGRAMS
-from support.records import context
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
@@ -25,9 +21,9 @@ from dejavu_cache.model.record import (
     reasons_not_compared,
 )
 from dejavu_cache.model.scenario import Config, Scenario, now
-from dejavu_cache.model.selection import CaseScores, evidence_lines
-from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
-from dejavu_cache.sweep.case_group import CaseGroup, CaseTuner, GroupRecord
+from dejavu_cache.model.selection import evidence_lines
+from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.sweep.case_group import CaseGroup, CaseTuner
 from dejavu_cache.sweep.hosts import CaseJob, LocalHost, MissedScenario, SweepSpec
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.sweep.runner import Sweep
@@ -189,57 +185,3 @@ def test_a_suite_may_make_several_cases_for_a_miss() -> None:
         kernel="logged_suite.add_one", device="interpreter", scenario=Scenario(args={"n": 100})
     )
     assert suite.cases_for(miss.kernel, miss.scenario) == DRAWS
-
-
-Times = Mapping[Config, Mapping[str, float]]
-
-
-def drawn_times(seed: int, cases: int) -> dict[Config, dict[str, float]]:
-    """Draw times of 40 configs: each has a speed, and cases that suit it more and less."""
-    rng = random.Random(seed)
-    sizes = {f"{case}": math.exp(rng.gauss(0, 1)) for case in range(cases)}
-    traits = {case: [rng.gauss(0, 1) for _ in range(4)] for case in sizes}
-    times: dict[Config, dict[str, float]] = {}
-    for block in range(40):
-        speed = rng.expovariate(1 / 0.25)
-        likes = [rng.gauss(0, 0.03) for _ in range(4)]
-        times[Config(params={"BLOCK": block})] = {
-            case: size
-            * math.exp(
-                speed
-                + sum(like * trait for like, trait in zip(likes, traits[case], strict=True))
-                + rng.gauss(0, 0.005)
-            )
-            for case, size in sizes.items()
-        }
-    return times
-
-
-def search(times: Times, store: Store) -> tuple[Config, int]:
-    """Return the leader that a group finds among drawn times, and how many it measured."""
-    group = GroupRecord(store, context(), Scenario(args={"M": 1}))
-    default, *_ = times
-    cases = list(times[default])
-    measured = 0
-    while any(group.undecided_configs(list(times), default, cases, case) for case in cases):
-        for case in cases:
-            due = group.undecided_configs(list(times), default, cases, case)
-            measured += len(due)
-            group.put_measurements(
-                group.with_case(case, Measurement(config=c, median=times[c][case], at=now()))
-                for c in due
-            )
-    return group.scores.leaders[0], measured
-
-
-def test_the_search_costs_less_than_one_percent() -> None:
-    losses, shares = [], []
-    for seed in range(20):
-        times = drawn_times(seed, cases=2 + seed % 5)
-        chosen, measured = search(times, MemoryStore())
-        scores = CaseScores(times)
-        losses.append(scores.score(chosen) / scores.score(scores.leaders[0]))
-        shares.append(measured / sum(map(len, times.values())))
-    assert math.exp(sum(map(math.log, losses)) / 20) <= 1.01
-    assert max(losses) <= 1.05
-    assert sum(shares) / 20 < 0.75

@@ -1,11 +1,22 @@
-"""Threads of this library have ended, or stand still, before the interpreter finalises."""
+"""Threads write, end before the interpreter does, and are interrupted by handlers of signals."""
 
 from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.processes import run_python
 
 from dejavu_cache.system import background_threads
+from dejavu_cache.system.background_threads import WriterThread, is_from_signal_handler
+from dejavu_cache.tuning.compile_ahead import compile_failure_of
 
 
 @pytest.mark.parametrize(
@@ -92,3 +103,130 @@ def test_an_error_ends_no_thread_that_works_in_turns(
     thread.join(240)
     assert len(turns) == 4
     assert caplog.text.count("FileNotFoundError: another process deleted it") == 1
+
+
+class Writer(WriterThread[int]):
+    """Keeps what it is to write."""
+
+    def __init__(self, quiet: float = 600.0) -> None:
+        super().__init__("writer", quiet)
+        self.written: list[int] = []
+        self.has_written = threading.Event()
+
+    def write(self, items: list[int]) -> None:
+        self.written += items
+        self.has_written.set()
+
+
+def test_a_write_waits_for_a_moment() -> None:
+    writer = Writer(quiet=1.0)
+    start = time.monotonic()
+    writer.add(1)
+    assert writer.has_written.wait(240)
+    assert time.monotonic() - start >= 0.9
+
+
+def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python begins no thread once the main one has ended."""
+    monkeypatch.setattr(background_threads, "start_thread", lambda *_, **__: None)
+    writer = Writer()
+    writer.add(1)
+    assert writer.written == [1]
+
+
+def test_a_programs_end_writes_at_once_and_before_what_was_set_up_earlier() -> None:
+    code = """
+        from dejavu_cache.system.background_threads import WriterThread, at_program_end
+
+        class Sender:
+            def finish(self, seconds):
+                print("sent")
+
+            def interrupt(self):
+                print("interrupted")
+
+        class Writer(WriterThread):
+            def write(self, items):
+                print(*items)
+
+        sender, writer = Sender(), Writer("writer", 600.0)
+        at_program_end(sender)
+        writer.add("written")
+    """
+    assert run_python(code).stdout.split() == ["written", "sent", "interrupted"]
+
+
+def test_a_forked_child_leaves_the_writes_to_its_parent() -> None:
+    code = """
+        import os, sys
+        from dejavu_cache.system.background_threads import WriterThread
+
+        parent = os.getpid()
+
+        class Writer(WriterThread):
+            def write(self, items):
+                print(*items, os.getpid() == parent, flush=True)
+
+        writer = Writer("writer", 600.0)
+        writer.add("written")
+        if os.fork():
+            os.wait()
+            sys.exit()
+        writer.finish(3600)
+        os._exit(0)
+    """
+    assert run_python(code).stdout.split() == ["written", "True"]
+
+
+def raise_limit(*_: Any) -> None:
+    raise TimeoutError("a limit of the program's own")
+
+
+class Limit:
+    def raise_it(self, *arguments: Any) -> None:
+        raise_limit(*arguments)
+
+    def __call__(self, *arguments: Any) -> None:
+        raise_limit(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def keep_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def caught(handler: Any) -> BaseException:
+    """Return the error that a handler raises."""
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeoutError) as error:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    "handler", [raise_limit, Limit().raise_it, Limit(), partial(partial(raise_limit), 1)]
+)
+def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
+    error = caught(handler)
+    assert is_from_signal_handler(error)
+    assert compile_failure_of(error) is None, "it is no config's"
+
+
+def test_an_error_that_triton_raises_from_it_is_told() -> None:
+    wrapped = RuntimeError("while it compiled")
+    wrapped.__cause__ = caught(raise_limit)
+    assert is_from_signal_handler(wrapped)
+
+
+def test_a_handler_of_any_kind_of_object_is_no_harm() -> None:
+    signal.signal(signal.SIGUSR1, Mock())
+    assert not is_from_signal_handler(ValueError())
+
+
+def test_an_error_of_the_same_type_is_not() -> None:
+    signal.signal(signal.SIGUSR1, Limit())
+    with pytest.raises(TimeoutError) as error:
+        raise_limit()
+    assert not is_from_signal_handler(error.value)

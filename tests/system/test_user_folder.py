@@ -1,22 +1,28 @@
-"""A user without a home, an entry in the user database or a writable folder can do everything."""
+"""A user without a home or a writable folder can do everything, and files are replaced whole."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
-from support.processes import fork_program
+from support.processes import fork_python
 from support.records import context, record
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.record import Measurement
+from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import Settings
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, open_store
 from dejavu_cache.system import safe_files as room
-from dejavu_cache.system.safe_files import user_folder
+from dejavu_cache.system.notices import counted, whoami
+from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
 ENVIRONMENTS = [
     {},
@@ -125,19 +131,99 @@ def test_a_store_in_a_home_that_is_not_known_is_refused(open_it: type[FileStore]
         open_it("~/records")
 
 
+LAUNCH = """
+    import os, pwd, sys
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    pwd.getpwuid = unknown
+    for name in ("HOME", "XDG_CACHE_HOME", "DEJAVU_CACHE_URL"):
+        os.environ.pop(name, None)
+    os.environ.update(variable.split("=", 1) for variable in sys.argv[2:])
+
+    import triton, dejavu_cache
+    from support.addition import CONFIGS, add_one, equal_times
+    from support.kernels import launch
+
+    if sys.argv[1] == "install":
+        dejavu_cache.install()
+    autotune = triton.autotune if sys.argv[1] == "install" else dejavu_cache.cached_autotune
+    launch(autotune(CONFIGS, ["n"], do_bench=equal_times)(add_one))
+"""
+"""A tune as a user whom the user database does not know; arguments set variables."""
+
+
 @pytest.mark.parametrize("environment", ["HOME=.", "HOME=/dev/null"])
 @pytest.mark.parametrize("how", ["decorator", "install"])
 def test_a_launch_stores_its_records_where_it_is_told(
     how: str, environment: str, tmp_path: Path
 ) -> None:
     url = f"DEJAVU_CACHE_URL={(tmp_path / 'records').as_uri()}"
-    done = fork_program("launch_without_home.py", how, environment, url, TRITON_INTERPRET="1")
+    done = fork_python(LAUNCH, how, environment, url, TRITON_INTERPRET="1")
     assert list((tmp_path / "records").rglob("*.json"))
     assert done.stderr.count("this user has no cache folder") <= 1
     assert "Triton alone" not in done.stderr
 
 
 def test_a_launch_without_any_place_is_right_and_warns_once() -> None:
-    done = fork_program("launch_without_home.py", "decorator", "HOME=.", TRITON_INTERPRET="1")
+    done = fork_python(LAUNCH, "decorator", "HOME=.", TRITON_INTERPRET="1")
     assert done.stderr.count("this user has no cache folder") == 1
     assert done.stderr.count("\n") == 2  # the other line says what was tuned first, and where
+
+
+def refuse_to_sync(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have folders refuse to be synced, as those of some network file systems do."""
+    sync = os.fsync
+
+    def sync_files_alone(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(error, os.strerror(error))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", sync_files_alone)
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_is_written_where_folders_cannot_be_synced(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_sync(error, monkeypatch)
+    replace_file(tmp_path / "records", b"content")
+    assert (tmp_path / "records").read_bytes() == b"content"
+
+
+def test_a_disk_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_to_sync(errno.EIO, monkeypatch)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(tmp_path / "records", b"content")
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"content")
+    tracemalloc.start()
+    try:
+        assert read_file(tmp_path / "small") == b"content"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_one_is_told_from_any_other_number() -> None:
+    said = [counted(number, "record") for number in (0, 1, 2)]
+    assert said == ["0 records", "1 record", "2 records"]
+    said = [counted(number, "miss is", "misses are") for number in (1, 2)]
+    assert said == ["1 miss is", "2 misses are"]
+    assert counted(12345, "case", grouped=True) == "12,345 cases"
+
+
+def test_a_name_that_is_no_text_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "b\udcff")
+    whoami.cache_clear()
+    try:
+        name = whoami()
+    finally:
+        whoami.cache_clear()
+    assert name.startswith("b?@")
+    assert Measurement(config=Config(), median=1.0, at=now(), by=name).by == name

@@ -1,9 +1,12 @@
-"""A kernel's code tells which arguments it reads and which it writes, compiled and interpreted."""
+"""What a kernel's code, and what a pruning function, does to the arguments of a launch."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dejavu_cache.triton_internals.argument_access import accesses_of_kernel, watch_interpreter
+from dejavu_cache.triton_internals.argument_reads import ReadArguments, noting_reads
 from dejavu_cache.tuning.expected_results import spans_of_arguments
 
 FLOATS = {"x": "*fp32", "o": "*fp32", "n": "i32"}
@@ -148,3 +152,76 @@ def test_the_interpreter_shows_what_a_launch_does() -> None:
     found = interpret(add, o=torch.zeros(1, dtype=torch.int32), table=table)
     assert found == ({"o", "table"}, {"o"}, True)
     assert bool(hidden)
+
+
+def of_a_match(named: Any) -> Any:
+    match named:
+        case {"n": n}:
+            return n
+
+
+WAYS: dict[str, Callable[[Any], object]] = {
+    "an item": lambda named: named["n"],
+    "get": lambda named: named.get("n"),
+    "get of what is not there": lambda named: named.get("n", 1),
+    "pop": lambda named: named.pop("n"),
+    "items": lambda named: list(named.items()),
+    "values": lambda named: list(named.values()),
+    "a copy": lambda named: named.copy(),
+    "a dictionary": dict,
+    "keywords": lambda named: (lambda **rest: rest)(**named),
+    "a display": lambda named: {**named},
+    "a union": lambda named: named | {},
+    "a union to the right": lambda named: {} | named,
+    "equality": lambda named: named == {"n": 1},
+    "a text": repr,
+    "JSON": json.dumps,
+    "eval": lambda named: eval("n > 0", named),
+    "a match": of_a_match,
+    "a format": lambda named: "{n}".format_map(named),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_read_is_noted(way: str) -> None:
+    read: set[str] = set()
+    named = ReadArguments({"n": 5, "m": 6}, read)
+    assert isinstance(named, dict)
+    WAYS[way](named)
+    assert "n" in read
+
+
+def test_names_alone_are_no_reads_and_writes_reach_the_launch() -> None:
+    read: set[str] = set()
+    arguments = {"n": 5}
+    named = ReadArguments(arguments, read)
+    assert ("n" in named, list(named), len(named)) == (True, ["n"], 1)
+    assert read == set()
+    named["m"] = 6
+    named |= {"k": 7}
+    named.update(j=8)
+    del named["n"]
+    assert arguments == {"m": 6, "k": 7, "j": 8}
+
+
+def by_name(configs: Any, named: Any, n: int, **rest: Any) -> int:
+    return n
+
+
+def by_rest(configs: Any, named: Any, n: int, **rest: Any) -> Any:
+    return rest.get("seed")
+
+
+def by_locals(configs: Any, named: Any, n: int, **rest: Any) -> Any:
+    return locals()["rest"]
+
+
+@pytest.mark.parametrize(
+    ("function", "noted"), [(by_name, {"n"}), (by_rest, {"n", "seed"}), (by_locals, {"n", "seed"})]
+)
+def test_what_a_function_may_read_of_its_keywords_counts(
+    function: Callable[..., Any], noted: set[str]
+) -> None:
+    read: set[str] = set()
+    noting_reads(function, read)([], {}, n=1, seed=2)
+    assert read == noted

@@ -1,12 +1,14 @@
-"""Triton's version under whatever name it was distributed, and which of its tools count."""
+"""Triton's version and tools, and its digest of its own files."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from support.processes import run_python
+from support.processes import fork_python, run_python
 
 from dejavu_cache.triton_internals.environment import triton_version
 
@@ -56,3 +58,151 @@ def test_a_tool_of_ones_own_counts(tmp_path: Path) -> None:
     assert run_python(code, str(tool)).stdout.split() == ["TRITON_PTXAS_PATH"]
     by_variable = run_python(code, str(tool), TRITON_PTXAS_PATH=str(tool))
     assert by_variable.stdout.split() == ["TRITON_PTXAS_PATH"] * 2
+
+
+COUNT = """
+    from dejavu_cache.triton_internals import environment
+    from dejavu_cache.triton_internals.environment import await_digest, begin_digest, triton_key
+    from triton.compiler import compiler
+    from triton.runtime import cache
+
+    computed = (getattr(cache, "triton_key", None) or compiler.triton_key).cache_info
+"""
+
+LAUNCH = f"""{COUNT}
+    from support import pretended_gpu
+    from support.addition import make
+    import torch, triton
+
+    compile_pretended = triton.compiler.compile
+
+    def compile_by_key(*args, **options):
+        triton_key()
+        return compile_pretended(*args, **options)
+
+    triton.compiler.compile = compile_by_key
+    x = torch.zeros(64)
+"""
+
+
+def test_the_digest_is_computed_once() -> None:
+    run_python(f"""{COUNT}
+    begin_digest()
+    begin_digest()
+    await_digest()
+    assert computed().misses == 1
+    triton_key()
+    assert computed().misses == 1
+    """)
+
+
+def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
+    fork_python(
+        f"""{LAUNCH}
+    began = []
+    driver = pretended_gpu.driver.active
+    target = driver.get_current_target()
+
+    def get_target():
+        began.append(len(environment._begun))
+        return target
+
+    driver.get_current_target = get_target
+    make(mode="reuse")[(1,)](x, x, 64)
+    assert began[0] == 1
+    assert computed().misses == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "mode", "interpreted", "begun"),
+    [
+        (os.devnull, "tune", "0", 1),
+        ("/dev/no such device", "tune", "0", 0),
+        (os.devnull, "off", "0", 0),
+        (os.devnull, "wrong", "0", 0),
+        (os.devnull, "tune", "1", 0),
+    ],
+    ids=["GPU", "no GPU", "off", "wrong setting", "interpreter"],
+)
+def test_install_computes_it_beside_imports_where_kernels_will_be_compiled(
+    file: str, mode: str, interpreted: str, begun: int
+) -> None:
+    run_python(
+        f"""{COUNT}
+    import dejavu_cache
+
+    environment.GPU_FILES = ({file!r},)
+    dejavu_cache.install()
+    await_digest()
+    assert len(environment._begun) == computed().misses == {begun}
+    """,
+        DEJAVU_CACHE_MODE=mode,
+        TRITON_INTERPRET=interpreted,
+    )
+
+
+@pytest.mark.parametrize("has_modes", [True, False], ids=["asynchronous", "one by one"])
+def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
+    fork_python(
+        f"""{LAUNCH}
+    from dejavu_cache.tuning import compile_ahead
+
+    if not {has_modes}:
+        compile_ahead.may_compile_in_threads = lambda: False
+    make(mode="tune")[(1,)](x, x, 64)
+    assert computed().misses == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+def test_a_launch_survives_a_process_without_another_thread() -> None:
+    fork_python(
+        f"""{LAUNCH}
+    environment.start_thread = lambda target, name: None
+    make(mode="reuse")[(1,)](x, x, 64)
+    assert len(pretended_gpu.LAUNCHED) == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+def test_a_program_ends_although_it_is_computed_still() -> None:
+    start = time.monotonic()
+    done = run_python(f"""{COUNT}
+    import time
+    environment.triton_key = lambda: time.sleep(600)
+    begin_digest()
+    assert environment._begun[0].is_alive()
+    """)
+    assert time.monotonic() - start < 300
+    assert done.stderr == ""
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
+    run_python(f"""{COUNT}
+    import os, signal, time
+    environment.triton_key = lambda: time.sleep(600)
+    begin_digest()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        await_digest()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+def test_an_error_is_left_to_triton() -> None:
+    done = run_python(f"""{COUNT}
+    def fail():
+        raise OSError("no such file")
+
+    environment.triton_key = fail
+    begin_digest()
+    await_digest()
+    """)
+    assert done.stderr == ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
@@ -19,11 +19,12 @@ from dejavu_cache.stores import (
     wait_longer,
 )
 
-from .errors import NoSuchStoreError, NothingFoundError
+from .errors import NoSuchStoreError
 from .output import note
 from .queries import matching_kernels
 
 if TYPE_CHECKING:
+    from ..http.protocol_client import MissedLaunch
     from ..http.remote_store import RemoteStore
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "open_complete_store",
     "open_existing_store",
     "open_server",
-    "require_records",
     "split_urls",
     "worklist",
 ]
@@ -127,12 +127,6 @@ def _problems_of(folder: FileStore) -> list[str]:
     return [f"{path}: {text}" for path, found in folder.problems().items() for text in found]
 
 
-def require_records(store: Store) -> None:
-    """Raise `NothingFoundError` if a store holds no records."""
-    if next(store.contexts(), None) is None:
-        raise NothingFoundError(f"{store.url} holds no records")
-
-
 def _explain_missing(folder: Path, *, named: bool) -> str:
     if folder.exists():
         return f"{folder} is a file: a store is a folder or a URL"
@@ -159,8 +153,8 @@ def open_server(urls: str) -> RemoteStore:
     return store
 
 
-def worklist(urls: str, kernel: str = "") -> list[dict[str, Any]]:
-    """Return a server's misses in the protocol's form, at most `MOST_MISSES` of a kernel.
+def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
+    """Return a server's misses, the most frequent first, at most `MOST_MISSES` of a kernel.
 
     Args:
         urls: as for `open_server`.
@@ -170,13 +164,13 @@ def worklist(urls: str, kernel: str = "") -> list[dict[str, Any]]:
         NothingFoundError: the kernel has neither records nor misses.
     """
     remote = open_server(urls)
-    rows = remote.client.misses(limit=MOST_MISSES)
+    misses = remote.client.misses(limit=MOST_MISSES)
     if not kernel:
-        return rows
-    names = {str(row["context"]["kernel"]["name"]) for row in rows}
+        return misses
+    names = {miss.context.kernel.name for miss in misses}
     tuned = {context.kernel.name for context in remote.contexts()}
     chosen = matching_kernels(names | tuned, kernel, remote.url)
-    if len(rows) == MOST_MISSES:  # other kernels' misses may have left some of these out
-        rows = [row for name in chosen for row in remote.client.misses(name, MOST_MISSES)]
-        rows.sort(key=lambda row: -int(row["count"]))
-    return [row for row in rows if row["context"]["kernel"]["name"] in chosen]
+    if len(misses) == MOST_MISSES:  # other kernels' misses may have left some of these out
+        misses = [miss for name in chosen for miss in remote.client.misses(name, MOST_MISSES)]
+        misses.sort(key=lambda miss: -miss.count)
+    return [miss for miss in misses if miss.context.kernel.name in chosen]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
@@ -25,8 +25,10 @@ from .queries import (
     winning_measurement,
 )
 
+if TYPE_CHECKING:
+    from ..http.protocol_client import MissedLaunch
+
 __all__ = [
-    "MissedLaunch",
     "ScenarioLine",
     "ordered_values",
     "say_context",
@@ -237,33 +239,18 @@ def _runner_up_text(row: ScenarioLine) -> str:
     return settings_text(different) or "-"
 
 
-class MissedLaunch(NamedTuple):
-    """A miss, and its form in the protocol."""
-
-    context: Context
-    scenario: Scenario
-    answer: dict[str, Any]
-
-
 def select_misses(
-    answers: Sequence[dict[str, Any]], where: Sequence[str], device: str, triton: str
+    misses: Iterable[MissedLaunch], where: Sequence[str], device: str, triton: str
 ) -> list[MissedLaunch]:
-    """Return the misses of a GPU and Triton that satisfy all conditions, in a server's order.
+    """Return the misses of a GPU and Triton that satisfy all conditions, in their order.
 
     Args:
-        answers: the misses in the protocol's form.
+        misses: the misses.
         where: the texts of conditions.
         device: part of the GPU's name, in any case.
         triton: the version of Triton; empty for all.
     """
-    misses = [
-        MissedLaunch(
-            Context.model_validate(answer["context"]),
-            Scenario.model_validate(answer["scenario"]),
-            answer,
-        )
-        for answer in answers
-    ]
+    misses = list(misses)
     conditions = parse_conditions(where, (miss.scenario for miss in misses))
     return [
         miss
@@ -285,8 +272,8 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         say_constants("all scenarios", constants)
         cells = [
             [
-                miss.answer["count"],
-                _minute(str(miss.answer.get("last_seen", ""))),
+                miss.count,
+                _minute(miss.last_seen),
                 *(row.get(name) for name in varying),
             ]
             for miss, row in zip(launches, values, strict=True)

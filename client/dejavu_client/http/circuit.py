@@ -29,7 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 SHORTEST_BUSY = 0.5
 """Seconds to leave a busy server alone at least, doubled each time that it asks again.
 
-What it asks for may be nothing, or, by this machine's clock, a moment that has passed.
+What it asks for may be nothing, or a date, which is by another clock.
 """
 
 BUSY_SECONDS = 10.0

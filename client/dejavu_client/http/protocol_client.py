@@ -9,12 +9,10 @@ import copy
 import json
 import math
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, cast
-from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
@@ -32,6 +30,7 @@ __all__ = [
     "REFUSALS_FOR_GOOD",
     "ChangedCopies",
     "Document",
+    "MissedLaunch",
     "ProtocolClient",
     "encode",
     "split_server_url",
@@ -45,9 +44,6 @@ MOST_NAMED = 200
 
 LONG_WORK = 3600.0
 """Seconds that calls may take which change as many records as a namespace has."""
-
-LONGEST_RETRY_AFTER = 60.0
-"""Seconds to leave a busy server alone, however long it asks for."""
 
 RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
 
@@ -76,8 +72,7 @@ def _row(name: str, **fields: Any) -> type[BaseModel]:
 
 
 _ROWS: dict[str, Any] = {
-    "misses": _row("Miss", context=Context, scenario=Scenario, count=Count),
-    "writers": _row("Writer", sender=str, by=str, measurements=Count, standing=Count, last=str),
+    "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
         id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
@@ -94,6 +89,15 @@ _Quarantined = _row(
     id=str | None, contexts=Count, records=Count, measurements=Count, winners=Count,
 )  # fmt: skip
 """What a quarantine takes or gives back."""
+
+
+class MissedLaunch(BaseModel, extra="allow"):
+    """A scenario that was launched without a record, as a server's worklist has it."""
+
+    context: Context
+    scenario: Scenario
+    count: Count
+    last_seen: str = ""
 
 
 class ChangedCopies(BaseModel):
@@ -120,7 +124,11 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
     namespace = options.pop("namespace", namespace)
     if parts.username or parts.password:
         raise SettingsError("a server's URL carries no user or password: set DEJAVU_CACHE_TOKEN")
-    is_whole = not options and not parts.fragment and _names_server(parts)
+    try:
+        is_whole = bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # the port is no port
+        is_whole = False
+    is_whole = is_whole and not options and not parts.fragment
     if is_whole and not re.fullmatch(NAMESPACE, namespace):
         raise SettingsError(f"{url!r}: {namespace!r} is no namespace: {NAMESPACE_RULE}")
     if not is_whole:
@@ -128,16 +136,6 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
             f"{url!r}: a server's URL is https://host[:port][/path][?namespace=NAME]"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", namespace
-
-
-def _names_server(parts: SplitResult) -> bool:
-    """Return whether a URL has a host and a port that a connection can be tried to."""
-    try:
-        host = (parts.hostname or "").encode("idna").decode()
-        is_address = re.fullmatch(r"[\w.:%-]+", host) is not None and parts.port != 0
-    except ValueError:  # a part of the host is empty or too long, or the port is no port
-        return False
-    return is_address and parts.path.isprintable()
 
 
 class ProtocolClient:
@@ -352,10 +350,11 @@ class ProtocolClient:
         for part in _split(rows):
             self._json("POST", "/misses", {"misses": part})
 
-    def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+    def misses(self, kernel: str | None = None, limit: int = 100) -> list[MissedLaunch]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
-        return self._rows(self._json("GET", "/misses", params=params), "misses")
+        misses = self._json("GET", "/misses", params=params).get("misses")
+        return cast(list[MissedLaunch], self._validate(list[MissedLaunch], misses))
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
@@ -451,9 +450,10 @@ class ProtocolClient:
         if status == 500:
             raise ServerFaultError(message)
         if status in RETRYABLE_STATUSES:
-            seconds = _retry_after(answer.headers.get("retry-after", ""))
-            if status in BUSY_STATUSES and seconds is not None:
-                raise BusyError(message, status, seconds)
+            pause = answer.headers.get("retry-after")
+            if status in BUSY_STATUSES and pause is not None:
+                # A date is by another clock: such a server is asked at ever longer intervals.
+                raise BusyError(message, status, float(pause) if pause.isdecimal() else 0.0)
             raise UnreachableError(message)
         raise RefusedError(
             f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
@@ -532,18 +532,6 @@ def _to_json(model: ValueModel) -> Any:
     """Return a model as the JSON value that requests carry."""
     with uninterrupted():
         return json.loads(model.text)
-
-
-def _retry_after(text: str) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date; None if it is neither."""
-    try:
-        if text.isdigit():
-            seconds = float(text)
-        else:
-            seconds = parsedate_to_datetime(text).timestamp() - time.time()
-    except (ValueError, OverflowError):
-        return None
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
 
 
 def _problem_detail(body: bytes) -> str:

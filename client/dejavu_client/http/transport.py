@@ -153,7 +153,7 @@ class Transport(Finisher):
         except SilenceError as error:
             hint = _hint(error, repeatable)
             raise SilenceError(f"{server} {error}{hint}", error.is_connected) from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, UnicodeError) as error:  # a host may have no name that IDNA allows
             reason = str(error) or type(error).__name__
             hint = _hint(error, repeatable)
             raise UnreachableError(f"{server} does not answer: {reason}{hint}") from error

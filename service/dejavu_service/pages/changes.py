@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from fastapi import Query, Response
 from pydantic import Field
 
-from ..routes.common import Call, CurrentCall, Namespace
 from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
+from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.sql import chunks, database_time
 from .front import list_namespaces
-from .rendering import Wanted, page, render_page
+from .rendering import Wanted, render_page, router
 
 _MOST_ENTRIES = 100
 """Entries of the log on a page."""
@@ -29,7 +29,7 @@ class ActivityFilter(Wanted):
     before: int | None = Field(default=None, ge=1, le=2**62)
 
 
-@page("/pages/{namespace}/activity")
+@router.get("/pages/{namespace}/activity")
 def show_activity(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[ActivityFilter, Query()]
 ) -> Response:
@@ -61,7 +61,7 @@ class ComparisonFilter(Wanted):
     kernel: str = Field(default="", max_length=500)
 
 
-@page("/pages/{namespace}/compare")
+@router.get("/pages/{namespace}/compare")
 def compare_namespaces(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[ComparisonFilter, Query()]
 ) -> Response:

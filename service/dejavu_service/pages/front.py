@@ -11,29 +11,27 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import Field
 
-from ..routes.common import Call, CurrentCall, read_body
 from ..server import LOGIN_COOKIE
+from ..services.requests import Call, CurrentCall, read_body
 from ..storage import summaries
-from .rendering import FOLDER, Wanted, page, render_page, respond, router, stylesheet
+from .rendering import FOLDER, Wanted, render_page, respond, router, stylesheet
 
 __all__ = ["list_namespaces"]
 
-_MOST_NAMESPACES = 1000
-"""Namespaces that are listed: each pull request may have one."""
 _MOST_BYTES = 16 * 1024
 """Bytes of the form of a login."""
 _OWN_PAGE = re.compile(r"/(?:pages/|namespaces)[\w./?&=%+~:,*-]*")
 """Where a login may lead: never to another site, whatever the link to it says."""
 
 
-@page("/style.css")
+@router.get("/style.css")
 def show_style() -> Response:
     """Return the stylesheet of the pages."""
     return Response(stylesheet(), media_type="text/css")
 
 
-@page("/favicon.svg")
-@page("/favicon.ico")
+@router.get("/favicon.svg")
+@router.get("/favicon.ico")
 def show_icon() -> Response:
     """Return the icon of the pages."""
     headers = {"Cache-Control": "public, max-age=86400"}
@@ -41,7 +39,7 @@ def show_icon() -> Response:
     return Response(icon, media_type="image/svg+xml", headers=headers)
 
 
-@page("/login")
+@router.get("/login")
 def show_login() -> Response:
     """Show the form that asks for a token."""
     return respond("login.html", where="", wrong="")
@@ -71,7 +69,7 @@ def log_out() -> Response:
     return response
 
 
-@page("/")
+@router.get("/")
 def show_front(call: CurrentCall) -> Response:
     """Redirect to the namespace with the most records."""
     largest = max(list_namespaces(call), key=itemgetter("records"), default={"namespace": "main"})
@@ -84,13 +82,14 @@ class NamespacesFilter(Wanted):
     q: str = Field(default="", max_length=500)
 
 
-@page("/namespaces")
+@router.get("/namespaces")
 def show_namespaces(call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]) -> Response:
     """List the namespaces whose name contains a text."""
     listed = list_namespaces(call, wanted.q)
-    shown = listed if wanted.export else listed[:_MOST_NAMESPACES]
-    lists = {"namespaces": shown}
-    return render_page("namespaces.html", call, "", wanted, lists, listed=shown, total=len(listed))
+    return render_page(
+        "namespaces.html", call, "", wanted, {"namespaces": listed},
+        listed=wanted.paginate(listed), total=len(listed),
+    )  # fmt: skip
 
 
 def list_namespaces(call: Call, search: str = "") -> list[dict[str, Any]]:

@@ -1,9 +1,7 @@
-"""The scenarios of a kernel: on all GPUs, on one, and on two that are compared."""
+"""A kernel's scenarios: on all GPUs, on one, on two that are compared, and each by itself."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,23 +11,29 @@ from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import Connection
 
-from dejavu_cache.model.scenario import Config, Scenario, canonical_json
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 
 from ..errors import NotFoundError
-from ..routes.common import Call, ContextDigest, CurrentCall, Namespace
 from ..services.access import NAMESPACE
-from ..storage import record_texts, summaries
+from ..services.log import LogEntry, LogFilter, read_log
+from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
+from ..storage import contexts, record_texts, summaries
 from ..storage.summaries import ContextRow, Summary
-from .rendering import Wanted, page, render_page
+from .rendering import Wanted, render_page, router
 
-__all__ = ["LOUD", "ConfigNames", "ScenarioColumns", "current_source"]
+__all__ = ["ScenarioColumns", "current_source"]
 
-LOUD = 0.05
+_LOUD = 0.05
 """Share by which a choice is slower than the best from which pages say so loudly."""
 _DAY = 86400.0
 _MOST_CONTEXTS = 8
 _MOST_WINNERS = 12
-_BY_NUMBER = ("median", "excess", "differs")
+_NEAR_TIE = 0.02
+"""Relative distance to the best median within which another run could have chosen a config."""
+_MOST_ARRIVALS = 500
+_MOST_ENTRIES = 1000
+_BY_NUMBER = ("median", "excess", "differs", "slower")
 """Columns by which scenarios are sorted in descending order; others are arguments."""
 
 
@@ -140,57 +144,56 @@ class ScenarioRow(NamedTuple):
         return 0.0 if first is None or first.excess is None else first.excess
 
     @property
+    def slower(self) -> float:
+        """Median of the first side's config over that of the second's; 0 if not known."""
+        second = self.tuned[1] if len(self.tuned) > 1 else None
+        return self.median / second.median if second and second.median else 0.0
+
+    @property
     def differs(self) -> bool:
         """Whether the sides run different configs, or not all have a record."""
         return len({summary and summary.chosen for summary in self.tuned}) > 1
 
 
 class ScenariosFilter(Wanted):
-    """The order of the scenarios, and the config to compare what readers get with."""
+    """The order of the scenarios."""
 
     sort: str = Field(default="", max_length=500)
-    reference: str = Field(default="", pattern=r"^[0-9a-f]{0,24}$")
 
 
 class KernelFilter(ScenariosFilter):
-    """A kernel by its full name, and a source's hash, empty for the current one."""
+    """A kernel by its full name."""
 
     name: str = Field(min_length=1, max_length=500)
-    source: str = Field(default="", pattern=r"^[0-9a-f]{0,64}$")
 
 
-@page("/pages/{namespace}/kernel")
+@router.get("/pages/{namespace}/kernel")
 def show_kernel(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[KernelFilter, Query()]
 ) -> Response:
-    """Show a kernel on all GPUs: which config readers get where."""
+    """Show the current source of a kernel on all GPUs: which config readers get where."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         rows = summaries.load_contexts(connection, namespace, wanted.name)
         if not rows:
             raise NotFoundError(f"namespace {namespace!r} has no records of {wanted.name!r}")
-        source = wanted.source or current_source(rows)
+        source = current_source(rows)
         of_source = [row for row in rows if row.source == source]
         of_source.sort(key=lambda row: (row.device, row.triton, row.digest))
         shown = of_source[:_MOST_CONTEXTS]
         sides = [Side(namespace, row, summaries.load(connection, row.id)) for row in shown]
-        sources: Counter[str] = Counter()
-        for row in rows:
-            sources[row.source] += row.records
-        return _show_scenarios(
-            "kernel.html", connection, call, wanted, sides, source=source, sources=sources,
-            left_out=len(of_source) - len(shown),
-        )  # fmt: skip
+        left_out = len(of_source) - len(shown)
+        return _show_scenarios("kernel.html", connection, call, wanted, sides, left_out=left_out)
 
 
-@page("/pages/{namespace}/contexts/{context}")
+@router.get("/pages/{namespace}/contexts/{context}")
 def show_context(
     namespace: Namespace,
     context: ContextDigest,
     call: CurrentCall,
     wanted: Annotated[ScenariosFilter, Query()],
 ) -> Response:
-    """Show a kernel on a GPU: its scenarios, and what another config would cost in them."""
+    """Show a kernel on a GPU: which config readers get in its scenarios, and what it costs."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         side = _load_side(connection, namespace, context)
@@ -205,26 +208,29 @@ class ContextsFilter(ScenariosFilter):
     to: str = Field(default="", max_length=500)
 
 
-@page("/pages/{namespace}/contexts/{context}/compare")
+@router.get("/pages/{namespace}/contexts/{context}/compare")
 def compare_contexts(
     namespace: Namespace,
     context: ContextDigest,
     call: CurrentCall,
     wanted: Annotated[ContextsFilter, Query()],
 ) -> Response:
-    """Compare a context with another GPU, Triton or namespace, what differs first."""
+    """Compare a context with another GPU, Triton or namespace, what is slower here first."""
     there = wanted.to if re.fullmatch(NAMESPACE, wanted.to) else namespace
     for name in (namespace, there):
         call.principal.require("read", name)
-    wanted.sort = wanted.sort or "differs"
+    wanted.sort = wanted.sort or "slower"
     with call.database.read() as connection:
         left = _load_side(connection, namespace, context)
-        right = _load_side(connection, there, wanted.other or context)
-        siblings = summaries.load_contexts(connection, namespace, left.row.context.kernel.name)
+        loaded = summaries.load_contexts(connection, namespace, left.row.context.kernel.name)
+        siblings = [Side(namespace, row, {}) for row in loaded if row.records]
+        siblings.sort(key=lambda side: (side.row.source != left.row.source, side.name))
+        others = [side.row.digest for side in siblings if side.row.digest != context]
+        other = wanted.other or (others[0] if others and there == namespace else context)
+        right = _load_side(connection, there, other)
         return _show_scenarios(
-            "compare_context.html", connection, call, wanted, [left, right],
-            siblings=[Side(namespace, row, {}) for row in siblings if row.records],
-        )  # fmt: skip
+            "compare_context.html", connection, call, wanted, [left, right], siblings=siblings
+        )
 
 
 def _load_side(connection: Connection, namespace: str, digest: str) -> Side:
@@ -258,13 +264,11 @@ def _show_scenarios(
     if wanted.sort in _BY_NUMBER:
         rows.sort(key=lambda row: -getattr(row, wanted.sort))
     shown = wanted.paginate(rows)
-    costs, measured = _compare_configs(connection, sides[0], shown, wanted.reference)
     wins = [Counter(summary.chosen for summary in side.tuned.values()) for side in sides]
     total: Counter[str | None] = sum(wins, Counter())
     parsed = {text: Config.model_validate_json(text) for text in total if text}
-    names = ConfigNames([*parsed.values(), *measured.values()])
+    names = ConfigNames(parsed.values())
     ranked = sorted(parsed, key=lambda text: (-total[text], text))
-    over = [cost for cost in costs.values() if cost > -1]
     return render_page(
         template,
         call,
@@ -280,9 +284,6 @@ def _show_scenarios(
         ],
         rows=shown,
         counts=_count_rows(rows),
-        measured={digest: names.name(config) for digest, config in measured.items()},
-        costs=costs,
-        mean=math.exp(sum(map(math.log1p, over)) / len(over)) if over else None,
         total=len(rows),
         **values,
     )
@@ -293,43 +294,14 @@ def _count_rows(rows: Sequence[ScenarioRow]) -> dict[str, int]:
     both = [row for row in rows if all(row.tuned)]
     return {
         "loud": sum(
-            bool(row.tuned[0] and row.tuned[0].pinned) for row in rows if row.excess >= LOUD
+            bool(row.tuned[0] and row.tuned[0].pinned) for row in rows if row.excess >= _LOUD
         ),
+        "slower": sum(row.slower >= 1 + _LOUD for row in both),
         "same": sum(not row.differs for row in both),
         "differing": sum(row.differs for row in both),
         "only_first": sum(not any(row.tuned[1:]) for row in rows),
         "only_second": sum(row.tuned[0] is None for row in rows),
     }
-
-
-def _compare_configs(
-    connection: Connection, side: Side, rows: Sequence[ScenarioRow], reference: str
-) -> tuple[dict[str, float], dict[str, Config]]:
-    """Return what other configs than a side's cost on it, and the configs measured there.
-
-    The other config is the reference, by its digest, or else what the second side runs.
-
-    Returns:
-        The share by which the other config is slower, by the digest of the scenario, and the
-        configs that were measured in the scenarios, by their digest.
-    """
-    others: dict[str, str | None] = {}
-    for row in rows:
-        second = row.tuned[1] if len(row.tuned) > 1 else None
-        other = Config.model_validate_json(second.chosen).digest if second and second.chosen else ""
-        if row.median and (other or len(row.tuned) == 1):
-            others[row.scenario.digest] = reference or other
-    medians = {row.scenario.digest: row.median for row in rows}
-    costs: dict[str, float] = {}
-    measured: dict[str, Config] = {}
-    parts = record_texts.iter_texts(connection, side.namespace, side.row.digest, list(others))
-    for digest, text in (pair for part in parts for pair in part.items()):
-        for item in json.loads(text)["measurements"]:
-            config = Config.model_validate(item["config"])
-            measured.setdefault(config.digest, config)
-            if config.digest == others[digest] and item.get("median"):
-                costs[digest] = item["median"] / medians[digest] - 1
-    return costs, measured
 
 
 def _list_records(rows: Iterable[ScenarioRow], sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
@@ -338,3 +310,87 @@ def _list_records(rows: Iterable[ScenarioRow], sides: Sequence[Side]) -> Iterato
             if summary is not None:
                 found = {"namespace": side.namespace, "context": side.row.context}
                 yield found | summary._asdict() | {"scenario": row.scenario}
+
+
+@router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
+def show_scenario(
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    call: CurrentCall,
+    wanted: Annotated[Wanted, Query()],
+) -> Response:
+    """Show why a scenario's config runs, all its measurements, and its history."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        record = _load_record(connection, namespace, context, scenario)
+        text = contexts.load_text(connection, namespace, context)
+        assert text is not None
+        parsed = Context.model_validate_json(text)
+        arrived = record_texts.list_arrivals(
+            connection, namespace, context, scenario, _MOST_ARRIVALS
+        )
+        elsewhere = [
+            (row, loaded[scenario])
+            for row in summaries.load_contexts(connection, namespace, parsed.kernel.name)
+            if row.digest != context
+            and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
+        ]
+    arrivals = [
+        item._asdict() | {"measurement": Measurement.model_validate_json(item.text)}
+        for item in arrived
+    ]
+    call.server.reader.note_use((namespace, context))
+    chosen = record.pinned or (record.winner.config if record.winner else None)
+    measured = sorted(
+        record.measurements,
+        key=lambda item: (item.median is None, item.median or 0.0, item.config.text),
+    )
+    medians = [item.median for item in measured if item.median is not None]
+    timing = record.by_config.get(chosen) if chosen else None
+    others = [item for item in measured if item.median is not None and item is not timing]
+    best = medians[0] if medians else 0.0
+    excess = timing.median / best - 1 if timing and timing.median and best else 0.0
+    return render_page(
+        "scenario.html",
+        call,
+        namespace,
+        wanted,
+        {"measurements": (item.model_dump() for item in measured), "arrivals": arrivals},
+        context=parsed,
+        record=record,
+        chosen=chosen,
+        timing=timing,
+        measured=measured,
+        best=best,
+        slowest=medians[-1] if medians else 0.0,
+        runner_up=others[0] if others else None,
+        near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others),
+        excess=excess,
+        is_loud=record.pinned is not None and excess >= _LOUD,
+        names=ConfigNames(item.config for item in measured),
+        elsewhere=elsewhere,
+        arrivals=arrivals,
+        log=_log(call, namespace, parsed, record),
+    )
+
+
+def _load_record(connection: Connection, namespace: str, context: str, scenario: str) -> Record:
+    stored = record_texts.load_text(connection, namespace, context, scenario)
+    if stored is None or stored[1] is None:
+        raise NotFoundError("there is no record of this scenario")
+    return Record.model_validate_json(stored[1])
+
+
+def _log(call: Call, namespace: str, context: Context, record: Record) -> list[LogEntry] | None:
+    """Return what people changed; None for those who may not read the log."""
+    if not call.principal.may("admin", namespace):
+        return None
+    wanted = LogFilter(kernel=context.kernel.name, limit=_MOST_ENTRIES)
+    listed = read_log(call.database, call.principal, namespace, wanted)
+    return [
+        entry
+        for entry in listed.entries
+        if entry.detail.get("context") in (None, context.digest)
+        and entry.detail.get("scenario") in (None, str(record.scenario))
+    ]

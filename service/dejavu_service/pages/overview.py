@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..routes.common import CurrentCall, Namespace
 from ..services import leases, misses
 from ..services.access import Principal
+from ..services.requests import CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
-from .rendering import Wanted, page, render_page
+from .rendering import Wanted, render_page, router
 
 __all__ = ["OverviewFilter", "overview"]
 
@@ -83,7 +83,7 @@ class KernelRow(NamedTuple):
         ]
 
 
-@page("/pages/{namespace}")
+@router.get("/pages/{namespace}")
 def show_overview(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Query()]
 ) -> Response:
@@ -119,10 +119,10 @@ def overview(
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: -kernel.total(wanted.sort))
         shown = kernels if wanted.export else wanted.paginate(kernels, size)
-        known = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
+        counts = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
     return {
         "kernels": shown,
-        "known": known,
+        "known": counts,
         "matching": len(kernels),
         "totals": {
             name: sum(kernel.total(name) for kernel in kernels)
@@ -168,7 +168,7 @@ class WorklistFilter(Wanted):
     device: str = Field(default="", max_length=500)
 
 
-@page("/pages/{namespace}/misses")
+@router.get("/pages/{namespace}/misses")
 def show_worklist(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[WorklistFilter, Query()]
 ) -> Response:

@@ -28,9 +28,9 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
 from ..errors import NotFoundError
-from ..routes.common import Call
 from ..server import is_page
 from ..services.access import ANYBODY, NOBODY, READER
+from ..services.requests import Call
 from ..storage.sql import to_datetime
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "PAGE_SIZE",
     "ErrorPagesMiddleware",
     "Wanted",
-    "page",
     "render",
     "render_page",
     "respond",
@@ -46,7 +45,6 @@ __all__ = [
     "stylesheet",
 ]
 
-_METHODS = ["GET", "HEAD"]
 FOLDER = Path(__file__).parent / "templates"
 PAGE_SIZE = 50
 """Rows of a table on one page."""
@@ -63,7 +61,6 @@ _HEADERS = {
 _MOST_EXPORTED = 10_000
 """Rows of a file, where the database cuts a list off."""
 _T = TypeVar("_T")
-_View = TypeVar("_View", bound=Callable[..., Any])
 
 
 class Wanted(BaseModel):
@@ -148,7 +145,7 @@ class _PageRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return FastAPI's handler behind the turns."""
         handler = super().get_route_handler()
-        if not (self.methods or set()) <= set(_METHODS):
+        if self.methods != {"GET"}:
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
@@ -163,11 +160,6 @@ router = APIRouter(
     default_response_class=HTMLResponse, include_in_schema=False, route_class=_PageRoute
 )
 """All pages, which are no part of the protocol."""
-
-
-def page(path: str) -> Callable[[_View], _View]:
-    """Return a decorator for the function that shows the page of a path."""
-    return router.api_route(path, methods=_METHODS)
 
 
 def stylesheet() -> str:

@@ -37,12 +37,12 @@ def most_specific(patterns: Collection[str], namespace: str) -> str | None:
     """Return the pattern that decides about a namespace: its name, else the longest beginning."""
     if namespace in patterns:
         return namespace
-    found: str | None = None
+    best_pattern: str | None = None
     for pattern in patterns:
-        is_longer = found is None or len(pattern) > len(found)
+        is_longer = best_pattern is None or len(pattern) > len(best_pattern)
         if is_longer and pattern.endswith("*") and namespace.startswith(pattern[:-1]):
-            found = pattern
-    return found
+            best_pattern = pattern
+    return best_pattern
 
 
 @dataclass(frozen=True)

@@ -6,68 +6,83 @@ The time is that of the database's clock, on which replicas agree.
 from __future__ import annotations
 
 import secrets
+from typing import Annotated
 
+from fastapi import Path
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, or_, select, update
 
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..errors import NotFoundError, TooManyError
-from ..storage.database import Database
 from ..storage.sql import epoch, insert
 from ..storage.tables import leases
-from .access import Principal
+from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
 
-__all__ = ["MOST_LEASES", "count_held", "grant", "list_holders", "release", "renew"]
+__all__ = ["MOST_LEASES", "count_held", "list_holders", "router"]
+
+router = versioned_router()
 
 MOST_LEASES = 2000
 """Leases of a namespace that a principal may hold; a process that tunes holds one at a time."""
 
+_LeaseId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, as it was granted")]
+_Seconds = Annotated[StrictFloat, Field(ge=1, le=3600, allow_inf_nan=False)]
 
-def grant(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    context: Context,
-    scenario: Scenario,
-    holder: str,
-    ttl: float,
-) -> tuple[str | None, float]:
-    """Grant the lease on a scenario if it is free, expired or the holder's own.
 
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `write`. With another one, it is another holder.
-        namespace: The namespace of the scenario.
-        context: The context of the scenario.
-        scenario: The scenario to tune.
-        holder: Names the process; the same holder gets its own lease again.
-        ttl: Seconds until the lease expires.
+class LeaseWish(BaseModel):
+    """A scenario to tune, the process that asks for it, and the seconds until the lease expires."""
 
-    Returns:
-        The lease's id and `ttl`, or None and the seconds until the other holder's lease expires.
+    model_config = ConfigDict(extra="forbid")
 
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        TooManyError: The principal holds `MOST_LEASES` leases already.
+    context: Context
+    scenario: Scenario
+    holder: ShortText
+    ttl: _Seconds
+
+
+class Renewal(BaseModel):
+    """The seconds from now until the lease expires."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttl: _Seconds
+
+
+class Lease(BaseModel):
+    """A lease, or null and the seconds until the lease of another holder expires."""
+
+    lease: str | None
+    expires_in: float
+
+
+@router.post("/{namespace}/leases")
+@accepts("write")
+def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lease:
+    """Grant the right to tune a scenario to one holder at a time.
+
+    The lease is granted if it is free, expired or the holder's own: of the same process, with the
+    same token.
     """
-    principal.require("write", namespace)
-    key = {"namespace": namespace, "context": context.digest, "scenario": scenario.digest}
+    owner = call.principal.name
+    digests = {"context": wish.context.digest, "scenario": wish.scenario.digest}
+    key = {"namespace": namespace, **digests}
     is_this = and_(*(leases.c[name] == value for name, value in key.items()))
-    own = and_(leases.c.holder == holder, leases.c.owner == principal.name)
+    own = and_(leases.c.holder == wish.holder, leases.c.owner == owner)
     expired = leases.c.expires_at <= epoch()
-    with database.write() as connection:
-        held = _count(connection, leases.c.namespace == namespace, leases.c.owner == principal.name)
-        if held >= MOST_LEASES:
-            raise TooManyError(
-                f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
-            )
+    with call.database.write() as connection:
+        lease_count = count_held(
+            connection, leases.c.namespace == namespace, leases.c.owner == owner
+        )
+        if lease_count >= MOST_LEASES:
+            raise TooManyError(f"{owner} holds {MOST_LEASES} leases in {namespace!r}: release some")
         # One statement, so that of several replicas that ask at once only one succeeds.
         statement = insert(connection, leases).values(
             **key,
             id=secrets.token_hex(16),
-            holder=holder,
-            owner=principal.name,
-            expires_at=epoch() + ttl,
+            holder=wish.holder,
+            owner=owner,
+            expires_at=epoch() + wish.ttl,
         )
         new = statement.excluded
         statement = statement.on_conflict_do_update(
@@ -82,32 +97,33 @@ def grant(
         )
         lease: str | None = connection.execute(statement.returning(leases.c.id)).scalar()
         if lease is not None:
-            return lease, ttl
+            return Lease(lease=lease, expires_in=wish.ttl)
         query = select(leases.c.expires_at - epoch()).where(is_this)
-        return None, max(connection.execute(query).scalar() or 0.0, 0.0)
+        left = connection.execute(query).scalar() or 0.0
+        return Lease(lease=None, expires_in=max(left, 0.0))
 
 
-def renew(database: Database, principal: Principal, namespace: str, lease: str, ttl: float) -> None:
-    """Extend a lease to `ttl` seconds from now.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        NotFoundError: The lease has expired or been released.
-    """
-    principal.require("write", namespace)
+@router.put("/{namespace}/leases/{lease}")
+@accepts("write")
+def renew_lease(
+    namespace: Namespace, lease: _LeaseId, renewal: Renewal, call: CurrentCall
+) -> Lease:
+    """Extend a lease."""
     live = and_(
         leases.c.id == lease, leases.c.namespace == namespace, leases.c.expires_at > epoch()
     )
-    with database.write() as connection:
-        statement = update(leases).where(live).values(expires_at=epoch() + ttl)
+    with call.database.write() as connection:
+        statement = update(leases).where(live).values(expires_at=epoch() + renewal.ttl)
         if not connection.execute(statement).rowcount:
             raise NotFoundError("this lease has expired or been released: ask for a new one")
+    return Lease(lease=lease, expires_in=renewal.ttl)
 
 
-def release(database: Database, principal: Principal, namespace: str, lease: str) -> None:
+@router.delete("/{namespace}/leases/{lease}", status_code=204)
+def release_lease(namespace: Namespace, lease: _LeaseId, call: CurrentCall) -> None:
     """Release a lease, if it is still held."""
-    principal.require("write", namespace)
-    with database.write() as connection:
+    call.principal.require("write", namespace)
+    with call.database.write() as connection:
         connection.execute(
             delete(leases).where(leases.c.id == lease, leases.c.namespace == namespace)
         )
@@ -124,11 +140,7 @@ def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str]
     }
 
 
-def count_held(connection: Connection) -> int:
-    """Count the leases that have not expired."""
-    return _count(connection)
-
-
-def _count(connection: Connection, *clauses: ColumnElement[bool]) -> int:
+def count_held(connection: Connection, *clauses: ColumnElement[bool]) -> int:
+    """Count the leases that have not expired, or those of them that clauses tell."""
     query = select(func.count()).select_from(leases).where(leases.c.expires_at > epoch(), *clauses)
     return connection.execute(query).scalar_one()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, insert, select
 
@@ -15,8 +16,11 @@ from ..storage.database import Database
 from ..storage.sql import contains, epoch, to_datetime
 from ..storage.tables import log_entries
 from .access import EVERYWHERE, Principal
+from .requests import PRINTABLE, CurrentCall, Namespace, versioned_router
 
-__all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "write_log"]
+__all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "router", "write_log"]
+
+router = versioned_router()
 
 _SHOWN = 1e-6
 """Seconds to which times are shown: an entry is found by the time that it shows."""
@@ -47,9 +51,7 @@ class LogFilter(BaseModel):
 
     actor: str | None = Field(default=None, min_length=1, max_length=300)
     action: Action | None = None
-    kernel: str | None = Field(
-        default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$"
-    )
+    kernel: str | None = Field(default=None, min_length=1, max_length=500, pattern=PRINTABLE)
     since: Moment | None = None
     until: Moment | None = None
     before: int | None = Field(default=None, ge=1, le=2**62)
@@ -138,3 +140,18 @@ def read_log(
         for row in rows[: wanted.limit]
     ]
     return LogPage(entries=entries, next=entries[-1].id if len(rows) > wanted.limit else None)
+
+
+_Filter = Annotated[LogFilter, Query()]
+
+
+@router.get("/log")
+def read_server_log(call: CurrentCall, wanted: _Filter) -> LogPage:
+    """Return what people changed on the whole server, newest first."""
+    return read_log(call.database, call.principal, None, wanted)
+
+
+@router.get("/{namespace}/log")
+def read_namespace_log(namespace: Namespace, call: CurrentCall, wanted: _Filter) -> LogPage:
+    """Return what people changed in a namespace, newest first."""
+    return read_log(call.database, call.principal, namespace, wanted)

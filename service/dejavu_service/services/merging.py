@@ -141,15 +141,13 @@ def _settle_winner(record: StoredRecord, candidates: Iterable[Part]) -> None:
 
     Those whose config is known to compute wrong results do not count.
     """
-    right = [
-        part
-        for part in (record.winner, *candidates)
-        if part is not None
-        and not ((timing := record.measurements.get(part.config)) and timing.model.is_wrong)
-    ]
-    chosen = right[0] if right else None
-    if len(right) > 1:
-        chosen = next((part for part in right if part.model.is_compared), chosen)
+    chosen = None
+    for part in (record.winner, *candidates):
+        timing = part and record.measurements.get(part.config)
+        if part is None or (timing is not None and timing.model.is_wrong):
+            continue
+        if chosen is None or (part.model.is_compared and not chosen.model.is_compared):
+            chosen = part
     if chosen is not record.winner:
         if record.winner is not None:
             record.fall(record.winner)
@@ -199,14 +197,14 @@ def withdraw(
         What was taken, with the winner whose measurement it was. Another one's winner is not
         hidden: whoever sends it again has found it by another timing.
     """
-    taken = [part for part in record.parts.values() if part.id in wanted]
-    lost = {part.config for part in taken if part.stands and part.kind == "measurement"}
+    withdrawn_parts = [part for part in record.parts.values() if part.id in wanted]
+    lost = {part.config for part in withdrawn_parts if part.stands and part.kind == "measurement"}
     fallen = record.winner if record.winner and record.winner.config in lost else None
-    for part in taken:
+    for part in withdrawn_parts:
         record.hide(part, act)
     if fallen is not None and fallen.stands:
         record.fall(fallen)
-        taken.append(fallen)
+        withdrawn_parts.append(fallen)
     for config in lost:
         others = [
             part
@@ -221,7 +219,7 @@ def withdraw(
                 _arrive(record, part)
     _settle_winner(record, [part for part in _earlier_winners(record) if part is not fallen])
     record.is_visible = bool(record.measurements or record.winner or record.pin)
-    return taken
+    return withdrawn_parts
 
 
 def give_back(record: StoredRecord, act: str) -> list[Part]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from fastapi import Query, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from sqlalchemy import Connection, and_, func, select
 
 from dejavu_cache.model.scenario import Context, Scenario
@@ -14,10 +17,19 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
-from ..storage.sql import chunks, epoch, insert
-from ..storage.tables import contexts, misses, summaries
+from ..storage.sql import chunks, epoch, insert, to_datetime
+from ..storage.tables import contexts, misses, records
 from .access import Principal
-from .json_text import require_few
+from .requests import (
+    CurrentCall,
+    KernelName,
+    Namespace,
+    accepts,
+    json_response,
+    require_few,
+    responds_with,
+    versioned_router,
+)
 
 __all__ = [
     "MOST_MISSED_CONTEXTS",
@@ -26,7 +38,10 @@ __all__ = [
     "count_by_device",
     "count_misses",
     "list_misses",
+    "router",
 ]
+
+router = versioned_router()
 
 MOST_MISSES = 100_000
 """Misses of all namespaces, up to which those who may only read add new ones."""
@@ -58,9 +73,9 @@ def count_misses(
 ) -> int:
     """Add reported misses to the worklist.
 
-    Nobody can fill the database with them: they add to what is on the worklist, and new misses
-    while there are fewer than `MOST_MISSES`, of new contexts while fewer than
-    `MOST_MISSED_CONTEXTS` have no records. Writers may add twice as many as those who only read.
+    Nobody can fill the database with them: a report that could lead to more than `MOST_MISSES`, or
+    to more than `MOST_MISSED_CONTEXTS` without records, only adds to what is on the worklist.
+    Writers may lead to twice as many as those who only read.
 
     Args:
         database: The server's database.
@@ -97,36 +112,27 @@ def count_misses(
 def _select_fitting(
     connection: Connection, namespace: str, reported: _Report, share: int
 ) -> _Report:
-    """Return the misses that are on the worklist, and of the others those for which is room."""
+    """Return all misses if there is room for them, and else those that are on the worklist."""
     listed = connection.execute(select(func.count()).select_from(misses)).scalar_one()
-    room = share * MOST_MISSES - listed
-    places = share * MOST_MISSED_CONTEXTS - stored_contexts.count_empty(connection)
-    digests = sorted({context.digest for context, _, _ in reported})
-    if room >= len(reported) and places >= len(digests):
+    empty = stored_contexts.count_empty(connection)
+    added = len({context.digest for context, _, _ in reported})
+    if (
+        listed + len(reported) <= share * MOST_MISSES
+        and empty + added <= share * MOST_MISSED_CONTEXTS
+    ):
         return reported
-    present = set(stored_contexts.load_revisions(connection, namespace, digests))
-    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
     query = (
         select(contexts.c.digest, misses.c.scenario)
         .join(misses, misses.c.context_id == contexts.c.id)
         .where(contexts.c.namespace == namespace)
     )
-    known = {
+    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
+    listed_scenarios = {
         (context, scenario)
         for chunk in chunks(scenarios)
         for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
     }
-    fitting = []
-    for miss in reported:
-        context, key = miss[0].digest, (miss[0].digest, miss[1].digest)
-        if key not in known and room > 0 and (context in present or places > 0):
-            places -= context not in present
-            present.add(context)
-            known.add(key)
-            room -= 1
-        if key in known:
-            fitting.append(miss)
-    return fitting
+    return [miss for miss in reported if (miss[0].digest, miss[1].digest) in listed_scenarios]
 
 
 def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:
@@ -153,11 +159,11 @@ def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -
 
 
 _is_tuned = (
-    select(summaries.c.scenario)
+    select(records.c.scenario)
     .where(
-        summaries.c.context_id == misses.c.context_id,
-        summaries.c.scenario == misses.c.scenario,
-        summaries.c.chosen.is_not(None),
+        records.c.context_id == misses.c.context_id,
+        records.c.scenario == misses.c.scenario,
+        records.c.chosen.is_not(None),
     )
     .exists()
 )
@@ -215,3 +221,72 @@ def count_by_device(
         .order_by(times.desc(), contexts.c.device)
     )
     return [(device, count, int(total)) for device, count, total in connection.execute(query)]
+
+
+class Miss(BaseModel):
+    """A scenario without a record, and how often it was looked up since the last report."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    context: Context
+    scenario: Scenario
+    count: StrictInt = Field(default=1, ge=1, le=1_000_000_000)
+
+
+class Misses(BaseModel):
+    """A report of misses."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    misses: list[Miss]
+
+
+class Counted(BaseModel):
+    """The number of misses counted."""
+
+    counted: int
+
+
+@router.post("/{namespace}/misses")
+@accepts("read", 4 * 2**20)
+def report_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
+    """Add misses to the worklist."""
+    reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
+    counted = count_misses(call.database, call.principal, namespace, reported)
+    return Counted(counted=counted)
+
+
+class WorklistItem(BaseModel):
+    """A scenario without a record, and how often it was looked up."""
+
+    context: Context
+    scenario: Scenario
+    count: int
+    first_seen: datetime
+    last_seen: datetime
+
+
+class Worklist(BaseModel):
+    """Misses, the most frequent first."""
+
+    misses: list[WorklistItem]
+
+
+@router.get("/{namespace}/misses", responses=responds_with(Worklist))
+def read_worklist(
+    namespace: Namespace,
+    call: CurrentCall,
+    kernel: KernelName = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the worklist, the most frequent misses first."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = list_misses(connection, namespace, kernel, limit)
+    rendered = ", ".join(
+        f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
+        f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
+        f'"last_seen": "{to_datetime(miss.last_seen).isoformat()}"}}'
+        for miss in listed
+    )
+    return json_response(f'{{"misses": [{rendered}]}}')

@@ -5,41 +5,42 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
-from typing import Annotated, Any, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, update
+from fastapi import Path, Query, Response
+from pydantic import BaseModel, ConfigDict, PrivateAttr, StrictBool
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, update
 
 from dejavu_cache.model.scenario import Moment, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
-from ..storage import records
+from ..storage import records, summaries
 from ..storage.database import Database
 from ..storage.records import Act, Part
 from ..storage.sql import contains, divide, ends_with, epoch, starts_with, to_datetime
-from ..storage.tables import acts, contexts, parts, writers
+from ..storage.tables import acts, contexts, parts
 from . import merging
 from .access import Principal
 from .log import write_log
+from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
 
 __all__ = [
     "Quarantine",
     "Quarantined",
     "Writer",
     "WriterFilter",
-    "list_quarantines",
-    "list_writers",
     "quarantine_writer",
-    "undo_quarantine",
+    "router",
 ]
 
-_T = TypeVar("_T")
-_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+router = versioned_router()
+
+_QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 _MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
@@ -56,18 +57,28 @@ class WriterFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    token: _Text | None = None
+    token: ShortText | None = None
     """The id of a token, or the name of tokens."""
-    host: _Text | None = None
+    host: ShortText | None = None
     """A host, or a user and a host, as measurements name them."""
     since: Moment | None = None
     """The earliest time at which they came."""
     until: Moment | None = None
     """The time before which they came."""
-    context: _Digest | None = None
+    context: Digest | None = None
     """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: _Digest | None = None
-    config: _Digest | None = None
+    scenario: Digest | None = None
+    config: Digest | None = None
+
+
+class QuarantineWish(WriterFilter):
+    """Which measurements and winners shall go from readers: those to which all fields apply.
+
+    It names a token, a host, or the context, the scenario and the config of measurements.
+    """
+
+    preview: StrictBool = False
+    """Whether to count only."""
 
 
 class Writer(BaseModel):
@@ -76,10 +87,13 @@ class Writer(BaseModel):
     sender: str
     by: str
     measurements: int
-    standing: int
-    """Measurements that readers get."""
-    first: datetime
     last: datetime
+
+
+class Writers(BaseModel):
+    """Who wrote the measurements of a namespace."""
+
+    writers: list[Writer]
 
 
 class Quarantined(BaseModel):
@@ -94,6 +108,17 @@ class Quarantined(BaseModel):
     measurements: int = 0
     winners: int = 0
 
+    _contexts: set[str] = PrivateAttr(default_factory=set)
+
+    def add(self, context: str, changed: Collection[Part]) -> None:
+        """Count what has changed of a record in a context."""
+        if changed:
+            self._contexts.add(context)
+            self.contexts = len(self._contexts)
+            self.records += 1
+            self.winners += sum(part.kind == "winner" for part in changed)
+            self.measurements += sum(part.kind == "measurement" for part in changed)
+
 
 class Quarantine(BaseModel):
     """A quarantine, and whom it concerned."""
@@ -107,44 +132,50 @@ class Quarantine(BaseModel):
     undone: datetime | None = None
 
 
-class _Hidden(NamedTuple):
-    """A scenario of which an act has hidden something: its context, and the number of parts."""
+class Quarantines(BaseModel):
+    """The quarantines of a namespace, the latest first."""
 
-    context_id: int
-    context: str
-    scenario: str
-    parts: int
+    quarantines: list[Quarantine]
 
 
+@router.get("/{namespace}/writers")
 def list_writers(
-    database: Database, principal: Principal, namespace: str, limit: int
-) -> list[Writer]:
-    """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+    namespace: Namespace,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Writers:
+    """List the tokens and the hosts that wrote measurements, the latest first."""
+    call.principal.require("admin", namespace)
+    writers = summaries.count_measurements(namespace)
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
-    standing, first = func.sum(writers.c.standing), func.min(writers.c.first)
     query = (
-        select(writers.c.sender, writers.c.measured_by, measured, standing, first, last)
-        .join(contexts, contexts.c.id == writers.c.context_id)
-        .where(contexts.c.namespace == namespace)
+        select(writers.c.sender, writers.c.measured_by, measured, last)
         .group_by(writers.c.sender, writers.c.measured_by)
-        .having(measured > 0)
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
-        Writer(
-            sender=row[0],
-            by=row[1],
-            measurements=int(row[2]),
-            standing=int(row[3]),
-            first=to_datetime(row[4]),
-            last=to_datetime(row[5]),
-        )
-        for row in rows
+    listed = [
+        Writer(sender=sender, by=by, measurements=int(count), last=to_datetime(moment))
+        for sender, by, count, moment in rows
     ]
+    return Writers(writers=listed)
+
+
+@router.post(
+    "/{namespace}/quarantines",
+    status_code=201,
+    responses={200: {"model": Quarantined, "description": "Counted"}},
+)
+@accepts("admin")
+def create_quarantine(
+    namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
+) -> Quarantined:
+    """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
+    if wish.preview:
+        response.status_code = 200
+    return quarantine_writer(call.database, call.principal, namespace, wish, preview=wish.preview)
 
 
 def quarantine_writer(
@@ -173,87 +204,58 @@ def quarantine_writer(
             "the config that it is about"
         )
     counted = Quarantined(id=None if preview else secrets.token_hex(8))
-    with database.read() as connection:
-        affected = _list_contexts(connection, namespace, wanted)
-    if counted.id is not None:
+    act = counted.id
+    if act is not None:
         content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
         content = {name: value for name, value in content.items() if value is not None}
-        act = Act(counted.id, namespace, "quarantine", principal.name, canonical_json(content))
         with database.write() as connection:
-            records.add_act(connection, act)
-            write_log(connection, principal, "quarantine", namespace, id=counted.id, **content)
-    for context_id, digest in affected:
-        _withdraw_from(database, principal, (context_id, namespace, digest), wanted, counted)
+            text = canonical_json(content)
+            records.add_act(connection, Act(act, namespace, "quarantine", principal.name, text))
+            write_log(connection, principal, "quarantine", namespace, id=act, **content)
+    is_meant = _is_meant(namespace, wanted)
+    for digest, page in _pages(database, is_meant):
+        with database.read() if act is None else database.write() as connection:
+            # What is taken after an undo could never be given back.
+            if act is not None and not _lock(connection, namespace, act, undone_at=None):
+                break
+            context = stored_contexts.lock_existing(connection, namespace, digest)
+            if context is None:
+                continue
+            own = (parts.c.context_id == context.id, parts.c.scenario.in_(page))
+            query = select(parts.c.id).where(*own, is_meant)
+            part_ids = set(connection.execute(query).scalars())
+            promotions = _load_promotions(connection, namespace)
+            loaded = records.load(connection, context.id, page, whole=True)
+            for record in loaded.values():
+                counted.add(digest, merging.withdraw(record, part_ids, act or "", promotions))
+            if act is not None:
+                records.save(connection, context, loaded.values(), principal.name)
     return counted
 
 
-def _list_contexts(
-    connection: Connection, namespace: str, wanted: WriterFilter
-) -> list[tuple[int, str]]:
-    """List ids and digests of the contexts that may have something of a writer."""
-    is_writer = [writers.c.context_id == contexts.c.id]
-    if wanted.token is not None:
-        is_writer.append(_token_matches(writers.c.sender, wanted.token))
-    if wanted.host is not None:
-        is_writer.append(_host_matches(writers.c.measured_by, wanted.host))
-    has_written = select(writers.c.sender).where(*is_writer).exists()
-    query = select(contexts.c.id, contexts.c.digest).order_by(contexts.c.digest)
-    query = query.where(contexts.c.namespace == namespace, has_written)
-    if wanted.context is not None:
-        query = query.where(contexts.c.digest == wanted.context)
-    return [(identity, digest) for identity, digest in connection.execute(query)]
+def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str, list[str]]]:
+    """Yield contexts and scenarios with parts that are meant, as many as one transaction changes.
 
-
-def _withdraw_from(
-    database: Database,
-    principal: Principal,
-    context: tuple[int, str, str],
-    wanted: WriterFilter,
-    counted: Quarantined,
-) -> None:
-    """Take a writer's part of one context, or count it, some scenarios in each transaction."""
-    context_id, namespace, digest = context
-    act, is_meant = counted.id, _is_meant(wanted)
-    with database.read() as connection:
-        sizes = _count_parts(connection, context_id, is_meant)
-    touched = 0
-    for page in _pages(sizes, sizes.__getitem__, database):
-        with database.read() if act is None else database.write() as connection:
-            locked = None
-            if act is not None:
-                # What is taken after an undo could never be given back.
-                is_live = _lock_live(connection, namespace, act)
-                locked = stored_contexts.lock_existing(connection, namespace, digest)
-                if not is_live or locked is None:
-                    break
-            query = select(parts.c.id).where(
-                parts.c.context_id == context_id, parts.c.scenario.in_(page), is_meant
-            )
-            found = set(connection.execute(query).scalars())
-            promotions = _load_promotions(connection, namespace)
-            loaded = records.load(connection, context_id, page, whole=True)
-            for record in loaded.values():
-                taken = merging.withdraw(record, found, act or "", promotions)
-                touched += bool(taken)
-                _count(counted, taken)
-            if locked is not None:
-                records.save(connection, locked, loaded.values(), principal.name)
-    counted.contexts += touched > 0
-    counted.records += touched
-
-
-def _count_parts(
-    connection: Connection, context_id: int, is_meant: ColumnElement[bool]
-) -> dict[str, int]:
-    """Count all parts of those scenarios that have something of a writer, in their order."""
+    A transaction locks one context only, and so waits for nobody who waits for it.
+    """
+    having = select(parts.c.context_id, parts.c.scenario).where(meant).distinct().subquery()
+    is_part = (parts.c.context_id == having.c.context_id, parts.c.scenario == having.c.scenario)
     query = (
-        select(parts.c.scenario, func.count().label("size"))
-        .where(parts.c.context_id == context_id)
-        .group_by(parts.c.scenario)
-        .having(func.count().filter(is_meant) > 0)
-        .order_by(parts.c.scenario)
+        select(contexts.c.digest, having.c.scenario, func.count().label("parts"))
+        .select_from(having.join(parts, and_(*is_part)))
+        .join(contexts, contexts.c.id == having.c.context_id)
+        .group_by(contexts.c.digest, having.c.scenario)
+        .order_by(contexts.c.digest, having.c.scenario)
     )
-    return {row.scenario: row.size for row in connection.execute(query)}
+    with database.read() as connection:
+        rows = connection.execute(query).all()
+    for digest, group in groupby(rows, attrgetter("digest")):
+        for number, page in enumerate(
+            divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS)
+        ):
+            if number and database.is_sqlite:
+                time.sleep(_PAUSE)
+            yield digest, [row.scenario for row in page]
 
 
 def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, float]:
@@ -262,7 +264,10 @@ def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, flo
     return {row.id: row.at for row in connection.execute(query)}
 
 
-def _is_meant(wanted: WriterFilter) -> ColumnElement[bool]:
+def _is_meant(namespace: str, wanted: WriterFilter) -> ColumnElement[bool]:
+    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    if wanted.context is not None:
+        own = own.where(contexts.c.digest == wanted.context)
     # What a promotion has replaced would stand again without it, and is taken with the rest.
     is_replaced = parts.c.hidden_by.in_(select(acts.c.id).where(acts.c.kind == "promote"))
     clauses: list[ColumnElement[bool]] = [or_(parts.c.hidden_by.is_(None), is_replaced)]
@@ -282,7 +287,7 @@ def _is_meant(wanted: WriterFilter) -> ColumnElement[bool]:
     kinds = ["measurement", "winner"]
     if wanted.token is None or wanted.host is not None or wanted.config is not None:
         kinds.remove("winner")
-    return and_(parts.c.kind.in_(kinds), *clauses)
+    return and_(parts.c.context_id.in_(own), parts.c.kind.in_(kinds), *clauses)
 
 
 def _host_matches(measured_by: ColumnElement[Any], host: str) -> ColumnElement[bool]:
@@ -299,24 +304,19 @@ def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool
     )
 
 
-def _count(counted: Quarantined, taken: Iterable[Part]) -> None:
-    for part in taken:
-        counted.winners += part.kind == "winner"
-        counted.measurements += part.kind == "measurement"
-
-
-def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
-    """List the quarantines of a namespace, the latest first; needs the role `admin`."""
-    principal.require("admin", namespace)
+@router.get("/{namespace}/quarantines")
+def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
+    """List the quarantines, also those that are undone."""
+    call.principal.require("admin", namespace)
     hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
     query = (
         select(acts, hidden.label("parts"))
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
-    with database.read() as connection:
+    with call.database.read() as connection:
         rows = connection.execute(query).all()
-    return [
+    listed = [
         Quarantine(
             id=row.id,
             actor=row.actor,
@@ -327,60 +327,41 @@ def list_quarantines(database: Database, principal: Principal, namespace: str) -
         )
         for row in rows
     ]
+    return Quarantines(quarantines=listed)
 
 
+@router.delete("/{namespace}/quarantines/{quarantine_id}")
 def undo_quarantine(
-    database: Database, principal: Principal, namespace: str, identity: str
+    namespace: Namespace, quarantine_id: _QuarantineId, call: CurrentCall
 ) -> Quarantined:
     """Give back to readers what a quarantine took, beside what has come since.
 
     An undo that was cut short is completed by another one: nothing is given back twice. A
     quarantine that still runs ends with the undo.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
-        NotFoundError: There is no such quarantine, or it is undone already.
     """
-    principal.require("admin", namespace)
-    restored = Quarantined(id=identity)
-    touched: set[tuple[int, str]] = set()
-    while True:
-        with database.write() as connection:
-            if not _lock_live(connection, namespace, identity):
-                raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
-            hidden = _list_hidden(connection, identity)
-            if not hidden:
-                statement = update(acts).where(acts.c.id == identity).values(undone_at=epoch())
-                connection.execute(statement)
-                write_log(connection, principal, "undo quarantine", namespace, id=identity)
-                break
-        # A transaction locks one context only, and so waits for nobody who waits for it.
-        for digest, group in groupby(hidden, lambda scenario: scenario.context):
-            for page in _pages(group, lambda scenario: scenario.parts, database):
-                touched |= {(scenario.context_id, scenario.scenario) for scenario in page}
-                scenarios = [scenario.scenario for scenario in page]
-                _give_back(database, principal, (namespace, digest), scenarios, restored)
-    restored.contexts = len({context_id for context_id, _ in touched})
-    restored.records = len(touched)
+    call.principal.require("admin", namespace)
+    is_hidden = parts.c.hidden_by == quarantine_id
+    with call.database.write() as connection:
+        is_left = select(select(parts.c.id).where(is_hidden).exists())
+        quarantine_row = _lock(connection, namespace, quarantine_id)
+        if quarantine_row is None or (
+            quarantine_row.undone_at is not None and not connection.scalar(is_left)
+        ):
+            raise NotFoundError(f"there is no quarantine {quarantine_id!r} that could be undone")
+        if quarantine_row.undone_at is None:
+            chosen = update(acts).where(acts.c.id == quarantine_id)
+            connection.execute(chosen.values(undone_at=epoch()))
+            write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)
+    restored = Quarantined(id=quarantine_id)
+    for digest, page in _pages(call.database, is_hidden):
+        _give_back(call.database, call.principal, (namespace, digest), page, restored)
     return restored
 
 
-def _lock_live(connection: Connection, namespace: str, act: str) -> bool:
-    """Lock a quarantine that is not undone until the transaction ends; return False if none is."""
-    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", undone_at=None)
-    return connection.execute(query.with_for_update()).first() is not None
-
-
-def _list_hidden(connection: Connection, act: str) -> list[_Hidden]:
-    """List what an act has hidden, by context and scenario."""
-    query = (
-        select(parts.c.context_id, contexts.c.digest, parts.c.scenario, func.count())
-        .join(contexts, contexts.c.id == parts.c.context_id)
-        .where(parts.c.hidden_by == act)
-        .group_by(parts.c.context_id, contexts.c.digest, parts.c.scenario)
-        .order_by(contexts.c.digest, parts.c.scenario)
-    )
-    return [_Hidden(*row) for row in connection.execute(query)]
+def _lock(connection: Connection, namespace: str, act: str, **values: None) -> Row[Any] | None:
+    """Lock a quarantine, with some values, until the transaction ends; None if there is none."""
+    query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", **values)
+    return connection.execute(query.with_for_update()).first()
 
 
 def _give_back(
@@ -393,19 +374,9 @@ def _give_back(
     """Let what is hidden in some scenarios of a context arrive again."""
     assert restored.id is not None
     with database.write() as connection:
-        locked = stored_contexts.lock_existing(connection, *key)
-        if locked is not None:
-            loaded = records.load(connection, locked.id, scenarios, whole=True)
+        context = stored_contexts.lock_existing(connection, *key)
+        if context is not None:
+            loaded = records.load(connection, context.id, scenarios, whole=True)
             for record in loaded.values():
-                _count(restored, merging.give_back(record, restored.id))
-            records.save(connection, locked, loaded.values(), principal.name)
-
-
-def _pages(
-    scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
-) -> Iterator[list[_T]]:
-    """Divide scenarios into pages, by the number of their parts; pause between two pages."""
-    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_PARTS)):
-        if number and database.is_sqlite:
-            time.sleep(_PAUSE)
-        yield page
+                restored.add(context.digest, merging.give_back(record, restored.id))
+            records.save(connection, context, loaded.values(), principal.name)

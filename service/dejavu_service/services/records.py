@@ -5,24 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
-from ..storage.records import Act, Part, Saved, StoredRecord
+from ..storage.records import Act, Part, StoredRecord
 from . import merging
 from .access import Principal
-from .json_text import require_few
 from .log import write_log
+from .requests import (
+    DIGEST,
+    Call,
+    ContextDigest,
+    CurrentCall,
+    Digest,
+    KernelName,
+    Namespace,
+    ScenarioDigest,
+    accepts,
+    json_response,
+    require_few,
+    responds_with,
+    versioned_router,
+)
 
 __all__ = [
     "ContextCopy",
@@ -32,10 +48,12 @@ __all__ = [
     "delete_records",
     "merge_record_set",
     "post_records",
-    "revalidate",
+    "router",
     "set_pin",
     "tag_of",
 ]
+
+router = versioned_router()
 
 MOST_CHARACTERS = 64 * 1024
 """Characters of a context, many of which are listed in one answer; a real one has about 1000."""
@@ -44,6 +62,30 @@ _PART = 100
 _MOST_BYTES = 64 * 2**20
 """Bytes of the records in an answer to revalidation, below those that clients read, unless one is
 larger."""
+
+
+class ContextPage(BaseModel):
+    """Contexts, and the digest to continue after; null on the last page."""
+
+    contexts: list[Context]
+    next: str | None
+
+
+@router.get("/{namespace}/contexts", responses=responds_with(ContextPage))
+def list_contexts(
+    namespace: Namespace,
+    call: CurrentCall,
+    kernel: KernelName = None,
+    after: Annotated[str | None, Query(pattern=DIGEST)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """List the contexts that have records, page by page."""
+    call.principal.require("read", namespace)
+    with call.database.read() as connection:
+        listed = contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
+    following = f'"{listed[limit - 1][0]}"' if len(listed) > limit else "null"
+    texts = ", ".join(text for _, text in listed[:limit])
+    return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 
 class Merged(BaseModel):
@@ -63,27 +105,13 @@ class Merged(BaseModel):
     """
 
 
-def post_records(
-    database: Database, principal: Principal, namespace: str, sent: RecordSet
-) -> Merged:
-    """Merge a record set in one transaction.
-
-    Args:
-        database: The server's database.
-        principal: Who sends it; needs the role `write`.
-        namespace: The namespace to write to.
-        sent: The record set.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `write`.
-        InvalidRequestError: As in `check_record_set`.
-        TooLargeError: The record set has more than `MOST_RECORDS` records, or a record would
-            outgrow what one may hold; nothing was stored.
-    """
-    principal.require("write", namespace)
+@router.post("/{namespace}/records", response_model_exclude_defaults=True)
+@accepts("write", None)
+def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> Merged:
+    """Merge records in one transaction; sending them again changes nothing."""
     check_record_set(sent)
-    with database.write() as connection:
-        return merge_record_set(connection, principal, namespace, sent)
+    with call.database.write() as connection:
+        return merge_record_set(connection, call.principal, namespace, sent)
 
 
 def check_record_set(sent: RecordSet) -> None:
@@ -130,10 +158,7 @@ def merge_record_set(
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
         part = sent.records[start : start + _PART]
-        refused, saved = _merge_part(connection, principal, context, part, restore)
-        total.measurements += saved.standing
-        total.beside += saved.beside
-        total.refused += refused
+        _merge_part(connection, principal, context, part, restore, total)
     return total
 
 
@@ -143,18 +168,17 @@ def _merge_part(
     context: LockedContext,
     sent: Sequence[Record],
     restore: bool,
-) -> tuple[int, Saved]:
-    """Merge some of a record set's records into a locked context; return how many are refused."""
+    total: Merged,
+) -> None:
+    """Merge some of a record set's records into a locked context, and add to the counts."""
     act = Act(secrets.token_hex(8), context.namespace, "pin", principal.name)
-    scenarios = sorted({record.scenario.digest for record in sent})
-    merged = records.load(connection, context.id, scenarios)
+    merged = records.load(connection, context.id, [record.scenario.digest for record in sent])
     may_pin = principal.may("admin", context.namespace)
-    refused = 0
     for record in sent:
         digest = record.scenario.digest
         stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
         earlier = stored.pin
-        refused += merging.receive(
+        total.refused += merging.receive(
             stored,
             record,
             principal.name,
@@ -171,7 +195,10 @@ def _merge_part(
     saved = records.save(
         connection, context, merged.values(), principal.name, act=act, most_characters=limit
     )
-    return refused, saved
+    for part in saved:
+        if part.is_new_measurement:
+            total.measurements += part.stands
+            total.beside += not part.stands
 
 
 def _log_pin(
@@ -195,6 +222,40 @@ def _log_pin(
         config=str(pin.config or (earlier.model.config if earlier else None)),
         by=pin.by,
     )
+
+
+class Choice(BaseModel):
+    """The config that readers shall get, and who chose it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: Config
+    by: str = Field(default="", max_length=200)
+
+
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
+@accepts("admin")
+def put_pin(
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    choice: Choice,
+    call: CurrentCall,
+) -> Response:
+    """Pin a config, which overrides the measurements."""
+    where = (namespace, context, scenario)
+    record = set_pin(call.database, call.principal, *where, choice.config, choice.by)
+    return json_response(record)
+
+
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
+def delete_pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Remove a pin."""
+    where = (namespace, context, scenario)
+    record = set_pin(call.database, call.principal, *where, config=None, by="")
+    return json_response(record)
 
 
 def set_pin(
@@ -244,40 +305,34 @@ def set_pin(
         return record.text
 
 
+class Deleted(BaseModel):
+    """The number of records deleted."""
+
+    deleted: int
+
+
+_Scenarios = Annotated[list[Annotated[str, Query(pattern=DIGEST)]] | None, Query(max_length=1000)]
+
+
+@router.delete("/{namespace:namespace}/contexts/{context:digest}/records")
 def delete_records(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    context: str,
-    scenarios: Sequence[str] | None,
-) -> int:
-    """Delete records of a context, and recall them from the copies that other machines have.
-
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `admin`.
-        namespace: The namespace of the context.
-        context: The digest of the context.
-        scenarios: The digests of the scenarios to delete, or None for all.
-
-    Returns:
-        The number of records deleted.
-    """
-    principal.require("admin", namespace)
-    with database.write() as connection:
+    namespace: Namespace, context: ContextDigest, call: CurrentCall, scenario: _Scenarios = None
+) -> Deleted:
+    """Delete records with their measurements, and recall them from other machines' copies."""
+    call.principal.require("admin", namespace)
+    with call.database.write() as connection:
         locked = contexts.lock_existing(connection, namespace, context)
         if locked is None:
-            return 0
-        wanted = canonical_json({"context": context, "scenarios": scenarios})
-        act = Act(secrets.token_hex(8), namespace, "delete", principal.name, wanted)
-        deleted = records.delete_records(connection, locked.id, scenarios, act)
+            return Deleted(deleted=0)
+        wanted = canonical_json({"context": context, "scenarios": scenario})
+        act = Act(secrets.token_hex(8), namespace, "delete", call.principal.name, wanted)
+        deleted = records.delete_records(connection, locked.id, scenario, act)
         if deleted:
-            detail = {"context": context, "scenarios": scenarios, "records": deleted}
-            write_log(connection, principal, "delete", namespace, locked.kernel, **detail)
-        return deleted
+            detail = {"context": context, "scenarios": scenario, "records": deleted}
+            write_log(connection, call.principal, "delete", namespace, locked.kernel, **detail)
+        return Deleted(deleted=deleted)
 
 
-_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 _Tag = Annotated[str, Field(max_length=16)]
 
 
@@ -293,7 +348,7 @@ class ContextCopy(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     revision: str = Field(default="", max_length=64)
-    scenarios: dict[_Digest, _Tag] = Field(min_length=1, max_length=100_000)
+    scenarios: dict[Digest, _Tag] = Field(min_length=1, max_length=100_000)
 
 
 class Copies(BaseModel):
@@ -301,7 +356,26 @@ class Copies(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    contexts: dict[_Digest, ContextCopy] = Field(max_length=1000)
+    contexts: dict[Digest, ContextCopy] = Field(max_length=1000)
+
+
+class ContextChanges(BaseModel):
+    """What has changed of a context that a client has copies of."""
+
+    revision: str
+    """The present revision, to send the next time; empty if the context does not exist."""
+    records: list[Record]
+    """The records that differ from the client's."""
+    gone: list[str]
+    """Digests of the scenarios that have no record."""
+    recalls: dict[str, list[str]]
+    """Digests of measurements and pins that no copy may keep, by the digest of the scenario."""
+
+
+class Revalidation(BaseModel):
+    """Changes by the digest of their context; contexts without any are left out."""
+
+    contexts: dict[str, ContextChanges]
 
 
 def tag_of(text: str) -> str:
@@ -309,21 +383,16 @@ def tag_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def revalidate(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    copies: Copies,
-    note_use: Callable[[contexts.ContextKey], None],
-) -> str:
-    """Compare copies with the records.
+@router.post("/{namespace}/revalidation", responses=responds_with(Revalidation))
+@accepts("read", 4 * 2**20, writes=False)
+async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
+    """Return what has changed of the records that a client has copies of."""
+    async with call.server.rendering.turn(call.principal.name):
+        return json_response(await run_in_threadpool(_revalidate, call, namespace, copies))
 
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `read`.
-        namespace: The namespace of the records.
-        copies: What the client has.
-        note_use: Called with each context that the client uses.
+
+def _revalidate(call: Call, namespace: str, copies: Copies) -> str:
+    """Compare copies with the records.
 
     Returns:
         JSON with the contexts that have changed: for each its revision, the records whose tag
@@ -331,20 +400,18 @@ def revalidate(
         beyond `_MOST_BYTES` are left out, and the revision is empty, so that a client asks again.
 
     Raises:
-        AccessDeniedError: The principal may not read the namespace.
         TooLargeError: There are more than `MOST_RECORDS` copies.
     """
-    principal.require("read", namespace)
     count = sum(len(copy.scenarios) for copy in copies.contexts.values())
     require_few(count, "copies")
     changes: list[str] = []
     room = _MOST_BYTES
-    with database.read() as connection:
+    with call.database.read() as connection:
         revisions = contexts.load_revisions(connection, namespace, list(copies.contexts))
         for digest, copy in copies.contexts.items():
             revision = revisions.get(digest, "")
             if revision:
-                note_use((namespace, digest))
+                call.server.reader.note_use((namespace, digest))
             if not revision or revision != copy.revision:
                 change = _changes(connection, (namespace, digest), revision, copy, room)
                 changes.append(f'"{digest}": {change}')

@@ -1,4 +1,7 @@
-"""Tokens: issued, verified and revoked; only the hash of the secret is stored."""
+"""Tokens: issued, verified and revoked; only the hash of the secret is stored.
+
+An identity token of another issuer is exchanged for one of these.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,54 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel
+from fastapi import Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
+from starlette.concurrency import run_in_threadpool
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage.database import Database
 from ..storage.sql import epoch, insert, starts_with, to_datetime
 from ..storage.tables import leases, tokens
-from .access import EVERYWHERE, Principal, Role
+from .access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
 from .log import write_log
+from .requests import (
+    CurrentCall,
+    ShortText,
+    accepts,
+    read_json,
+    takes_own_turn,
+    versioned_router,
+)
 
 __all__ = [
+    "EXCHANGE_PATH",
     "Issued",
     "Token",
+    "TokenWish",
     "VerifiedToken",
     "any_issued",
     "count_valid",
     "issue",
     "list_tokens",
-    "list_unexpired",
     "revoke",
+    "router",
     "verify",
 ]
 
+router = versioned_router()
+
+EXCHANGE_PATH = "/v1/token-exchange"
 _PREFIX = "dejavu"
 """Starts every token, so that secret scanners recognise one."""
+_ID = r"^[0-9a-f]{16}$"
+_LARGEST = 32 * 1024
+"""Bytes of a body with an identity token."""
+_Pattern = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
 
 
 class Token(BaseModel):
@@ -58,6 +80,22 @@ class Issued(Token):
     token: str
 
 
+class TokenWish(BaseModel):
+    """The name, roles by namespace and lifetime of a new token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: ShortText
+    grants: dict[_Pattern, Role] = Field(min_length=1, max_length=100)
+    days: StrictFloat | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
+    """Days until the token expires; None if it never does."""
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds until the token expires; None if it never does."""
+        return None if self.days is None else self.days * 86400
+
+
 class VerifiedToken(NamedTuple):
     """The principal of a token, and the seconds until it expires (None if it never does)."""
 
@@ -69,10 +107,8 @@ def issue(
     database: Database,
     principal: Principal,
     name: str,
-    role: Role,
-    namespaces: Sequence[str],
-    ttl: float | None,
-    grants: Mapping[str, Role] | None = None,
+    grants: Mapping[str, Role],
+    ttl: float | None = None,
     identity: str | None = None,
 ) -> Issued:
     """Issue a token.
@@ -81,26 +117,22 @@ def issue(
         database: The server's database.
         principal: Who asks; needs the role `admin` in all namespaces.
         name: Who or what will use the token.
-        role: The role of the token in `namespaces`.
-        namespaces: Namespaces, beginnings of namespaces' names and a star, or `EVERYWHERE`.
+        grants: The roles of the token, as a principal has them.
         ttl: Seconds until the token expires; None if it never does.
-        grants: The roles of the token in further namespaces.
         identity: The id of the token; by default a random one.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
         TokenExistsError: There is or was a token of this id.
-        InvalidRequestError: The token would have no namespace, or two roles in one.
     """
     principal.require("admin", EVERYWHERE)
-    roles = _roles(role, namespaces, grants or {})
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     with database.write() as connection:
         statement = insert(connection, tokens).values(
             id=identity,
             name=name,
             digest=_digest(secret),
-            grants=json.dumps(roles, sort_keys=True),
+            grants=json.dumps(dict(grants), sort_keys=True),
             created_at=epoch(),
             expires_at=None if ttl is None else epoch() + ttl,
         )
@@ -113,36 +145,12 @@ def issue(
     return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
 
 
-def _roles(role: Role, namespaces: Sequence[str], grants: Mapping[str, Role]) -> dict[str, Role]:
-    roles: dict[str, Role] = dict.fromkeys(namespaces, role)
-    twice = sorted(name for name, other in grants.items() if roles.get(name, other) != other)
-    if twice:
-        raise InvalidRequestError(f"the token would have two roles for {', '.join(twice)}")
-    roles.update(grants)
-    if not roles:
-        raise InvalidRequestError("name at least one namespace that the token may use")
-    return roles
-
-
 def list_tokens(
     database: Database, principal: Principal, after: str = "", limit: int | None = None
 ) -> list[Token]:
     """List tokens by their ids, also expired and revoked ones: all, or some after an id."""
     principal.require("admin", EVERYWHERE)
     query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
-    with database.read() as connection:
-        return [_token(row) for row in connection.execute(query)]
-
-
-def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:
-    """List tokens that have not expired: first those that never will, and of each the newest."""
-    principal.require("admin", EVERYWHERE)
-    query = (
-        select(tokens)
-        .where(_lives())
-        .order_by(tokens.c.expires_at.is_not(None), tokens.c.created_at.desc(), tokens.c.id)
-        .limit(limit)
-    )
     with database.read() as connection:
         return [_token(row) for row in connection.execute(query)]
 
@@ -217,3 +225,70 @@ def _token(row: Row[Any]) -> Token:
         expires=None if row.expires_at is None else to_datetime(row.expires_at),
         revoked=None if row.revoked_at is None else to_datetime(row.revoked_at),
     )
+
+
+class TokenPage(BaseModel):
+    """Tokens without their secrets, and the id to continue after; null on the last page."""
+
+    tokens: list[Token]
+    next: str | None
+
+
+@router.post("/tokens", status_code=201)
+@accepts("admin")
+def create_token(wish: TokenWish, call: CurrentCall) -> Issued:
+    """Issue a token; its secret is in this answer and nowhere else."""
+    issued = issue(call.database, call.principal, wish.name, wish.grants, wish.ttl)
+    call.server.principals.clear()  # from the first token on, nobody is answered without one
+    return issued
+
+
+@router.get("/tokens")
+def list_token_page(
+    call: CurrentCall,
+    after: Annotated[str | None, Query(pattern=_ID)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> TokenPage:
+    """List all tokens, including expired and revoked ones, page by page."""
+    listed = list_tokens(call.database, call.principal, after or "", limit + 1)
+    is_last = len(listed) <= limit
+    return TokenPage(tokens=listed[:limit], next=None if is_last else listed[limit - 1].id)
+
+
+@router.delete("/tokens/{token}", status_code=204)
+def revoke_token(token: Annotated[str, Path(pattern=_ID)], call: CurrentCall) -> None:
+    """Revoke a token; other replicas notice within seconds."""
+    revoke(call.database, call.principal, token)
+    call.server.principals.clear()
+
+
+class IdentityToken(BaseModel):
+    """A token that another issuer signed, for this server's audience."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=1)
+
+
+@router.post(
+    EXCHANGE_PATH.removeprefix("/v1"),
+    status_code=201,
+    openapi_extra={
+        "security": [],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": IdentityToken.model_json_schema()}},
+        },
+    },
+)
+@takes_own_turn
+async def exchange_token(request: Request, call: CurrentCall) -> Issued:
+    """Issue a short-lived token of this server for an identity token, by the server's rules."""
+    exchange = call.server.identities
+    if exchange is None:
+        raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
+    sent = await read_json(request, IdentityToken, _LARGEST)
+    if sent is None:
+        raise InvalidRequestError('send {"token": TEXT}')
+    async with call.server.exchanging:
+        return await run_in_threadpool(exchange.exchange, call.database, sent.token)

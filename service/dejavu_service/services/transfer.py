@@ -5,17 +5,30 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import IO, Annotated, Any
 
-from pydantic import BaseModel
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.system.notices import counted
 
-from ..errors import InvalidRequestError, NotFoundError, ServerStoppingError, TooLargeError
+from ..errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    NotFoundError,
+    ServerStoppingError,
+    TooLargeError,
+)
+from ..problems import ProblemError
 from ..storage import contexts, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
@@ -24,13 +37,32 @@ from ..storage.sql import divide
 from ..storage.tables import contexts as stored
 from ..storage.tables import parts
 from . import merging
-from .access import Principal
-from .json_text import InvalidJsonError, InvalidValueError, validate_json
+from .access import NAMESPACE, Principal
 from .log import write_log
 from .reads import RecordReader
 from .records import check_record_set, merge_record_set
+from .requests import (
+    PRINTABLE,
+    Call,
+    CurrentCall,
+    InvalidJsonError,
+    InvalidValueError,
+    KernelName,
+    Namespace,
+    accepts,
+    body_chunks,
+    takes_own_turn,
+    validate_json,
+    versioned_router,
+)
 
-__all__ = ["Imported", "export_lines", "import_lines", "promote"]
+__all__ = ["Imported", "import_lines", "router"]
+
+router = versioned_router()
+
+_NDJSON = "application/x-ndjson"
+_MAX_IN_MEMORY = 4 * 2**20
+"""Bytes of an import that are kept in memory; a larger one goes to a temporary file."""
 
 _MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
 """Limits of a line of an export, unless one record is longer."""
@@ -54,7 +86,64 @@ class Imported(BaseModel):
     beside: int = 0
 
 
-def export_lines(
+_Writer = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Promotion(BaseModel):
+    """The target namespace, and the kernel or the writers to copy if not all.
+
+    With `writers`, nothing is copied of a context that others have written to.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: str = Field(pattern=NAMESPACE)
+    kernel: str | None = Field(default=None, min_length=1, max_length=500, pattern=PRINTABLE)
+    writers: list[_Writer] | None = Field(default=None, min_length=1, max_length=100)
+
+
+class Promoted(BaseModel):
+    """The number of records copied."""
+
+    records: int
+
+
+class _Export(StreamingResponse):
+    """An export in its principal's turn, since a client may take hours to read it."""
+
+    def __init__(self, *args: Any, turn: AbstractAsyncContextManager[None], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._turn:
+            await super().__call__(scope, receive, send)
+
+
+@router.get(
+    "/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}}
+)
+def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
+    """Export a record set on each line."""
+    call.principal.require("read", namespace)
+    lines = _export_lines(call.database, namespace, kernel, call.server.reader)
+    turn = call.server.exporting.turn(call.principal.name)
+    return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
+
+
+async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:
+    """Yield lines as long as the token of the call is valid: a client may read them for hours.
+
+    Raises:
+        AccessDeniedError: The token has expired or was revoked.
+    """
+    async for line in iterate_in_threadpool(lines):
+        if call.credential and await call.server.principals.find(call.credential) is None:
+            raise AccessDeniedError("the token has expired or was revoked during the export")
+        yield line
+
+
+def _export_lines(
     database: Database, namespace: str, kernel: str | None, reader: RecordReader
 ) -> Iterator[str]:
     """Export a namespace, lines for each context; contexts are read as lines are consumed.
@@ -80,6 +169,44 @@ def export_lines(
             if context is not None and texts:
                 present = [texts[scenario] for scenario in page if scenario in texts]
                 yield record_texts.render(context, present) + "\n"
+
+
+@router.post(
+    "/{namespace}/import",
+    openapi_extra={
+        "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
+    },
+)
+@takes_own_turn
+async def import_records(namespace: Namespace, request: Request, call: CurrentCall) -> Imported:
+    """Merge the lines of an export; if one is malformed, nothing is imported."""
+    call.principal.require("admin", namespace)
+    async with call.server.importing.turn(call.principal.name):
+        with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
+            await _receive(request, lines, call.server.settings.max_import)
+            async with call.server.writing.turn(namespace):
+                return await run_in_threadpool(
+                    import_lines,
+                    call.database,
+                    call.principal,
+                    namespace,
+                    lines,
+                    call.server.stopping.is_set,
+                )
+
+
+async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
+    """Write a body to a temporary file."""
+    async for chunk in body_chunks(request, max_bytes):
+        try:
+            await run_in_threadpool(file.write, chunk)
+        except OSError as error:
+            raise ProblemError(
+                503,
+                "the server has no room for the import among its temporary files "
+                f"({error.strerror}): send it in parts, or ask its admin for room",
+                headers={"Retry-After": "10"},
+            ) from None
 
 
 def import_lines(
@@ -162,55 +289,31 @@ def _parse_line(line: bytes, number: int) -> RecordSet:
     return record_set
 
 
-def promote(
-    database: Database,
-    principal: Principal,
-    source: str,
-    target: str,
-    kernel: str | None,
-    writers: Sequence[str] | None = None,
-) -> int:
-    """Copy records to another namespace, where their measurements and winners replace others.
-
-    Args:
-        database: The server's database.
-        principal: Who promotes; needs the role `admin` in both namespaces.
-        source: The namespace to copy from.
-        target: The namespace to copy to.
-        kernel: The name of the only kernel to copy, or None for all.
-        writers: The names of the only tokens whose measurements and winners may be among them, or
-            None for all.
-
-    Returns:
-        The number of records copied.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin` in one of the namespaces.
-        InvalidRequestError: Source and target are the same namespace, or others than `writers`
-            wrote what would be copied; of a context that they wrote to, nothing is.
-        NotFoundError: The source has no such records.
-    """
-    principal.require("admin", source)
-    principal.require("admin", target)
-    if source == target:
+@router.post("/{namespace}/promote")
+@accepts("admin", 2**20)
+def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
+    """Copy records to another namespace, where their winners replace those of the target."""
+    target, kernel, writers = promotion.to, promotion.kernel, promotion.writers
+    call.principal.require("admin", target)
+    if namespace == target:
         raise InvalidRequestError(
-            f"{source!r} cannot be promoted to itself: name another namespace in `to`"
+            f"{namespace!r} cannot be promoted to itself: name another namespace in `to`"
         )
-    with database.read() as connection:
-        digests = contexts.list_digests(connection, source, kernel)
+    with call.database.read() as connection:
+        digests = contexts.list_digests(connection, namespace, kernel)
     if not digests:
-        raise NotFoundError(f"namespace {source!r} has no records of {kernel or 'any kernel'}")
-    wanted = canonical_json({"source": source, "kernel": kernel})
-    act = Act(secrets.token_hex(8), target, "promote", principal.name, wanted)
+        raise NotFoundError(f"namespace {namespace!r} has no records of {kernel or 'any kernel'}")
+    wanted = canonical_json({"source": namespace, "kernel": kernel})
+    act = Act(secrets.token_hex(8), target, "promote", call.principal.name, wanted)
     if writers is not None:  # so that nothing is copied if something is wrong from the start
-        with database.read() as connection:
+        with call.database.read() as connection:
             for digest in digests:
-                _require_writers(connection, source, digest, writers)
+                _require_writers(connection, namespace, digest, writers)
     copied = 0
     for digest in digests:
-        with database.write() as connection:
-            copied += _promote_context(connection, principal, source, digest, act, writers)
-    return copied
+        with call.database.write() as connection:
+            copied += _promote_context(connection, call.principal, namespace, digest, act, writers)
+    return Promoted(records=copied)
 
 
 def _require_writers(

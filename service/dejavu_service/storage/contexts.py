@@ -19,7 +19,6 @@ from dejavu_cache.model.scenario import Context
 from . import summaries
 from .sql import chunks, epoch, insert, to_datetime
 from .tables import contexts, records
-from .tables import summaries as summary_table
 
 __all__ = [
     "ContextKey",
@@ -89,7 +88,7 @@ def ensure(
     )
     if hold:
         query = query.order_by(contexts.c.digest).with_for_update(read=True, key_share=True)
-    ids = {row.digest: row.id for row in connection.execute(query)}
+    ids = dict(connection.execute(query).all())
     rows = [
         {
             "namespace": namespace,
@@ -106,7 +105,7 @@ def ensure(
         return ids
     statement = insert(connection, contexts).values(created_at=epoch(), used_at=epoch())
     connection.execute(statement.on_conflict_do_nothing(), rows)
-    return {row.digest: row.id for row in connection.execute(query)}
+    return dict(connection.execute(query).all())
 
 
 def lock(connection: Connection, namespace: str, context: Context) -> LockedContext:
@@ -170,10 +169,10 @@ def bump_revision(
 def date_back(connection: Connection, namespace: str, context: Context, moment: float) -> None:
     """Date a context by its newest measurement, where its records were copied from elsewhere."""
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
-    place = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
-    connection.execute(update(contexts).where(place).values(values))
-    own = summary_table.c.context_id.in_(select(contexts.c.id).where(place))
-    connection.execute(update(summary_table).where(own).values(changed_at=moment))
+    is_context = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
+    connection.execute(update(contexts).where(is_context).values(values))
+    own = records.c.context_id.in_(select(contexts.c.id).where(is_context))
+    connection.execute(update(records).where(own).values(changed_at=moment))
 
 
 def list_contexts(

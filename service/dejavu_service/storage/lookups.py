@@ -81,11 +81,11 @@ class RevisionLookups:
             # query, which makes queries fewer and larger.
             await asyncio.sleep(0)
             waiting, self._waiting = self._waiting, {}
-            found: dict[ContextKey, Revision] = {}
+            revisions_found: dict[ContextKey, Revision] = {}
             failure: Exception | None = None
             try:
                 for namespace, digest, *revision in await self._ask_postgres(list(waiting)):
-                    found[namespace, digest] = Revision(*revision)
+                    revisions_found[namespace, digest] = Revision(*revision)
             except Exception as error:
                 failure = error
             for key, answers in waiting.items():
@@ -93,7 +93,7 @@ class RevisionLookups:
                     if answer.done():  # the request was cancelled
                         continue
                     if failure is None:
-                        answer.set_result(found.get(key))
+                        answer.set_result(revisions_found.get(key))
                     else:
                         answer.set_exception(failure)
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
@@ -17,13 +17,11 @@ from sqlalchemy import (
     Connection,
     and_,
     bindparam,
-    case,
     delete,
     false,
     func,
     or_,
     select,
-    tuple_,
     update,
 )
 
@@ -31,17 +29,15 @@ from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Winner
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
 from ..errors import TooLargeError
-from . import contexts, summaries
+from . import contexts
 from .contexts import LockedContext
 from .sql import chunks, epoch, excluded, insert
 from .summaries import Summary
-from .tables import acts, misses, parts, records, writers
-from .tables import summaries as summary_table
+from .tables import acts, misses, parts, records
 
 __all__ = [
     "Act",
     "Part",
-    "Saved",
     "StoredRecord",
     "add_act",
     "delete_records",
@@ -114,6 +110,12 @@ class Part:
     def state(self) -> tuple[bool, str | None, str]:
         """What may change of its row."""
         return self.stands, self.hidden_by, self.text
+
+    @property
+    def is_new_measurement(self) -> bool:
+        """Whether it is a measurement that was not stored, or was hidden."""
+        was_visible = self.stored is not None and self.stored[1] is None
+        return self.kind == "measurement" and self.hidden_by is None and not was_visible
 
     @cached_property
     def value(self) -> dict[str, Any]:
@@ -262,13 +264,10 @@ class StoredRecord:
 
 
 # What an upsert sets of rows that are there.
+_NUMBERS = [name for name in Summary._fields if name not in ("scenario", "pinned")]
 _REPLACED = {
-    name: excluded(name) for name in ("launches", "pinned", "promoted", "updated_at", "text")
-}
-_ADDED = {
-    "measurements": writers.c.measurements + excluded("measurements"),
-    "standing": writers.c.standing + excluded("standing"),
-    "last": case((excluded("last") > writers.c.last, excluded("last")), else_=writers.c.last),
+    name: excluded(name)
+    for name in (*_NUMBERS, "launches", "pinned", "promoted", "changed_at", "text")
 }
 _RECORD = [
     *(records.c[name] for name in ("scenario", "scenario_text", "launches", "promoted")),
@@ -314,13 +313,6 @@ def load(
     return loaded
 
 
-class Saved(NamedTuple):
-    """Numbers of new measurements, or of such as were hidden: what stands, and what does not."""
-
-    standing: int
-    beside: int
-
-
 def save(
     connection: Connection,
     context: LockedContext,
@@ -329,7 +321,7 @@ def save(
     *,
     act: Act | None = None,
     most_characters: int | None = None,
-) -> Saved:
+) -> list[Part]:
     """Store what has changed of records: their parts, and what readers get.
 
     Args:
@@ -339,6 +331,9 @@ def save(
         by: Who changes them.
         act: In whose name parts were hidden; stored if there are any, and it is not there yet.
         most_characters: The characters to which a record may grow.
+
+    Returns:
+        The parts that are new or have changed.
 
     Raises:
         TooLargeError: A record outgrew that; the transaction must be rolled back.
@@ -367,7 +362,7 @@ def save(
         _update_parts(connection, stored)
     if new:
         stored += _insert_parts(connection, context.id, new)
-    return _count_writers(connection, context, stored)
+    return stored
 
 
 def _save_records(
@@ -376,10 +371,9 @@ def _save_records(
     changed: Sequence[StoredRecord],
     most_characters: int | None,
 ) -> None:
-    """Write the records' rows and summaries; what is tuned now is missed no more."""
+    """Write the records' rows; what is tuned now is missed no more."""
     rows: list[dict[str, Any]] = []
-    shown: list[Summary] = []
-    gone: list[str] = []
+    tuned: list[str] = []
     for record in changed:
         text = record.text if record.is_visible else None
         if text and most_characters and len(text) > max(most_characters, record.length or 0):
@@ -388,30 +382,25 @@ def _save_records(
                 f"the record of {scenario} would have {len(text)} characters, and may have "
                 f"{most_characters}: leave out configs or cases"
             )
-        summary = record.summary
+        summary = record.summary._asdict()
         if text is None:
-            gone.append(record.scenario)
-        else:
-            shown.append(summary)
+            summary |= dict.fromkeys(_NUMBERS)
+        elif summary["chosen"] is not None:
+            tuned.append(record.scenario)
         rows.append(
             {
                 "context_id": context_id,
-                "scenario": record.scenario,
                 "scenario_text": record.scenario_text,
                 "launches": record.launches,
-                "pinned": summary.pinned,
                 "promoted": record.promoted,
                 "text": text,
+                **summary,
             }
         )
-    statement = insert(connection, records).values(updated_at=epoch())
+    statement = insert(connection, records).values(changed_at=epoch())
     key = [records.c.context_id, records.c.scenario]
     statement = statement.on_conflict_do_update(index_elements=key, set_=_REPLACED)
     connection.execute(statement, rows)
-    summaries.save(connection, context_id, shown)
-    if gone:
-        summaries.drop(connection, context_id, gone)
-    tuned = [summary.scenario for summary in shown if summary.chosen is not None]
     is_tuned = (misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
     connection.execute(delete(misses).where(*is_tuned))
 
@@ -448,43 +437,6 @@ def _update_parts(connection: Connection, changed: Iterable[Part]) -> None:
         connection.execute(statement.values(text=bindparam("content")), refilled)
 
 
-def _count_writers(connection: Connection, context: LockedContext, stored: Iterable[Part]) -> Saved:
-    """Keep the numbers of the writers' measurements; who sends a winner or a pin is noted, too."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    saved = [0, 0]
-    for part in stored:
-        row = rows.setdefault(
-            (part.sender, part.measured_by),
-            {
-                "context_id": context.id,
-                "sender": part.sender,
-                "measured_by": part.measured_by,
-                "measurements": 0,
-                "standing": 0,
-                "at": 0.0,
-            },
-        )
-        if part.stored is None:
-            row["at"] = context.present.timestamp()
-        if part.kind == "measurement":
-            stood, hidden_by, _ = part.stored or (False, "nothing", "")
-            arrived = (part.hidden_by is None) - (hidden_by is None)
-            row["measurements"] += arrived
-            row["standing"] += part.stands - stood
-            if arrived > 0:
-                saved[not part.stands] += 1
-    if rows:
-        statement = insert(connection, writers).values(first=bindparam("at"), last=bindparam("at"))
-        statement = statement.on_conflict_do_update(
-            index_elements=list(writers.primary_key.columns), set_=_ADDED
-        )
-        # In one order, so that no two transactions wait for each other.
-        connection.execute(
-            statement, sorted(rows.values(), key=itemgetter("sender", "measured_by"))
-        )
-    return Saved(*saved)
-
-
 def add_act(connection: Connection, act: Act) -> None:
     """Store an act, unless it is there already."""
     statement = insert(connection, acts).values(**act._asdict(), at=epoch())
@@ -502,10 +454,8 @@ def delete_records(
     chosen = records.c.context_id == context_id
     if scenarios is not None:
         chosen = and_(chosen, records.c.scenario.in_(scenarios))
-    visible = _uncount_writers(connection, context_id, chosen)
-    connection.execute(
-        update(parts).where(visible).values(hidden_by=act.id, stands=false(), text="")
-    )
+    hidden = {"hidden_by": act.id, "stands": false(), "text": ""}
+    connection.execute(update(parts).where(_visible_parts(context_id, chosen)).values(hidden))
     return _empty(connection, context_id, chosen, act.actor, deleted_at=epoch())
 
 
@@ -516,8 +466,7 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
     """
     is_kept = records.c.pinned | records.c.promoted | records.c.text.is_(None)
     chosen = and_(records.c.context_id == context_id, ~is_kept)
-    visible = _uncount_writers(connection, context_id, chosen)
-    connection.execute(delete(parts).where(visible))
+    connection.execute(delete(parts).where(_visible_parts(context_id, chosen)))
     deleted = _empty(connection, context_id, chosen, None)
     hidden = select(parts.c.id).where(
         parts.c.context_id == records.c.context_id, parts.c.scenario == records.c.scenario
@@ -527,28 +476,12 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
     return deleted
 
 
-def _uncount_writers(
-    connection: Connection, context_id: int, chosen: ColumnElement[bool]
-) -> ColumnElement[bool]:
-    """Take visible measurements from their writers' numbers; return which parts are visible."""
-    visible = and_(
+def _visible_parts(context_id: int, chosen: ColumnElement[bool]) -> ColumnElement[bool]:
+    return and_(
         parts.c.context_id == context_id,
         parts.c.hidden_by.is_(None),
         parts.c.scenario.in_(select(records.c.scenario).where(chosen)),
     )
-    standing = func.count().filter(parts.c.stands)
-    counts = (
-        select(parts.c.sender, parts.c.measured_by, func.count(), standing)
-        .where(visible, parts.c.kind == "measurement")
-        .group_by(parts.c.sender, parts.c.measured_by)
-    )
-    for sender, measured_by, gone, stood in connection.execute(counts).all():
-        connection.execute(
-            update(writers)
-            .filter_by(context_id=context_id, sender=sender, measured_by=measured_by)
-            .values(measurements=writers.c.measurements - gone, standing=writers.c.standing - stood)
-        )
-    return visible
 
 
 def _empty(
@@ -560,10 +493,8 @@ def _empty(
 ) -> int:
     """Leave nothing of records to readers, and return their number."""
     shown = and_(chosen, records.c.text.is_not(None))
-    key = tuple_(summary_table.c.context_id, summary_table.c.scenario)
-    keys = select(records.c.context_id, records.c.scenario).where(shown)
-    connection.execute(delete(summary_table).where(key.in_(keys)))
-    values |= {"text": None, "launches": None, "pinned": false(), "promoted": false()}
+    values |= dict.fromkeys((*_NUMBERS, "text", "launches"))
+    values |= {"pinned": false(), "promoted": false()}
     deleted = connection.execute(update(records).where(shown).values(values)).rowcount
     if deleted:
         contexts.bump_revision(connection, context_id, added=-deleted, by=by)

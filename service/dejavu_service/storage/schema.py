@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
@@ -14,18 +14,16 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from filelock import FileLock
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection, delete, insert, inspect, select, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from ..errors import SchemaError
 from .database import Database
-from .tables import compatibility
 
 __all__ = [
     "SchemaState",
     "check_drift",
     "migrations_folder",
-    "record_compatibility",
     "require_current",
     "state",
     "upgrade",
@@ -40,7 +38,9 @@ _LOCK_TIMEOUT = "5s"
 class SchemaState(Enum):
     """How a database's schema compares with the migrations of this code.
 
-    A compatible schema was upgraded by a newer version, which says that this code can serve it.
+    A revision is named by two numbers. A migration that only adds raises the second one: code of
+    the versions before it can serve such a schema, which is compatible. Any other one raises the
+    first.
     """
 
     EMPTY = "empty"
@@ -138,32 +138,8 @@ def _state(connection: Connection) -> SchemaState:
         return SchemaState.CURRENT
     if revision in older:
         return SchemaState.STALE
-    return SchemaState.COMPATIBLE if _since(connection, revision) in older else SchemaState.NEWER
-
-
-def _since(connection: Connection, revision: str) -> str | None:
-    """Return the oldest revision whose code can serve the schema, as its migration recorded."""
-    if not inspect(connection).has_table(compatibility.name):
-        return None
-    query = select(compatibility.c.since).where(compatibility.c.revision == revision)
-    return connection.execute(query).scalar()
-
-
-def record_compatibility(ctx: MigrationContext, heads: Collection[str], **_: object) -> None:
-    """Record, after a migration, which code can serve the schema; Alembic calls this.
-
-    A migration's module names the oldest such revision in `compatible_since`; without that, only
-    code that has the migration can serve.
-    """
-    connection = ctx.connection
-    if connection is None or not inspect(connection).has_table(compatibility.name):
-        return
-    connection.execute(delete(compatibility))
-    scripts = ScriptDirectory(str(migrations_folder()))
-    for revision in heads:
-        module = scripts.get_revision(revision).module
-        since = getattr(module, "compatible_since", revision)
-        connection.execute(insert(compatibility).values(revision=revision, since=since))
+    is_compatible = head is not None and revision.partition(".")[0] == head.partition(".")[0]
+    return SchemaState.COMPATIBLE if is_compatible else SchemaState.NEWER
 
 
 @cache

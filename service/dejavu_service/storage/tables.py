@@ -21,7 +21,6 @@ from sqlalchemy import (
 
 __all__ = [
     "acts",
-    "compatibility",
     "contexts",
     "days",
     "leases",
@@ -30,9 +29,7 @@ __all__ = [
     "misses",
     "parts",
     "records",
-    "summaries",
     "tokens",
-    "writers",
 ]
 
 metadata = MetaData(
@@ -89,38 +86,37 @@ acts = Table(
     Index(None, "namespace", "kind"),
 )
 
-# Who wrote to a context, and how many of his measurements nobody has hidden: counting them all
-# takes seconds.
-writers = Table(
-    "writers",
-    metadata,
-    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
-    Column("sender", Text, primary_key=True),
-    Column("measured_by", Text, primary_key=True),
-    Column("measurements", Integer, nullable=False),
-    Column("standing", Integer, nullable=False),
-    Column("first", Double, nullable=False),
-    Column("last", Double, nullable=False),
-)
-
 # The records that readers get, made of the parts that stand. The row of a record stays when all of
-# its parts are hidden.
+# its parts are hidden, without what is null then. Long texts are last, so that SQLite reads only
+# the beginning of a row for what the pages list.
 records = Table(
     "records",
     metadata,
     Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
     Column("scenario", String(24), primary_key=True),
     Column("scenario_text", Text, nullable=False),
-    # A list as JSON; null where no launch was recorded.
-    Column("launches", Text),
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
-    Column("updated_at", Double, nullable=False),
+    Column("changed_at", Double, nullable=False),
     # When it was deleted last: what is older does not come back.
     Column("deleted_at", Double),
-    # The record's JSON as readers get it, so that a bulk read only joins texts; null if there is
-    # none any more.
+    # The config that readers get, as JSON, and its median in milliseconds.
+    Column("chosen", Text),
+    Column("median", Double),
+    Column("best", Double),
+    Column("slowest", Double),
+    Column("configs", Integer),
+    Column("failed", Integer),
+    # The cost of all measurements.
+    Column("seconds", Double),
+    # True if the winner's results were compared, or null.
+    Column("compared", Boolean),
+    # A list as JSON; null where no launch was recorded.
+    Column("launches", Text),
+    # The record's JSON as readers get it, so that a bulk read only joins texts.
     Column("text", Text),
+    # What the pages sum up of all records.
+    Index(None, "context_id", "changed_at", "seconds", "scenario"),
 )
 
 # Measurements, winners and pins as they came. None is deleted but by age: a row that an act has
@@ -149,6 +145,16 @@ parts = Table(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
     ),
     UniqueConstraint("context_id", "scenario", "digest"),
+    # All that finds and counts what somebody wrote, without reading the rows.
+    Index(
+        "ix_parts_writers",
+        "context_id",
+        "sender",
+        "measured_by",
+        "kind",
+        "hidden_by",
+        "received_at",
+    ),
     Index(
         "ix_parts_hidden_by",
         "hidden_by",
@@ -156,31 +162,6 @@ parts = Table(
         postgresql_where=text("hidden_by IS NOT NULL"),
     ),
     sqlite_autoincrement=True,
-)
-
-# What the pages list of a record, so that they need not parse its text.
-summaries = Table(
-    "summaries",
-    metadata,
-    Column("context_id", _Identity, primary_key=True),
-    Column("scenario", String(24), primary_key=True),
-    # The config that readers get, as JSON, and its median in milliseconds.
-    Column("chosen", Text),
-    Column("median", Double),
-    Column("best", Double),
-    Column("slowest", Double),
-    Column("configs", Integer, nullable=False),
-    Column("failed", Integer, nullable=False),
-    # The cost of all measurements.
-    Column("seconds", Double, nullable=False),
-    Column("pinned", Boolean, nullable=False),
-    Column("changed_at", Double, nullable=False),
-    # True if the winner's results were compared, or null.
-    Column("compared", Boolean),
-    ForeignKeyConstraint(
-        ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
-    ),
-    Index(None, "context_id", "changed_at", "seconds"),
 )
 
 # How often programs of a namespace missed a scenario, and how often machines that had no copy got
@@ -248,12 +229,4 @@ log_entries = Table(
     Index(None, "namespace", "id"),
     Index(None, "at"),
     sqlite_autoincrement=True,
-)
-
-# One row: the schema's revision, and the oldest revision whose code can serve it.
-compatibility = Table(
-    "compatibility",
-    metadata,
-    Column("revision", String(32), primary_key=True),
-    Column("since", String(32), nullable=False),
 )

@@ -38,7 +38,7 @@ def test_no_edit_of_a_kernel_runs_with_the_record_of_other_code(findings: dict[s
 
 
 def test_harmless_edits_of_a_kernel_tune_nothing(findings: dict[str, Any]) -> None:
-    assert findings["edits"]["costly"] == []
+    assert "costly" not in findings["edits"]
 
 
 def test_what_no_text_of_a_kernel_shows_is_seen(findings: dict[str, Any]) -> None:
@@ -59,12 +59,10 @@ def test_no_setting_of_the_compiler_runs_with_the_record_of_other_code(
 ) -> None:
     settings = findings["settings"]
     assert settings["wrong"] == []
-    assert settings["equal"]
+    assert settings["reused"]
 
 
 def test_the_corpus_covers_every_target() -> None:
-    assert len(CORPUS) >= 11
-    assert len(CHANGES) >= 40
     assert {target for kernel in CORPUS.values() for target in kernel.targets} == {
         "cuda:90",
         "gfx942",

@@ -96,12 +96,12 @@ def show(
     lists at most 1000 scenarios, those that were missed most often first.
     """
     if misses:
-        answers = worklist(store, kernel)
-        chosen = select_misses(answers, where or (), device, triton)
+        missed = worklist(store, kernel)
+        chosen = select_misses(missed, where or (), device, triton)
         if as_json:
-            show_json([miss.answer for miss in chosen])
+            show_json([miss.model_dump(mode="json", exclude_none=True) for miss in chosen])
         elif not chosen:
-            say("nothing was missed" if not answers else "nothing that was missed fits")
+            say("nothing was missed" if not missed else "nothing that was missed fits")
         else:
             show_misses(chosen)
         return

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -89,26 +87,12 @@ def run(
             raise SettingsError(f"{words[0]} is not executable: name its interpreter before it")
         raise SettingsError(f"{words[0]} is no command that can be found")
     sys.stdout.flush()
-    with _signals_of_a_shell():
-        try:
-            os.execvpe(executable, words, environment)
-        except OSError as error:
-            raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
-
-
-@contextmanager
-def _signals_of_a_shell() -> Iterator[None]:
-    """Have the signals that Python ignores end a command again, as when a shell starts it.
-
-    Where the command cannot be run, this process goes on and ignores them as before.
-    """
-    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
-    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in ignored]
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a shell does not
+        signal.signal(number, signal.SIG_DFL)
     try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        os.execvpe(executable, words, environment)
+    except OSError as error:
+        raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
 
 
 def verify(

@@ -147,18 +147,18 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
         StoreError: the store cannot be written, or does not return what was written to it; the
             records are still there under their old name.
     """
-    state = "would be" if preview else "is"
+    state = "would be renamed to" if preview else "renamed to"
     for context, renamed in _affected_contexts(store, rename):
         records = list(store.records(context))
         if not preview:
             _move_records(store, context, renamed, records)
         name, device = context.kernel.name, context.environment.device.name
-        content = f"{name} on {device}, {counted(len(records), 'record')},"
+        content = f"{name} on {device} ({counted(len(records), 'record')})"
         yield f"{content} {state} {renamed.kernel.name}"
     for tree, renamed in _affected_trees(store, rename):
         if not preview:
             _move_tree(store, tree, renamed)
-        yield f"a decision tree of {tree.context.kernel.name} {state} {renamed.kernel.name}'s"
+        yield f"decision tree of {tree.context.kernel.name} {state} {renamed.kernel.name}"
 
 
 def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:

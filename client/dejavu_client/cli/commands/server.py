@@ -11,7 +11,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.notices import counted
 
 from ...http.errors import RefusedError
-from ..chosen_store import open_server, require_records
+from ..chosen_store import open_server
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
 from ..output import say, show_json, show_table
@@ -100,10 +100,9 @@ def promote(
     Winners go along, and who measured what.
     """
     remote = open_server(store)
-    kernels = kernels_of(remote, kernel) if kernel else [None]
-    require_records(remote)
+    kernels = kernels_of(remote, kernel)  # an error if there is none
     source = remote.client.namespace
-    for name in kernels:
+    for name in kernels if kernel else [None]:
         count = remote.client.promote(to, name, writer or ())
         of = f" of {name}" if name else ""
         say(f"{counted(count, 'record')}{of} promoted from {source} to {to}")
@@ -156,8 +155,8 @@ def list_quarantines(
     if as_json:
         show_json(listed)
     elif writers:
-        rows = _cells(listed, "sender", "by", "measurements", "standing", "last")
-        show_table(["token", "user and host", "measurements", "standing", "last"], rows)
+        rows = _cells(listed, "sender", "by", "measurements", "last")
+        show_table(["token", "user and host", "measurements", "last"], rows)
     else:
         for item in listed:
             item["of"] = "  ".join(f"{name}={value}" for name, value in item["wanted"].items())

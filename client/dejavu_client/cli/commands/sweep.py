@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dejavu_cache.errors import ExitCode, SettingsError
-from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, worklist
@@ -115,11 +114,11 @@ def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> S
 
     misses = [
         MissedScenario(
-            kernel=row["context"]["kernel"]["name"],
-            device=row["context"]["environment"]["device"]["name"],
-            scenario=Scenario.model_validate(row["scenario"]),
+            kernel=miss.context.kernel.name,
+            device=miss.context.environment.device.name,
+            scenario=miss.scenario,
         )
-        for row in (worklist(url) if from_misses else ())
+        for miss in (worklist(url) if from_misses else ())
     ]
     return SweepSpec(
         suite=suite, options=options, store=url, misses=tuple(misses) if from_misses else None

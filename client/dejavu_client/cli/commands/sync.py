@@ -5,8 +5,8 @@ Also what waits on this machine for a server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,12 +129,10 @@ def describe_waiting(spool: Spool) -> Iterator[str]:
     files = spool.waiting()
     if files:
         size = sum(file.size for file in files)
-        hours = (time.time() - files[0].written) / 3600
-        age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
-        wait = "waits" if len(files) == 1 else "wait"
+        since = datetime.fromtimestamp(files[0].written, timezone.utc)
         yield (
-            f"{counted(len(files), 'record set')} ({size_text(size)}) {wait} in "
-            f"{spool.folder}, the oldest for {age}"
+            f"{counted(len(files), 'record set waits', 'record sets wait')} ({size_text(size)}) in "
+            f"{spool.folder}, the oldest since {since:%Y-%m-%d %H:%M} UTC"
         )
 
 

@@ -91,14 +91,12 @@ class _Watched:
 
     def _new_misses(self) -> Iterator[Happening]:
         for miss in worklist(self._url):
-            context = Context.model_validate(miss["context"])
-            if not self._is_watched(context):
+            if not self._is_watched(miss.context):
                 continue
-            values = {**miss["scenario"].get("args", {}), **miss["scenario"].get("dtypes", {})}
-            text = settings_text(values)
-            key, count = (context.digest, text), int(miss["count"])
+            text = settings_text(ordered_values(miss.scenario, miss.context.problem.keys))
+            key, count = (miss.context.digest, text), miss.count
             if count > self._misses.get(key, 0):
-                yield Happening("missed", context, text, f"{counted(count, 'time')} by now")
+                yield Happening("missed", miss.context, text, f"{counted(count, 'time')} by now")
             self._misses[key] = count
 
 

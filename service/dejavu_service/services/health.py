@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from functools import cache
-from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel
@@ -13,17 +10,18 @@ from sqlalchemy import func, select
 from starlette.concurrency import run_in_threadpool
 
 from ..problems import IS_DAMAGED, RESPONSES, Refusal, problem
-from ..server import Server
-from ..services.access import EVERYWHERE
 from ..storage.database import Database
 from ..storage.schema import SchemaState, state
 from ..storage.tables import records
-from .common import CurrentCall
+from .access import EVERYWHERE
+from .requests import CurrentCall
 
-__all__ = ["description", "router"]
+if TYPE_CHECKING:
+    from ..server import Server
+
+__all__ = ["DescribedApp", "router"]
 
 router = APIRouter()
-_describing = Lock()
 
 
 class Health(BaseModel):
@@ -71,21 +69,17 @@ def metrics(call: CurrentCall) -> Response:
     return Response(call.server.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-@router.get("/v1/openapi.json", include_in_schema=False)
-def describe(request: Request) -> Response:
-    """Return the OpenAPI of the protocol."""
-    with _describing:  # making it takes a while: requests that come at once wait for the first
-        return Response(description(request.app), media_type="application/json")
+class DescribedApp(FastAPI):
+    """An app whose OpenAPI says how a request is authenticated and what a refusal looks like."""
 
-
-@cache
-def description(app: FastAPI) -> str:
-    """Return FastAPI's description of an app, with what it does not know of, as JSON."""
-    schema: dict[str, Any] = app.openapi()
-    components = schema["components"]
-    components["schemas"]["Refusal"] = Refusal.model_json_schema()
-    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    schema["security"] = [{"token": []}]
-    for path in ("/livez", "/readyz"):
-        schema["paths"][path]["get"]["security"] = []
-    return json.dumps(schema)
+    def openapi(self) -> dict[str, Any]:
+        """Return the description, which is made once."""
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            components = schema["components"]
+            components["schemas"]["Refusal"] = Refusal.model_json_schema()
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"token": []}]
+            for path in ("/livez", "/readyz"):
+                schema["paths"][path]["get"]["security"] = []
+        return self.openapi_schema or {}

@@ -1,1 +1,0 @@
-"""HTTP routes, a module for each resource: they call a service and shape its result."""

@@ -1,0 +1,363 @@
+"""What a request brings: who sends it, its path, and its body, bounded before it takes memory.
+
+Who may send a body, of what type and size, is decided before anything of it is read; it is parsed
+in a thread, and the route runs in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json
+from starlette.concurrency import run_in_threadpool
+from starlette.convertors import StringConvertor, register_url_convertor
+
+from ..errors import AccessDeniedError, TooLargeError
+from ..problems import RESPONSES, ProblemError
+from ..storage.database import Database
+from .access import EVERYWHERE, NAMESPACE, READER, Principal, Role
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+__all__ = [
+    "DIGEST",
+    "MOST_RECORDS",
+    "PRINTABLE",
+    "Call",
+    "ContextDigest",
+    "CurrentCall",
+    "Digest",
+    "InvalidJsonError",
+    "InvalidValueError",
+    "KernelName",
+    "Namespace",
+    "ScenarioDigest",
+    "ShortText",
+    "accepts",
+    "body_chunks",
+    "json_response",
+    "read_body",
+    "read_json",
+    "require_few",
+    "responds_with",
+    "takes_own_turn",
+    "validate_json",
+    "versioned_router",
+]
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Model = TypeVar("_Model", bound=BaseModel)
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+DIGEST = r"^[0-9a-f]{24}$"
+"""Pattern of the digests of contexts, scenarios and configs."""
+PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
+"""Pattern of a text without control characters."""
+_LARGE = 128 * 1024
+"""Bytes of a body beyond which it is read only in its turn."""
+MOST_VALUES = 100_000
+"""Values of one request: each takes up to 100 bytes of memory, and 300 more if it is wrong, however
+short it is written. A MiB of records, as clients send it, has some 65,000."""
+MOST_RECORDS = 10_000
+"""Records, copies or misses in one request: more would keep other writers waiting for seconds."""
+_MOST_ERRORS = 20
+"""Errors of a text that are listed."""
+_MOST_COUNTED = 1000
+"""Errors beyond which none is listed, because pydantic renders all of them or none."""
+_LONGEST_MESSAGE = 300
+
+Digest = Annotated[str, Field(pattern=DIGEST)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200, pattern=PRINTABLE)]
+Namespace = Annotated[
+    str, Path(pattern=NAMESPACE, description="A namespace, such as `main` or `pr-123`")
+]
+ContextDigest = Annotated[str, Path(pattern=DIGEST, description="The digest of a context")]
+ScenarioDigest = Annotated[str, Path(pattern=DIGEST, description="The digest of a scenario")]
+KernelName = Annotated[
+    str | None,
+    Query(min_length=1, max_length=500, pattern=PRINTABLE, description="One kernel only"),
+]
+
+
+# A path that is not well-formed is no path of a route, with whatever method.
+class _NamespaceConvertor(StringConvertor):
+    regex = NAMESPACE.strip("^$")
+
+
+class _DigestConvertor(StringConvertor):
+    regex = DIGEST.strip("^$")
+
+
+register_url_convertor("namespace", _NamespaceConvertor())
+register_url_convertor("digest", _DigestConvertor())
+
+
+class Call(NamedTuple):
+    """The principal who makes a request, and the server that answers it.
+
+    Attributes:
+        credential: The token that the request presented; empty if it presented none.
+    """
+
+    principal: Principal
+    server: Server
+    credential: str = ""
+
+    @property
+    def database(self) -> Database:
+        """Database of the server."""
+        return self.server.database
+
+
+async def _current_call(request: Request) -> Call:
+    return Call(
+        request.scope["principal"],
+        request.app.state.server,
+        request.scope.get("credential", ""),
+    )
+
+
+CurrentCall = Annotated[Call, Depends(_current_call)]
+
+
+def versioned_router() -> APIRouter:
+    """Create a router for `/v1` with strict JSON bodies and the refusals in its OpenAPI."""
+    return APIRouter(prefix="/v1", route_class=_StrictRoute, responses=RESPONSES)
+
+
+def responds_with(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI of a JSON answer that is sent as stored text, without its model."""
+    return {200: {"model": model}}
+
+
+def json_response(text: str) -> Response:
+    """Build a response from JSON text."""
+    return Response(text, media_type="application/json")
+
+
+class _Rule(NamedTuple):
+    """The role that a route's body needs, its largest size, and whether it is sent in its turn."""
+
+    role: Role
+    max_bytes: int | None
+    in_turn: bool
+
+
+def accepts(
+    role: Role, max_bytes: int | None = 64 * 1024, *, writes: bool = True
+) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare who may send a body to an endpoint, which every endpoint with a body must do.
+
+    Args:
+        role: The role that is needed in the path's namespace, or in all if the path has none.
+        max_bytes: The largest size; None for the server's setting `max_body`, the limit of all.
+        writes: Whether the endpoint writes, which nobody may without a token of their own.
+    """
+
+    def declare(endpoint: _Endpoint) -> _Endpoint:
+        vars(endpoint)["rule"] = _Rule(role, max_bytes, writes)
+        return endpoint
+
+    return declare
+
+
+def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
+    """Declare that an endpoint reads its body itself, and takes its turn to write later."""
+    return accepts("read", writes=False)(endpoint)
+
+
+class _StrictRoute(APIRoute):
+    """A route that writes in its turn, and whose body is read and validated before FastAPI asks."""
+
+    def get_route_handler(self) -> _Handler:
+        """Return FastAPI's handler behind the checks of the body.
+
+        Raises:
+            TypeError: The endpoint has a body and does not declare who may send it.
+        """
+        respond = super().get_route_handler()
+        rule: _Rule | None = getattr(self.endpoint, "rule", None)
+        model: Any = self.body_field.field_info.annotation if self.body_field else None
+        if model is not None and rule is None:
+            raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
+        writes = rule.in_turn if rule else not (self.methods or set()) <= {"GET", "HEAD"}
+
+        async def handle(request: Request) -> Response:
+            server: Server = request.app.state.server
+            async with AsyncExitStack() as turns:
+                if model is not None and rule is not None:
+                    body = await _read_by_rule(request, model, rule, turns)
+                    # FastAPI only asks whether there is a body, and for the value of its JSON.
+                    request._body, request._json = b"{}" if body else b"", body
+                if writes:
+                    turn = server.writing.turn(request.path_params.get("namespace"))
+                    await turns.enter_async_context(turn)
+                return await respond(request)
+
+        return handle if writes or model is not None else respond
+
+
+async def _read_by_rule(
+    request: Request, model: type[_Model], rule: _Rule, turns: AsyncExitStack
+) -> _Model | None:
+    server: Server = request.app.state.server
+    principal: Principal = request.scope["principal"]
+    principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
+    if rule.in_turn and principal is READER:
+        raise AccessDeniedError("without a token you may only read here: send one")
+    size = _declared_size(request)
+    if size is None or size > _LARGE:
+        await turns.enter_async_context(server.large_bodies.turn(principal.name))
+    largest = server.settings.max_body
+    return await read_json(request, model, min(rule.max_bytes or largest, largest))
+
+
+async def read_json(request: Request, model: type[_Model], max_bytes: int) -> _Model | None:
+    """Read a body of JSON and validate it in a thread; None if it is empty.
+
+    Raises:
+        ClientDisconnect: The client hung up before the end.
+        ProblemError: 400, 413 or 415: it is not JSON, too long, or not said to be JSON.
+        RequestValidationError: It is no value of the model.
+    """
+    # No page of another site can send this type unasked.
+    sent_type = request.headers.get("content-type", "").partition(";")[0]
+    if sent_type.strip().lower() != "application/json":
+        raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
+    body = await read_body(request, max_bytes)
+    if not body:
+        return None
+    try:
+        async with request.app.state.server.parsing.turn(request.scope["principal"].name):
+            return await run_in_threadpool(validate_json, body, model)
+    except InvalidJsonError as error:
+        raise ProblemError(400, f"the body is not JSON: {error}") from None
+    except InvalidValueError as error:
+        errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors]
+        raise RequestValidationError(errors) from None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read a body into memory; the same errors as of `body_chunks`."""
+    body = bytearray()
+    async for chunk in body_chunks(request, max_bytes):
+        body += chunk
+    return bytes(body)
+
+
+async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield a body as it arrives, counted whatever the headers declare.
+
+    Raises:
+        ClientDisconnect: The client hung up before the end.
+        ProblemError: 413, it is too long.
+    """
+    too_long = ProblemError(
+        413, f"the body has over {max_bytes} bytes: send fewer records at a time"
+    )
+    if (_declared_size(request) or 0) > max_bytes:
+        raise too_long
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise too_long
+        yield chunk
+
+
+def _declared_size(request: Request) -> int | None:
+    """Return the size of a body that the headers declare."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdigit() else None
+
+
+class InvalidJsonError(ValueError):
+    """The text is not JSON, or has a character that databases cannot store."""
+
+
+class InvalidValueError(ValueError):
+    """The text is JSON, and its value is not that of the model.
+
+    Attributes:
+        errors: The first errors, each with the path `loc` and the message `msg`.
+        count: The number of errors found.
+    """
+
+    def __init__(self, errors: list[dict[str, Any]], count: int) -> None:
+        """Keep the errors of a value."""
+        self.errors, self.count = errors, count
+        more = f", and {count - 1} more" if count > 1 else ""
+        path = ".".join(map(str, errors[0]["loc"])) or "the value"
+        super().__init__(f"{path}: {errors[0]['msg']}{more}")
+
+
+def require_few(count: int, what: str) -> None:
+    """Check how many records, copies or misses a request has.
+
+    Raises:
+        TooLargeError: There are more than `MOST_RECORDS`.
+    """
+    if count > MOST_RECORDS:
+        raise TooLargeError(f"{count} {what} in one request: send at most {MOST_RECORDS} at a time")
+
+
+def validate_json(text: bytes, model: type[_Model], most_values: float = MOST_VALUES) -> _Model:
+    """Validate a JSON text; a long one holds the interpreter for some time, so not in a loop.
+
+    Args:
+        text: The text.
+        model: The model of its value.
+        most_values: The largest number of values in it.
+
+    Raises:
+        InvalidJsonError: The text is not JSON, is nested more than 200 deep, or has a NUL in it.
+        InvalidValueError: The value is not that of the model.
+        TooLargeError: The text has more than `most_values` values.
+    """
+    # Counted by what separates values, before any of them takes memory.
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > most_values:
+        raise TooLargeError(f"over {most_values} values in one text: send fewer at a time")
+    # Postgres stores no NUL. Without the escaped backslashes, what reads as its escape is one.
+    if b"\\u0000" in text and b"\\u0000" in text.replace(b"\\\\", b""):
+        raise InvalidJsonError("there is a NUL character in a text: leave it out")
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidJsonError(str(error)) from None
+    validator: TypeAdapter[_Model] = _validator(model)
+    try:
+        return validator.validate_python(value)
+    except ValidationError as error:
+        described = _describe(error)
+    # Not above, where it would keep pydantic's error, which takes as much memory as all values.
+    raise described
+
+
+@cache
+def _validator(model: type[BaseModel]) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
+
+
+def _describe(error: ValidationError) -> InvalidValueError:
+    count = error.error_count()
+    if count > _MOST_COUNTED:
+        message = f"has over {_MOST_COUNTED} errors: compare it with /v1/openapi.json"
+        return InvalidValueError([{"loc": (), "msg": message}], 1)
+    listed = error.errors(include_url=False, include_context=False, include_input=False)
+    errors = [
+        {"loc": _shorten(item["loc"]), "msg": item["msg"][:_LONGEST_MESSAGE]}
+        for item in listed[:_MOST_ERRORS]
+    ]
+    return InvalidValueError(errors, count)
+
+
+def _shorten(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    return tuple(part if isinstance(part, int) else part[:100] for part in path)
