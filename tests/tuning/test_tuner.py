@@ -302,10 +302,10 @@ def test_a_measurement_is_on_disk_before_the_next_but_one_is_over() -> None:
 
 
 def test_a_budget_without_numpy_takes_the_first_configs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "dejavu_cache.prediction.slowdown_model", None)
     clock = Clock({})
     launch(clock.kernel(configs=config_space({"BLOCK": [16, 32, 64]}), tune_configs=2), 100)
     assert clock.asked == [16, 32]
-    assert "the first 2 of 3 configs are measured, since NumPy" in capsys.readouterr().err
+    assert "the first 2 of 3 configs are measured, since NumPy" in caplog.text
