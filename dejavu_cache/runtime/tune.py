@@ -41,7 +41,7 @@ from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
-from .known_records import KnownRecords
+from .known_records import KnownRecords, model_slowdowns
 from .launch_recorder import pause_recording
 from .request import How, Request, Resolution
 
@@ -213,16 +213,6 @@ class Tune:
         predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
         if self._parent is not None or not (limit < len(due) or predicts):
             return None
-        try:
-            from ..prediction.slowdown_model import SlowdownModel
-        except ImportError:
-            if limit < len(due):
-                warn_once(
-                    f"numpy {request.name}",
-                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
-                    "NumPy is not installed, which choosing among them needs",
-                )
-            return None
         unmeasured = {*rules.unmeasured_configs(request, self._record)}
         measured = {
             entry.config: entry.median
@@ -230,14 +220,16 @@ class Tune:
             if entry.config in request.declared and entry.config not in unmeasured
         }
         default = describe(request.default)
-        launch = request.candidate_launch()
         candidates = draw_candidates([*request.declared], [default, *measured])
-        model = SlowdownModel(
-            request.context.environment,
-            request.scenario,
-            {config: launch.programs_of(config) for config in candidates},
-            self._records.known_near(request),
-        )
+        model = model_slowdowns(request, candidates, self._records.neighbours(request))
+        if model is None:
+            if limit < len(due):
+                warn_once(
+                    f"numpy {request.name}",
+                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
+                    "NumPy is not installed, which choosing among them needs",
+                )
+            return None
         for config, median in measured.items():
             model.note(config, median)
         first = [default] if default in unmeasured else []
