@@ -30,7 +30,7 @@ THERE = HERE.model_copy(update={"device": HERE.device.model_copy(update={"name":
 def time_of(config: Config, m: int, n: int) -> float:
     """Milliseconds of a made-up product on a GPU of 132 units."""
     sizes: dict[str, Any] = {**config.params, **config.options}
-    bm, bn, bk, warps = sizes.values()
+    bm, bn, bk, warps = map(int, sizes.values())
     programs = math.ceil(m / bm) * math.ceil(n / bn)
     waves = math.ceil(programs / 132)
     stall = 1 + abs(math.log2(bm * bn / 512) - math.log2(warps)) / 8
