@@ -36,6 +36,7 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
+from ..tuning.compile_ahead import threads_for
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
 from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch, draw_candidates
@@ -233,7 +234,7 @@ class Tune:
         for config, median in measured.items():
             model.note(config, median)
         first = [default] if default in unmeasured else []
-        return PredictedSearch(model, first, limit, request.budget.loss)
+        return PredictedSearch(model, first, limit, request.budget.loss, threads_for(limit) // 2)
 
     def _measure(
         self,
