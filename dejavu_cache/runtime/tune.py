@@ -54,6 +54,10 @@ __all__ = ["tune", "without_suspects"]
 FEW = 24
 """Configs that are all measured: choosing among fewer saves less than it may cost."""
 
+ALL_AT_FIRST = 4
+"""Configs for each thread that compiles that are all measured where no record says anything: to
+choose among them, batch by batch, takes longer."""
+
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
 
@@ -222,7 +226,11 @@ class Tune:
         }
         default = describe(request.default)
         candidates = draw_candidates([*request.declared], [default, *measured])
-        model = model_slowdowns(request, candidates, self._records.neighbours(request))
+        neighbours = list(self._records.neighbours(request))
+        threads = threads_for(limit)
+        if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
+            return None
+        model = model_slowdowns(request, candidates, neighbours)
         if model is None:
             if limit < len(due):
                 warn_once(
@@ -234,7 +242,7 @@ class Tune:
         for config, median in measured.items():
             model.note(config, median)
         first = [default] if default in unmeasured else []
-        return PredictedSearch(model, first, limit, request.budget.loss, threads_for(limit) // 2)
+        return PredictedSearch(model, first, limit, request.budget.loss, threads // 2)
 
     def _measure(
         self,
