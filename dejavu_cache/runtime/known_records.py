@@ -23,7 +23,7 @@ from ..model.scenario import (
     differences,
 )
 from ..model.selection import value_distance
-from ..stores import Found, FoundTree, MemoryStore, TieredStore
+from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
@@ -46,9 +46,8 @@ _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
-    Tiers that cannot be read are passed over with a warning, as `TieredStore` does. Decision trees
-    are read once, and a kernel's contexts once a minute: a launch that falls back asks for them
-    again every few seconds.
+    Tiers that cannot be read are passed over with a warning, as `TieredStore` does. A kernel's
+    contexts are read once a minute: a launch that falls back asks for them every few seconds.
 
     Attributes:
         tiers: the stores.
@@ -59,7 +58,6 @@ class KnownRecords:
         self.tiers = tiers
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
         self._texts: dict[Context, tuple[Hashable | None, list[str]]] = {}
-        self._trees: dict[Context, list[FoundTree]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     @property
@@ -169,18 +167,6 @@ class KnownRecords:
             == (own.device, own.variables)
         ]
 
-    def trees(self, context: Context) -> list[FoundTree]:
-        """Return the kernel's decision trees fitted on this GPU: for this context, then by age."""
-        if context not in self._trees:
-            trees = [
-                found
-                for found in self.tiers.trees(context.kernel.name)
-                if found.tree.context.environment.device == context.environment.device
-            ]
-            trees.sort(key=lambda found: (found.tree.context == context, found.tree.at))
-            self._trees[context] = trees[::-1]
-        return self._trees[context]
-
     def known_near(self, request: Request) -> list[tuple[Environment, Record]]:
         """Return the records that say most of a scenario's configs, to predict others from.
 
@@ -227,8 +213,7 @@ def fall_back(
 
     1. `toolchain`: the scenario's record made with another Triton or code generator;
     2. `nearest`: the winner of the nearest recorded scenario;
-    3. `tree`: the choice of a decision tree fitted on this GPU;
-    4. `default`: the default config.
+    3. `default`: the default config.
 
     Args:
         request: the scenario.
@@ -256,12 +241,6 @@ def _answers(
             yield replace(
                 choice, how="nearest", distance=distance, recorded_for=near, differences=differing
             )
-    for tree, url in records.trees(context):
-        for config in tree.rank(scenario.values):
-            if config in request.declared:
-                differing = differences(context.model_dump(), tree.context.model_dump())
-                choice = request.resolution("tree", request.declared[config], url)
-                yield replace(choice, differences=differing)
     yield request.resolution("default", request.default)
 
 
