@@ -138,7 +138,7 @@ lock: $(VENV)/.installed  ## pin development, documentation and the server's ima
 	$(UV_COMPILE) requirements/build.in --upgrade --output-file requirements/build.txt
 	$(UV_COMPILE) pyproject.toml --upgrade --extra docs --output-file requirements/docs.txt
 
-shipped:  ## sweep attention on this GPU, fit its trees, write both into the package; SHIPPED=--dry-run
+shipped:  ## sweep attention on this GPU, and write the records into the package; SHIPPED=--dry-run
 	$(PYTHON) tools/ship_attention_records.py $(SHIPPED)
 
 $(VENV)-docs/.installed: pyproject.toml requirements/docs.txt

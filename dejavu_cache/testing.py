@@ -234,10 +234,6 @@ class StoreContract:
         store.close()
         assert len(list(self.reopen(store).records(_context()))) == 40
 
-    def test_a_kernel_without_a_decision_tree_has_none(self, store: Store) -> None:
-        """Return no trees for a kernel without any, also from a store that keeps none."""
-        assert list(store.trees("pkg.add")) == []
-
     def test_a_miss_may_be_noted(self, store: Store) -> None:
         """Accept a miss; a store without a worklist ignores it."""
         store.miss(_context(), _record(1).scenario)

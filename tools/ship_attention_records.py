@@ -1,6 +1,6 @@
-"""Make the records and trees that ship with the attention kernels; `make shipped` runs this.
+"""Make the records that ship with the attention kernels; `make shipped` runs this.
 
-`tools/shipped_records.json` says what is swept and how closely each kernel's tree is fitted.
+`tools/shipped_records.json` says what is swept.
 Sweeping needs the GPU that the records are for; `--dry-run` prints the commands on any machine.
 """
 
@@ -25,11 +25,7 @@ def commands(plan: dict[str, Any]) -> list[list[str]]:
         ["sweep", plan["suite"], *_option_arguments({**plan["options"], **sweep}), *store]
         for sweep in plan["sweeps"]
     ]
-    fits = [
-        ["heuristics", "fit", kernel, "--bound", str(percent), *store]
-        for kernel, percent in plan["bounds_percent"].items()
-    ]
-    return [*sweeps, ["gc", "--yes", *store], *fits]
+    return [*sweeps, ["gc", "--yes", *store]]
 
 
 def _option_arguments(options: dict[str, str]) -> list[str]:

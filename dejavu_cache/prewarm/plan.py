@@ -21,7 +21,6 @@ import triton
 
 from .. import __version__
 from ..errors import PrewarmError
-from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
@@ -261,18 +260,10 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
             for environment in environments
             for context in _contexts_of(environment, contexts)
         ]
-        trees = [
-            found.tree
-            for name in {records.kernel.name for records in selected}
-            for found in store.trees(name)
-            if found.tree.context.environment.device in devices
-        ]
-    jobs = JobList(selected, trees)
+    jobs = JobList(selected)
     target = FileStore(Path(spec.folder) / RECORDS)
     for records in selected:
         target.put(records.context, records.records)
-    for tree in trees:
-        target.put_tree(tree)
     targets = (target_of(device.arch) for device in devices)
     return BuildPlan(
         jobs=tuple(jobs.needed),
@@ -430,22 +421,21 @@ class JobList:
 
     Args:
         selected: the records.
-        trees: decision trees that choose configs for scenarios without records.
 
     Attributes:
         needed: the jobs of winners, and of launches that have no config.
-        fallbacks: the jobs of configs that stand in for winners: defaults, and trees' choices.
+        fallbacks: the jobs of defaults, which stand in for winners.
         scenarios: the number of scenarios with a config, by kernel.
         notes: remarks for the user.
     """
 
-    def __init__(self, selected: Sequence[KernelRecords], trees: Sequence[Tree]) -> None:
+    def __init__(self, selected: Sequence[KernelRecords]) -> None:
         """List the jobs."""
         self.needed: dict[CompileJob, None] = {}
         self.fallbacks: dict[CompileJob, None] = {}
         self.scenarios: Counter[str] = Counter()
         self.notes: list[str] = []
-        self._selected, self._trees = selected, trees
+        self._selected = selected
         for records in selected:
             # Functions for defaults or pruning may ask Triton for its target.
             set_target(target_of(records.context.environment.device.arch))
@@ -471,12 +461,6 @@ class JobList:
             and (other.kernel.name, other.context.environment) == (name, environment)
             for launch in other.launches
         ]
-        trees = [
-            tree
-            for tree in self._trees
-            if tree.context.kernel.name == name
-            and tree.context.environment.device == environment.device
-        ]
         unlaunched = unfinished = 0
         for record in own.records:
             first = next(iter(record.launches or ()), None)
@@ -490,12 +474,10 @@ class JobList:
             suiting = [launch for launch in further if _suits(launch, record.scenario)]
             launches = _distinct([*(record.launches or ()), *suiting])
             unlaunched += not launches
-            ranked = [tree.rank(record.scenario.values) for tree in trees]
-            choices = [next(filter(declared.__contains__, ranking), None) for ranking in ranked]
             for launch in launches:
                 job = CompileJob(kernel=name, arch=environment.device.arch, launch=launch)
                 default = own.kernel.default(declared, record.scenario, launch)
-                for config in filter(None, (chosen, default, *choices)):
+                for config in filter(None, (chosen, default)):
                     if launch.bound in (None, config):
                         kind = self.needed if config == chosen else self.fallbacks
                         kind[job.model_copy(update={"config": config})] = None

@@ -26,7 +26,7 @@ from ..model.scenario import (
     differences,
 )
 from ..model.selection import value_distance
-from ..stores import Found, FoundTree, MemoryStore, TieredStore
+from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from .request import Request, Resolution
@@ -75,9 +75,8 @@ class Neighbour(NamedTuple):
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
-    Tiers that cannot be read are passed over with a warning, as `TieredStore` does. Decision trees
-    are read once, and a kernel's contexts once a minute: a launch that falls back asks for them
-    again every few seconds.
+    Tiers that cannot be read are passed over with a warning, as `TieredStore` does. A kernel's
+    contexts are listed once a minute: a launch that falls back asks for them every few seconds.
 
     Attributes:
         tiers: the stores.
@@ -88,7 +87,6 @@ class KnownRecords:
         self.tiers = tiers
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
         self._texts: dict[Context, tuple[Hashable | None, list[str]]] = {}
-        self._trees: dict[Context, list[FoundTree]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     @property
@@ -184,18 +182,6 @@ class KnownRecords:
             contexts = list(self.tiers.contexts(kernel))
             self._contexts[kernel] = time.monotonic(), contexts
         return [other for other in contexts if other != context]
-
-    def trees(self, context: Context) -> list[FoundTree]:
-        """Return the kernel's decision trees fitted on this GPU: for this context, then by age."""
-        if context not in self._trees:
-            trees = [
-                found
-                for found in self.tiers.trees(context.kernel.name)
-                if found.tree.context.environment.device == context.environment.device
-            ]
-            trees.sort(key=lambda found: (found.tree.context == context, found.tree.at))
-            self._trees[context] = trees[::-1]
-        return self._trees[context]
 
     def neighbours(self, request: Request, exact: Collection[str] = ()) -> Iterator[Neighbour]:
         """Yield the records that say most of a scenario's configs, to predict others from.

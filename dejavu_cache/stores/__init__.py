@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Found, FoundTree, Store
+from .base import Found, Store
 from .file import FileStore
 from .tiered import (
     MemoryStore,
@@ -18,7 +18,6 @@ from .tiered import (
 __all__ = [
     "FileStore",
     "Found",
-    "FoundTree",
     "MemoryStore",
     "Store",
     "TieredStore",

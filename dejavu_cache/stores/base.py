@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
-from ..model.decision_tree import Tree
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
 
-__all__ = ["CopyChanges", "Found", "FoundTree", "Store"]
+__all__ = ["CopyChanges", "Found", "Store"]
 
 
 class Found(NamedTuple):
@@ -20,13 +19,6 @@ class Found(NamedTuple):
 
     record: Record
     store: str
-
-
-class FoundTree(NamedTuple):
-    """A decision tree and the URL of its file."""
-
-    tree: Tree
-    url: str
 
 
 class CopyChanges(NamedTuple):
@@ -156,31 +148,6 @@ class Store(ABC):
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario without a record on the worklist, if the store has one."""
-
-    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        """Return the decision trees of a kernel or of all, in any order.
-
-        Not every store keeps trees.
-        """
-        return iter(())
-
-    def put_tree(self, tree: Tree) -> str:
-        """Write a tree, replacing an earlier one of its context, and return its URL.
-
-        Raises:
-            ReadOnlyStoreError: the store may only be read.
-            StoreError: the store keeps no trees, or cannot be written.
-        """
-        raise StoreError(f"{self.url} keeps no decision trees: name a folder")
-
-    def delete_tree(self, context: Context) -> bool:
-        """Remove the decision tree of a context, and return whether there was one.
-
-        Raises:
-            ReadOnlyStoreError: the store may only be read.
-        """
-        self._refuse_if_read_only()
-        return False
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Yield all records as one set per context, which is the form of an export."""

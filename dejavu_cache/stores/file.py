@@ -17,13 +17,12 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
-from ..model.decision_tree import Tree
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
-from .base import Found, FoundTree, Store
+from .base import Found, Store
 from .file_layout import Page, find_record
 
 __all__ = [
@@ -34,6 +33,7 @@ __all__ = [
 ]
 
 _TREE = ".tree.json"
+"""End of the names of decision trees, which lie beside the records in older folders."""
 
 _LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -68,8 +68,7 @@ class FileStore(Store):
     The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
     under the file's lock, merge their records with those in the file, and replace it atomically and
     durably. A damaged record costs only itself, and a damaged file is kept under another name
-    before it is overwritten. A decision tree is the file `METHOD-DIGEST.tree.json` beside the
-    records it was fitted to.
+    before it is overwritten.
 
     The first write creates the folder.
     """
@@ -176,46 +175,39 @@ class FileStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
-        pages = [page for _, page in self._readable("*.json", kernel) if isinstance(page, Page)]
-        contexts = {page.context for page in pages if kernel in (None, page.context.kernel.name)}
+        contexts = set[Context]()
+        for path, content in self._walk(kernel):
+            if isinstance(content, Exception):
+                warn_once(f"{path}", f"{path} is passed over: {content}")
+            elif content and kernel in (None, content.context.kernel.name):
+                contexts.add(content.context)
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def problems(self) -> dict[Path, list[str]]:
         """Return what is wrong with the files of the folder that are read."""
         problems: dict[Path, list[str]] = {}
-        for path, content in self._walk("*.json"):
-            if isinstance(content, Page):
-                problems[path] = content.problems()
-            elif isinstance(content, Exception):
+        for path, content in self._walk():
+            if isinstance(content, Exception):
                 problems[path] = [f"passed over: {content}"]
+            elif content:
+                problems[path] = content.problems()
         return {path: found for path, found in problems.items() if found}
 
     def damaged_copies(self) -> list[Path]:
         """Return the files that were kept as they were before a write left out what was damaged."""
         return self._find("*.json.damaged-*", None, [])
 
-    def _readable(self, pattern: str, kernel: str | None) -> Iterator[tuple[Path, object]]:
-        """Yield the files of a kernel's folder that can be read, and warn about the others."""
-        for path, content in self._walk(pattern, kernel):
-            if isinstance(content, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {content}")
-            else:
-                yield path, content
-
-    def _walk(
-        self, pattern: str, kernel: str | None = None
-    ) -> Iterator[tuple[Path, Page | Tree | Exception | None]]:
-        """Yield the files of a pattern, and what is in each or why it cannot be read.
+    def _walk(self, kernel: str | None = None) -> Iterator[tuple[Path, Page | Exception | None]]:
+        """Yield a kernel's files, or all, and what is in each or why it cannot be read.
 
         Folders that cannot be listed are yielded last, with the error.
         """
         unlisted: list[OSError] = []
-        for path in self._find(pattern, kernel, unlisted):
+        for path in self._find("*.json", kernel, unlisted):
+            if path.name.endswith(_TREE):
+                continue
             try:
-                if path.name.endswith(_TREE):
-                    yield path, Tree.parse(read_text(path, self.root), str(path))
-                else:
-                    yield path, self._load(path)
+                yield path, self._load(path)
             except (StoreError, OSError) as error:
                 yield path, error
         for refusal in unlisted:
@@ -237,24 +229,6 @@ class FileStore(Store):
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
         return sorted(paths)
-
-    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        """Yield the decision trees that can be read, and warn about the others."""
-        for path, tree in self._readable(f"*{_TREE}", kernel):
-            if isinstance(tree, Tree) and kernel in (None, tree.context.kernel.name):
-                yield FoundTree(tree, path.as_uri())
-
-    def put_tree(self, tree: Tree) -> str:
-        """Write the tree's file, beside the records of its context."""
-        self._refuse_if_read_only()
-        path = self.path(tree.context).with_suffix(_TREE)
-        _write_text(path, tree.text, self.root)
-        return path.as_uri()
-
-    def delete_tree(self, context: Context) -> bool:
-        """Remove the tree's file."""
-        self._refuse_if_read_only()
-        return _remove_file(self.path(context).with_suffix(_TREE), self.root)
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Merge records into the context's file, under its lock."""
@@ -386,8 +360,8 @@ def read_text(path: Path, root: Path) -> str:
         raise describe_failure(error, path, "read") from error
 
 
-def _write_text(path: Path, text: str, root: Path, *, durable: bool = True) -> None:
-    """Write a file atomically, and by default durably.
+def _write_text(path: Path, text: str, root: Path, *, durable: bool) -> None:
+    """Write a file atomically.
 
     Raises:
         StoreError: the file cannot be written; an earlier one is unchanged.
@@ -398,8 +372,8 @@ def _write_text(path: Path, text: str, root: Path, *, durable: bool = True) -> N
         raise describe_failure(error, path, "written") from error
 
 
-def _remove_file(path: Path, root: Path) -> bool:
-    """Remove a file, and return whether it existed.
+def _remove_file(path: Path, root: Path) -> None:
+    """Remove a file, if it exists.
 
     Raises:
         StoreError: it cannot be removed.
@@ -408,10 +382,9 @@ def _remove_file(path: Path, root: Path) -> bool:
         with open_folder(root, path.parent) as folder:
             os.unlink(path.name, dir_fd=folder)
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        pass
     except OSError as error:
         raise describe_failure(error, path, "removed") from error
-    return True
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ..errors import SettingsError, StoreError, did_you_mean
-from ..model.decision_tree import Tree
 from ..model.merge import merge_into, merge_records, without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
@@ -24,7 +23,7 @@ from ..settings import current_settings
 from ..system.fork_lock import ForkCondition
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home
-from .base import Found, FoundTree, Store
+from .base import Found, Store
 from .copies import LocalCopies
 from .file import FileStore
 from .manifest import MANIFEST, RECORDS
@@ -258,28 +257,6 @@ class TieredStore(Store):
             with self._passed_over_if_it_fails(tier):
                 contexts.update(tier.contexts(kernel))
         return iter(sorted(contexts, key=lambda context: context.text))
-
-    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        """Yield the decision trees of all tiers, the nearest tier's first."""
-        for tier in self.tiers:
-            with self._passed_over_if_it_fails(tier):
-                yield from list(tier.trees(kernel))
-
-    def put_tree(self, tree: Tree) -> str:
-        """Write a tree to the first writable tier that accepts it."""
-        self._refuse_if_read_only()
-        failures: list[StoreError] = []
-        for tier in self._writable:
-            try:
-                return tier.put_tree(tree)
-            except StoreError as error:
-                failures.append(error)
-        raise failures[0]
-
-    def delete_tree(self, context: Context) -> bool:
-        """Remove a tree from every writable tier."""
-        self._refuse_if_read_only()
-        return sum(tier.delete_tree(context) for tier in self._writable) > 0
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Merge records into every writable tier; raise if none, or with `now` not all, can."""

@@ -65,9 +65,7 @@ TABLE = {
         "no_such_module --device X --out {new} --store {store}", UNUSABLE, None, UNUSABLE
     ),
     "doctor": Row(f"{SOURCE}", missing=NO, dead=NO, read=OK),
-    # Servers keep no decision trees, so they are not asked for them.
-    "heuristics fit": Row(f"{{kernel}} --dry-run {SOURCE}", UNUSABLE, NO, UNUSABLE, NO),
-    "heuristics show": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
+    "heuristics": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, UNUSABLE, NO),
     "serve": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
     "db upgrade": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
     "db prune": Row("--unused-days 9 --database {database}", missing=UNUSABLE, dead=UNUSABLE),
@@ -270,9 +268,9 @@ def test_a_command_says_what_happened(
     assert "Traceback" not in printed.err
     named = {
         "missing": ["absent"],
-        "typo": ["pkg.kernels.ad", "no_such_suite", "decision tree"],
-        "dead": [str(values["remote"]).partition("//")[2], "127.0.0.1", "no_such", "decision tree"],
-        "read": ["403", "no_such", "decision tree", "pkg.kernels.add"],
+        "typo": ["pkg.kernels.ad", "no_such_suite"],
+        "dead": [str(values["remote"]).partition("//")[2], "127.0.0.1", "no_such"],
+        "read": ["403", "no_such", "pkg.kernels.add"],
         "full": ["cannot be", "disk", "too large", "full"],
     }[situation]
     assert any(name in printed.err for name in named), printed.err

@@ -70,7 +70,7 @@ def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) 
     assert run_cli("ls").returncode == 130
 
 
-@pytest.mark.parametrize("words", [[], ["heuristics"]])
+@pytest.mark.parametrize("words", [[], ["quarantine"]])
 def test_without_a_command_the_help_is_no_error_message(words: list[str]) -> None:
     done = run_cli(*words)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""A kernel that moves keeps its records and trees."""
+"""A kernel that moves keeps its records."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.record import Pin, Record, Winner
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import FileStore, MemoryStore
 
 OLD, NEW = context(kernel="pkg.old.add"), context(kernel="pkg.new.add")
-
-
-def tree(of: Context) -> Tree:
-    regret = Regret(mean=0.0, max=0.0, scenarios=1, folds=1)
-    leaf = Leaf(ranking=(0,))
-    return Tree(context=of, configs=(config(),), root=leaf, bound=0.0, regret=regret, at=MOMENT)
 
 
 @pytest.fixture
@@ -33,7 +26,6 @@ def store(tmp_path: Path) -> FileStore:
     store.put(OLD, [record(16, measurement(32), measurement(64, 2.0), winner=winner, pin=pin)])
     store.put(OLD, [record(32, measurement(32))])
     store.put(context(kernel="pkg.older.add"), [record(64, measurement(32))])
-    store.put_tree(tree(OLD))
     return store
 
 
@@ -41,12 +33,8 @@ def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
     before = list(store.records(OLD))
     lines = list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus")))
     renamed = context(kernel="pkg.new.plus")
-    assert lines == [
-        "pkg.old.add on NVIDIA H200 (2 records) renamed to pkg.new.plus",
-        "decision tree of pkg.old.add renamed to pkg.new.plus",
-    ]
+    assert lines == ["pkg.old.add on NVIDIA H200 (2 records) renamed to pkg.new.plus"]
     assert list(FileStore(store.root).records(renamed)) == before
-    assert [stored.tree.context for stored in store.trees()] == [renamed]
     assert list(store.contexts("pkg.old.add")) == []
     assert len(list(store.contexts("pkg.older.add"))) == 1
 
@@ -128,7 +116,7 @@ def test_names_that_cannot_be_renamed_are_refused(old: str, new: str) -> None:
 def test_a_preview_writes_nothing(store: FileStore) -> None:
     sealed = FileStore(store.root, read_only=True)
     names = KernelRename.parse("pkg.old.add", "pkg.new.add")
-    (line, _) = apply_rename(sealed, names, preview=True)
+    (line,) = apply_rename(sealed, names, preview=True)
     assert line == "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add"
 
 

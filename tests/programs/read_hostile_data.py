@@ -101,7 +101,6 @@ def read_store(store: Store) -> None:
         lambda: store.get(CONTEXT, SCENARIO),
         lambda: list(store.records(CONTEXT)),
         lambda: list(store.contexts()),
-        lambda: [found.tree.rank({"n": 7, "x": "float16"}) for found in store.trees()],
         lambda: [list(store.records(context)) for context in store.contexts()],
         store.close,
     ]

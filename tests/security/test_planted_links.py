@@ -126,8 +126,6 @@ def test_a_pipe_or_an_endless_device_holds_nobody(store: FileStore, victim: Path
             store.get(_context(), _record(1).scenario)
         assert list(store.contexts()) == []
         path.unlink()
-    os.mkfifo(path.with_suffix(".tree.json"))
-    assert list(store.trees()) == []
 
 
 def test_sweeping_deletes_nothing_behind_a_link(store: FileStore, victim: Path) -> None:

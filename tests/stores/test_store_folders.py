@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.processes import run_python
-from support.records import MOMENT, context, record
+from support.records import context, record
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
-from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, file, make_absolute, open_store
 from dejavu_cache.stores.tiered import as_tiers
 from dejavu_cache.system import safe_files
@@ -128,15 +126,10 @@ def lock_of(store: FileStore) -> FileLock:
     return FileLock(store.root / ".locks" / f"{context().digest}.lock")
 
 
-def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(
+def test_a_folder_that_goes_while_files_are_listed_hides_no_other_file(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config(params={"BLOCK": 16})
-    regret = Regret(mean=0.0, max=0.0, scenarios=10, folds=10)
-    root = Leaf(ranking=(0,))
-    store.put_tree(
-        Tree(context=context(), configs=(config,), root=root, bound=0.05, regret=regret, at=MOMENT)
-    )
+    store.put(context(), [record()])
     (store.root / "gone").mkdir()
     scandir = os.scandir
 
@@ -146,7 +139,17 @@ def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scan)
-    assert len(list(store.trees())) == 1
+    assert list(store.contexts()) == [context()]
+
+
+def test_a_decision_tree_in_a_folder_is_no_file_of_records(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier commits wrote them beside the records."""
+    store.put(context(), [record()])
+    store.path(context()).with_suffix(".tree.json").write_text('{"format": 1}')
+    assert list(store.contexts()) == [context()]
+    assert (store.problems(), caplog.text) == ({}, "")
 
 
 def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:

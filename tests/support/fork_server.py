@@ -36,7 +36,7 @@ FORKING_COMMAND = f"from support.forked_processes import fork_workers; fork_work
 """`dejavu-cache`, whose workers are forked too."""
 
 FOR_KERNELS = (
-    "filelock", "httpx", "platformdirs", "pydantic", "rich", "sklearn.tree", "torch",
+    "filelock", "httpx", "platformdirs", "pydantic", "rich", "torch",
     "triton", "typer",
 )  # fmt: skip
 FOR_SERVERS = (

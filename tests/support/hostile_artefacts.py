@@ -13,18 +13,16 @@ import sys
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from dejavu_client.http.spool import Spool
 from security.test_prewarmed_folders import manifest_of
 
-from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
-from dejavu_cache.testing import _context, _measurement, _record
+from dejavu_cache.testing import _context, _record
 
 from .processes import PROGRAMS, environment
 
@@ -106,15 +104,6 @@ def write_honest_artefacts(folder: Path) -> None:
         RecordSet(context=_context(), records=(_record(1),)),
     )
     store.put(_context(), [_record(1), _record(2)])
-    moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    config = _measurement(16).config
-    regret = Regret(mean=0.0, max=0.0, scenarios=3, folds=3)
-    store.put_tree(
-        Tree(
-            context=_context(), configs=(config,), root=Leaf(ranking=(0,)), bound=0.0,
-            regret=regret, at=moment,
-        )
-    )  # fmt: skip
     line = canonical_json(record_set) + "\n"
     for name in ("export.jsonl", "answer"):
         (folder / name).write_text(line)

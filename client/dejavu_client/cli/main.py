@@ -42,9 +42,7 @@ COMMANDS = "dejavu_cache.commands"
 _EXTRAS = {
     "numpy": "sweep",
     "opentelemetry": "otel",
-    "optuna": "sweep",
     "ray": "ray",
-    "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
 }

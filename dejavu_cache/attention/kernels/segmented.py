@@ -142,7 +142,7 @@ def num_segments(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> int
 def _is_distinct(config: triton.Config, arguments: Mapping[str, Any]) -> bool:
     """Return whether no config with a smaller `per_sm` cuts the launch into as many segments.
 
-    Decoding keeps all configs, because a tree may choose any of them for a scenario nearby.
+    Decoding keeps all configs, because a prediction may be any of them for a scenario nearby.
     """
     if "sms" not in arguments or BUCKETS["decode_share"](arguments["decode_share"]) == 100:
         return True

@@ -371,7 +371,7 @@ _warmed_up: set[tuple[Any, ...]] = set()
 def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> None:
     """Launch attention for the batches to expect, once per process for layers alike.
 
-    Configs come from records and decision trees. The launches benchmark nothing, and put what has
+    Configs come from records. The launches benchmark nothing, and put what has
     no record on the worklist.
 
     Args:

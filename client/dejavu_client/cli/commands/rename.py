@@ -10,7 +10,6 @@ import typer
 from pydantic import ValidationError
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.model.decision_tree import Tree
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, first_problem
 from dejavu_cache.model.scenario import Context, Kernel
@@ -42,8 +41,8 @@ def rename(
 ) -> None:
     """Rename a kernel, or all kernels of a module, in a store.
 
-    It need not be tuned again. Records keep their timings, winners and pins; decision trees move
-    with them. An interrupted run is completed by the next.
+    It need not be tuned again. Records keep their timings, winners and pins. An interrupted run is
+    completed by the next.
     """
     names = KernelRename.parse(old, new)
     with open_existing_store(store, write=yes) as chosen:
@@ -131,7 +130,7 @@ class KernelRename:
 
 
 def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -> Iterator[str]:
-    """Rename kernels in one store, and yield a line about each context and tree that is renamed.
+    """Rename kernels in one store, and yield a line about each context that is renamed.
 
     Each context is written under its new name, read back and compared before it is removed under
     its old name. An interrupted run leaves a context under both names, and the next run completes
@@ -155,22 +154,12 @@ def apply_rename(store: Store, rename: KernelRename, *, preview: bool = False) -
         name, device = context.kernel.name, context.environment.device.name
         content = f"{name} on {device} ({counted(len(records), 'record')})"
         yield f"{content} {state} {renamed.kernel.name}"
-    for tree, renamed in _affected_trees(store, rename):
-        if not preview:
-            _move_tree(store, tree, renamed)
-        yield f"decision tree of {tree.context.kernel.name} {state} {renamed.kernel.name}"
 
 
 def _affected_contexts(store: Store, rename: KernelRename) -> list[tuple[Context, Context]]:
     contexts = list(store.contexts(None if rename.old.endswith(".") else rename.old))
     pairs = [(context, rename.renamed_context(context)) for context in contexts]
     return [(context, renamed) for context, renamed in pairs if renamed is not None]
-
-
-def _affected_trees(store: Store, rename: KernelRename) -> list[tuple[Tree, Context]]:
-    trees = store.trees(None if rename.old.endswith(".") else rename.old)
-    pairs = [(found.tree, rename.renamed_context(found.tree.context)) for found in trees]
-    return [(tree, renamed) for tree, renamed in pairs if renamed is not None]
 
 
 def _move_records(store: Store, context: Context, renamed: Context, records: list[Record]) -> None:
@@ -203,11 +192,3 @@ def _holds(written: Record | None, record: Record) -> bool:
         and (record.pinned is None or written.pinned is not None)
         and merge_records(written, record).launches == written.launches
     )
-
-
-def _move_tree(store: Store, tree: Tree, renamed: Context) -> None:
-    """Write a tree under its new name, unless a newer one is there, and remove the old one."""
-    rivals = [found.tree for found in store.trees(renamed.kernel.name)]
-    if not any(rival.context == renamed and rival.at > tree.at for rival in rivals):
-        store.put_tree(tree.model_copy(update={"context": renamed}))
-    store.delete_tree(tree.context)
