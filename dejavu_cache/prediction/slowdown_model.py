@@ -54,8 +54,8 @@ NOISE = 0.0003
 MEASURED_NOISE = 0.0004
 """Variance of one of the scenario in question: all are of one process and one moment."""
 
-SURELY = 1.28
-"""Standard deviations that stand for 90%: by so many must a config be faster than the default to
+SURELY = 1.64
+"""Standard deviations that stand for 95%: by so many must a config be faster than the default to
 run without a measurement."""
 
 TRUST = 4
@@ -210,7 +210,7 @@ class SlowdownModel:
     def outdo(self, default: Config) -> tuple[Config, float] | None:
         """Return the config to run if none can be measured, and its expected gain as a share.
 
-        Of those that are faster than the default with a probability of 90%, it is the one that is
+        Of those that are faster than the default with a probability of 95%, it is the one that is
         expected to be the fastest. None: there is none, or nothing is known.
         """
         if len(self._beliefs) == 1:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dejavu_client.heuristics.decision_tree import Tree
+from dejavu_client.heuristics.fit import SlowdownTable, fit
 from support import synthetic_matmul
 from support.records import MOMENT, config, context, measurement, tuned_record
 
 from dejavu_cache.errors import SettingsError, TooFewRecordsError
-from dejavu_cache.heuristics.decision_tree import Tree
-from dejavu_cache.heuristics.fit import SlowdownTable, fit
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Scenario
 
@@ -122,7 +122,7 @@ def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -
 def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.heuristics.fit.LEAVES", 2)
+    monkeypatch.setattr("dejavu_client.heuristics.fit.LEAVES", 2)
     failure = Failure(kind="out_of_resources", reason="no")
     failed = Measurement(config=config(16), failure=failure, at=MOMENT)
     records = [

@@ -65,7 +65,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(store: FileStore) -> None:
 def test_without_numpy_the_extra_is_named(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("dejavu_cache.heuristics")]:
+    for name in [name for name in sys.modules if name.startswith("dejavu_client.heuristics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "numpy", None)
     out = run_cli("heuristics", "matmul", "--store", store.root)

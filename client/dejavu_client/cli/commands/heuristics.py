@@ -16,7 +16,7 @@ from ..output import fail, say, show_progress
 from ..queries import newest_record_sets
 
 if TYPE_CHECKING:
-    from dejavu_cache.heuristics.decision_tree import Regret, Single, Tree
+    from dejavu_client.heuristics.decision_tree import Regret, Single, Tree
 
 __all__ = ["register"]
 
@@ -40,7 +40,7 @@ def heuristics(
     There is one for each GPU and version of Triton. Without --as, says what each costs. Exits with
     1 if there are too few records.
     """
-    from dejavu_cache.heuristics.fit import fit
+    from dejavu_client.heuristics.fit import fit
 
     if to not in ("", "python", "json"):
         raise SettingsError(f"--as {to!r}: choose python or json")

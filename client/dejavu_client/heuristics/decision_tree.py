@@ -12,9 +12,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..errors import SettingsError
-from ..model.scenario import Config, Context, FrozenModel, Moment, Scalar
-from ..system.notices import printable
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.scenario import Config, Context, FrozenModel, Moment, Scalar
+from dejavu_cache.system.notices import printable
 
 __all__ = [
     "AtMost",

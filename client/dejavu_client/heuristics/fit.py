@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TooFewRecordsError
-from ..model.record import Record, RecordSet
-from ..model.scenario import Config, Scalar, Scenario, canonical_json
-from ..prediction.features import Matrix
-from ..prediction.slowdown_model import matern
-from ..system.notices import Progress, counted
+from dejavu_cache.errors import TooFewRecordsError
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Config, Scalar, Scenario, canonical_json
+from dejavu_cache.prediction.features import Matrix
+from dejavu_cache.prediction.slowdown_model import matern
+from dejavu_cache.system.notices import Progress, counted
+
 from .decision_tree import (
     AtMost,
     Equals,
