@@ -42,7 +42,7 @@ NEEDED = 10
 """Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
 
 CONFIGS, LEAVES = 12, 32
-"""Configs and leaves of a tree at most."""
+"""Configs and leaves of a tree at most; there is a config for every two scenarios at most."""
 
 _HOPELESS = 1.4
 """Multiple of the best time from which on it does not matter how slow a config is."""
@@ -59,7 +59,7 @@ _SCALE = 2.0
 _FACTORS = (0.5, 0.5, 2.0, 0.25)
 """Factors by which a column may come to count less or more, tried in this order."""
 
-_NOISE = 0.01
+_NOISE = 0.003
 """Variance of a measured slowdown, relative to that of slowdowns."""
 
 _FURTHER = 400
@@ -230,16 +230,16 @@ def _fit_tree(costs: SlowdownTable) -> tuple[Node, dict[str, Input]]:
     single = [index for index, question in enumerate(questions) if not _is_product(question)]
     burden = _estimate(_scaled(answers[:, single]), costs.slowness)
     burden[: len(tuned)][np.isinf(costs.slowdown)] = _CANNOT_RUN
-    chosen = _choose_configs(burden)
+    chosen = _choose_configs(burden, min(CONFIGS, len(tuned) // 2))
     root = _grow_tree(questions, answers, burden[:, chosen])
     return _renumbered(root, dict(enumerate(chosen))), inputs
 
 
-def _choose_configs(burden: Matrix) -> list[int]:
+def _choose_configs(burden: Matrix, most: int) -> list[int]:
     """Choose columns one by one, each the one that reduces the remaining cost most."""
     chosen: list[int] = []
     left = np.full((len(burden), 1), np.inf)
-    for _ in range(min(CONFIGS, burden.shape[1])):
+    for _ in range(min(most, burden.shape[1])):
         chosen.append(int(np.minimum(burden, left).sum(axis=0).argmin()))
         left = np.minimum(left, burden[:, chosen[-1:]])
     return chosen
