@@ -12,6 +12,9 @@ a scenario's search knows is one of these:
 - `the other GPU`: all 20 on the other GPU, this scenario among them;
 - `other scenarios on the other GPU`: the 19 other ones there;
 - `nothing`: no record of the kernel.
+
+Without a measurement, a launch runs what is predicted from the eight nearest records, or its
+default; two defaults are tried, the better of which no author has.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
-from dejavu_cache.model.selection import value_distance
+from dejavu_cache.model.selection import distance, value_distance
 from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -94,9 +99,7 @@ def known_of(situation: str, gpu: str, kernel: str, number: int) -> Known:
     return [row for index, row in enumerate(rows) if index != number]
 
 
-SITUATIONS = (
-    "other scenarios", "the other GPU", "other scenarios on the other GPU", "nothing"
-)  # fmt: skip
+SITUATIONS = ("other scenarios", "the other GPU", "other scenarios on the other GPU", "nothing")
 
 
 class Tune(NamedTuple):
@@ -147,6 +150,61 @@ def simulate(situation: str, gpu: str, kernel: str, number: int) -> Tune:
     return tune(read_tables()[gpu, kernel][number], known_of(situation, gpu, kernel, number))
 
 
+DEFAULTS = {"the best single config": 0.0, "a config better than three of four": 0.25}
+"""Defaults that a launch without records runs: ranks by the mean slowdown, as shares of all."""
+
+
+class Guess(NamedTuple):
+    """What a launch without a measurement runs: losses against the best config of all."""
+
+    default: float
+    predicted: float
+    is_default: bool
+
+
+def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Guess:
+    """Choose as a launch does, among the default and the winners of the nearest scenarios."""
+    rows = read_tables()[gpu, kernel]
+    environment, record = rows[number]
+    known = known_of(situation, gpu, kernel, number)
+    known = sorted(known, key=lambda row: distance(record.scenario, row[1].scenario))
+    known = known[:NEAR_A_LAUNCH]
+    times, default = times_of(record), ranked_configs(gpu, kernel)[rank]
+    winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in known]
+    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    among = {config: programs[config] for config in [default, *winners] if config in times}
+    outdone = SlowdownModel(environment, record.scenario, among, known).outdo(default)
+    chosen, best = outdone[0] if outdone else default, min(times.values())
+    return Guess(times[default] / best - 1, times[chosen] / best - 1, outdone is None)
+
+
+@cache
+def ranked_configs(gpu: str, kernel: str) -> dict[float, Config]:
+    """Return the configs of `DEFAULTS` among those that run in all scenarios of a kernel."""
+    slowdowns: dict[Config, list[float]] = {}
+    for _, record in (rows := read_tables()[gpu, kernel]):
+        times = times_of(record)
+        for config, time in times.items():
+            slowdowns.setdefault(config, []).append(math.log(time / min(times.values())))
+    ranked = sorted(
+        (c for c, each in slowdowns.items() if len(each) == len(rows) and max(each) < math.inf),
+        key=lambda config: sum(slowdowns[config]),
+    )
+    return {rank: ranked[int(rank * len(ranked))] for rank in DEFAULTS.values()}
+
+
+def summarize_guesses(guesses: Sequence[Guess]) -> dict[str, Any]:
+    return {
+        "the default": summary(guess.default for guess in guesses),
+        "what is predicted": summary(guess.predicted for guess in guesses),
+        "runs the default": sum(guess.is_default for guess in guesses),
+        "over 2% slower than the default": sum(
+            guess.predicted - guess.default > 0.02 * (1 + guess.default) for guess in guesses
+        ),
+        "of": len(guesses),
+    }
+
+
 def simulate_wrong(seed: int) -> Tune:
     """Run a tune whose records have all timings of a scenario shuffled."""
     drawn = random.Random(seed)
@@ -178,8 +236,12 @@ def summarize(tunes: Sequence[Tune]) -> dict[str, Any]:
         },
         **{f"{count} configs": summary(t.after(count) for t in tunes) for count in COUNTS},
         "until it ends": summary(t.final for t in tunes),
-        "measured until it ends": f"{statistics.fmean(t.stopped / t.configs for t in tunes):.1%}",
+        "measured until it ends": share_measured(tunes),
     }
+
+
+def share_measured(tunes: Iterable[Tune]) -> str:
+    return f"{statistics.fmean(tune.stopped / tune.configs for tune in tunes):.1%}"
 
 
 def search_at_random(record: Record, _: Known, seed: int) -> list[Config]:
@@ -208,10 +270,12 @@ def search_by_tpe(record: Record, _: Known, seed: int) -> list[Config]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     times = times_of(record)
     values = {config: {**config.params, **config.options} for config in times}
+    choices = {
+        name: sorted({v[name] for v in values.values()}) for name in values[next(iter(times))]
+    }
     spaces = {
-        name: optuna.distributions.CategoricalDistribution(sorted({v[name] for v in values.values()}))
-        for name in next(iter(values.values()))
-    }  # fmt: skip
+        name: optuna.distributions.CategoricalDistribution(each) for name, each in choices.items()
+    }
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     order: list[Config] = []
     while len(order) < 0.3 * len(times):
@@ -323,6 +387,12 @@ def main() -> None:
             print(situation, json.dumps(found["all"]), flush=True)
             if situation in ("other scenarios", "nothing"):
                 curves[f"this search, knowing {situation}"] = tunes
+        for name, rank in DEFAULTS.items():
+            for situation in SITUATIONS[:3]:
+                guesses = list(pool.map(partial(guess, rank, situation), *columns, chunksize=4))
+                found = report.setdefault("without a measurement", {}).setdefault(name, {})
+                found[situation] = summarize_guesses(guesses)
+                print(name, situation, found[situation], flush=True)
         if arguments.wrong:
             wrong = list(pool.map(simulate_wrong, range(arguments.wrong), chunksize=8))
             report["shuffled records"] = {
@@ -330,7 +400,7 @@ def main() -> None:
                 "until it ends": summary(t.final for t in wrong),
                 "largest regret, %": round(100 * max(t.final for t in wrong), 2),
                 "over 1%": sum(t.final > LOSS for t in wrong),
-                "measured until it ends": f"{statistics.fmean(t.stopped / t.configs for t in wrong):.1%}",
+                "measured until it ends": share_measured(wrong),
             }
             print("shuffled", report["shuffled records"], flush=True)
         if arguments.compare:

@@ -44,7 +44,6 @@ class Rule(FrozenModel):
     )
     default: dict[str, Any] = Field(default_factory=dict)
     """Values that select one of the declared configs as the default."""
-    max_distance: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tune_configs: int | None = Field(default=None, gt=0)
     tune_loss: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)

@@ -91,6 +91,8 @@ class Encoder:
         self._usual = _middle(resources.values())
         self._configs = _Columns([_config_values(point.config) for point in points])
         self._scenarios = _Columns([point.scenario.values for point in points], least_scale=0.5)
+        # Between points of which some have no number of programs, that would be a difference.
+        self._have_programs = all(point.programs for point in points)
         self._numbers: dict[Any, int] = {}
 
     def encode(self, points: Sequence[Point]) -> Points:
@@ -115,7 +117,7 @@ class Encoder:
         together = programs_at_once(point.config, resources)
         units = max(point.environment.device.units, 1)
         values = [0.0] * 4
-        if point.programs:
+        if self._have_programs and point.programs:
             values[:3] = [
                 math.log2(point.programs) / 2,
                 min(_unevenness(point.programs / units), 3.0),

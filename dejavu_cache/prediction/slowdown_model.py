@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ MOST_POINTS = 800
 """Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
 
 SLOW = 1.2
-"""Logarithm of a slowdown beyond which it does not matter how slow a config is."""
+"""Logarithm of a slowdown beyond which nothing matters; a config that fails has it."""
 
 BY_CONFIG, BY_SCENARIO, BY_CLOSE_CONFIG, BY_LAUNCH = 0.15, 0.3, 0.05, 0.4
 """Variances that likeness explains: of configs in all scenarios, of configs in like scenarios, of
@@ -36,7 +36,7 @@ nearly equal configs in those, and of launches that use the GPU alike."""
 CONFIG_SCALE, SCENARIO_SCALE, LAUNCH_SCALE = 2.5, 3.0, 1.0
 """Distances over which points of these kinds stay alike, in standard deviations of their values."""
 
-ELSEWHERE = 0.95
+ELSEWHERE = 0.99
 """Correlation of two GPU models, or of two versions of Triton."""
 
 BY_ITSELF = 0.003
@@ -54,9 +54,12 @@ NOISE = 0.0003
 MEASURED_NOISE = 0.0004
 """Variance of one of the scenario in question: all are of one process and one moment."""
 
+SURELY = 1.28
+"""Standard deviations that stand for 90%: by so many must a config be faster than the default to
+run without a measurement."""
 
 TRUST = 4
-"""Measurements of the scenario in question that outweigh what records say of the errors."""
+"""Measurements that say as much of the errors as what was believed of them before."""
 
 
 KnownRecord = tuple[Environment, Record]
@@ -134,7 +137,7 @@ class SlowdownModel:
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._measured: dict[int, float] = {}
         resources = known_resources(known)
-        learned, slowdowns = _sample(known, scenario)
+        learned, slowdowns = _sample(known, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
         encoder = Encoder([*learned, *asked], resources)
         here = encoder.encode(asked)
@@ -148,7 +151,8 @@ class SlowdownModel:
             factor = np.linalg.cholesky(gram)
             across = np.linalg.solve(factor, covariance(there, here))
             residuals = np.linalg.solve(factor, slowdowns - center)
-            spread = float(residuals @ residuals) / len(learned)
+            surprise = float(residuals @ residuals)
+            spread = (TRUST + surprise) / (TRUST + len(learned))
             after = Belief(center + across.T @ residuals, before - across.T @ across, spread)
             self._beliefs.insert(0, after)
 
@@ -203,6 +207,22 @@ class SlowdownModel:
             chosen.append(self.configs[index])
         return chosen
 
+    def outdo(self, default: Config) -> tuple[Config, float] | None:
+        """Return the config to run if none can be measured, and its expected gain as a share.
+
+        Of those that are faster than the default with a probability of 90%, it is the one that is
+        expected to be the fastest. None: there is none, or nothing is known.
+        """
+        if len(self._beliefs) == 1:
+            return None
+        expected, joint, spread = self._beliefs[0]
+        own = self._index[default]
+        variance = joint[own, own] + joint.diagonal() - 2 * joint[own]
+        gains, errors = expected[own] - expected, np.sqrt(np.maximum(variance, 1e-9) * spread)
+        surely = np.where(gains > SURELY * errors, gains, -math.inf)
+        best = int(surely.argmax())
+        return (self.configs[best], 1 - math.exp(-gains[best])) if surely[best] > 0 else None
+
     def chance_left(self, gain: float) -> float:
         """Bound the probability that a config that was not measured wins by more than `gain`.
 
@@ -228,25 +248,23 @@ def known_resources(known: Iterable[KnownRecord]) -> dict[Config, Resources]:
     }
 
 
-def _sample(known: Iterable[KnownRecord], scenario: Scenario) -> tuple[list[Point], Matrix]:
-    """Return the points that a model learns from, and the logarithms of their slowdowns.
+def _sample(
+    known: Iterable[KnownRecord], scenario: Scenario, configs: Collection[Config]
+) -> tuple[list[Point], Matrix]:
+    """Return what a model of some configs learns from, and the logarithms of the slowdowns.
 
-    Of too many, those of the scenario in question stay, and of the others a part that is drawn.
+    Of too many points, those of the scenario in question stay, and of the others a drawn part.
     """
     points: list[tuple[Point, float]] = []
     for environment, record in known:
         times = [entry.median for entry in record.measurements if entry.median]
         for entry in record.measurements if times else ():
-            slowdown = SLOW
-            if entry.median is not None:
-                slowdown = math.log(max(entry.median, 1e-9) / min(times))
-            elif entry.skipped:
+            if entry.config not in configs or entry.skipped:
                 continue
-            if slowdown <= SLOW:
-                programs = entry.resources.programs if entry.resources else None
-                points.append(
-                    (Point(environment, record.scenario, entry.config, programs), slowdown)
-                )
+            slowdown = math.log(entry.median / min(times)) if entry.median else SLOW
+            programs = entry.resources.programs if entry.resources else None
+            point = Point(environment, record.scenario, entry.config, programs)
+            points.append((point, min(slowdown, SLOW)))
     if len(points) > MOST_POINTS:
         random.Random(0).shuffle(points)
         points.sort(key=lambda point: point[0].scenario != scenario)

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
-MAX_DISTANCE = 2.0
-"""How far a nearest scenario may be, in powers of two, unless an option says so."""
-
 _OWNED = ("_hot_path", "_launch")
 """What is derived and holds the object itself, so that a copy needs its own."""
 
@@ -272,8 +269,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         # Of ranks that choose together, none changes its choice alone.
         if tiers.remote and self.declaration.consensus == "none":
             tiers.keep_copies_right(self._note_change)
-        limit = self._options.get("max_distance", MAX_DISTANCE)
-        resolver = Resolver(tiers, self.mode, limit, compares_code=True)
+        resolver = Resolver(tiers, self.mode, compares_code=True)
         return self._resolvers.setdefault(is_stored, resolver)
 
     def device(self) -> int:

@@ -14,15 +14,17 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ..model.scenario import Config, canonical_json
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
-from .request import Request, Resolution
+from .request import How, Request, Resolution
 from .resolver import Resolver
 
 __all__ = ["agree"]
+
+_provenance: TypeAdapter[How] = TypeAdapter(How)
 
 
 def agree(request: Request, resolver: Resolver, wait: float) -> tuple[Resolution, int]:
@@ -76,12 +78,13 @@ def _adopt(request: Request, decided: str | None) -> Resolution | None:
     try:
         proposal = json.loads(decided)
         config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
+        how = _provenance.validate_python(proposal["how"])
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         _say_broken(error)
         return None
     if config in request.declared:
         chosen = request.declared[config]
-        return Resolution("agreed", chosen, request.scenario, request.context, agreed=True)
+        return Resolution(how, chosen, request.scenario, request.context, agreed=True)
     kernel = request.context.kernel.name
     warn_once(
         f"ranks {kernel} {config}",
@@ -106,7 +109,9 @@ def _job_key(request: Request) -> str:
 
 def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
-    return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
+    # What one rank has tuned is a recorded choice to the others.
+    how = "exact" if resolution.how == "tuned" else resolution.how
+    return json.dumps({"config": config, "how": how, "rank": _torch_distributed().get_rank()})
 
 
 def _torch_distributed() -> Any:

@@ -194,9 +194,8 @@ def log_choice(event: ConfigChosen) -> None:
     elif not resolution.final:
         if before and (before.how, before.config) == (resolution.how, resolution.config):
             return
-        distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
         what, how = "fell back for", ""
-        provenance = f", {resolution.how}{distance}{source}, after {event.seconds:.2f} s"
+        provenance = f", {resolution.provenance}{source}, after {event.seconds:.2f} s"
     elif resolution.not_compared:
         what, how = "found for", ""
     else:

@@ -6,15 +6,18 @@ import json
 import math
 import re
 import time
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice, starmap
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.record import Record
 from ..model.scenario import (
+    Config,
     Context,
     Difference,
     Environment,
@@ -25,10 +28,21 @@ from ..model.scenario import (
 from ..model.selection import value_distance
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once
+from ..triton_internals.config_names import describe
 from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
-__all__ = ["KnownRecords", "fall_back", "find_nearest", "nearest_differences"]
+if TYPE_CHECKING:
+    from ..prediction.slowdown_model import SlowdownModel
+
+__all__ = [
+    "KnownRecords",
+    "Neighbour",
+    "fall_back",
+    "find_nearest",
+    "model_slowdowns",
+    "nearest_differences",
+]
 
 MOST_SCENARIOS = 4096
 """Scenarios of which findings are kept; those of a program with ever new sizes are found again."""
@@ -37,17 +51,32 @@ CONTEXTS_AGE = 60.0
 """Seconds for which the list of a kernel's contexts is used before it is read again."""
 
 NEAR_HERE, NEAR_ELSEWHERE = 16, 4
-"""Most records from which a tune predicts, and of them those of another GPU or Triton."""
+"""Most records from which a tune predicts, and most of each other GPU or Triton."""
+
+NEAR_A_LAUNCH = 8
+"""Most records from which a launch predicts: twice as many took twice the time for no less loss."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
+
+
+class Neighbour(NamedTuple):
+    """A record that says something of another scenario, and the context in which it was made."""
+
+    context: Context
+    found: Found
+
+    def is_of_machine(self, environment: Environment) -> bool:
+        """Return whether it was measured on the same GPU and with the same variables."""
+        own = self.context.environment
+        return (own.device, own.variables) == (environment.device, environment.variables)
 
 
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
     Tiers that cannot be read are passed over with a warning, as `TieredStore` does. A kernel's
-    contexts are read once a minute: a launch that falls back asks for them every few seconds.
+    contexts are listed once a minute: a launch that falls back asks for them every few seconds.
 
     Attributes:
         tiers: the stores.
@@ -97,9 +126,8 @@ class KnownRecords:
         context: Context,
         wanted: Scenario,
         exact: Collection[str] = (),
-        max_distance: float = math.inf,
     ) -> Iterator[tuple[float, Scenario]]:
-        """Yield the recorded scenarios of a context within a distance, the nearest first.
+        """Yield the recorded scenarios of a context with their distance, the nearest first.
 
         They differ in numbers alone, so that a pattern finds them without parsing any.
 
@@ -107,7 +135,9 @@ class KnownRecords:
             context: the kernel, environment and problem of the records.
             wanted: the scenario in question.
             exact: key arguments that must be equal though they are numbers.
-            max_distance: in powers of two, summed over the key arguments.
+
+        Yields:
+            The distance in powers of two, summed over the key arguments, and the scenario.
         """
         numbers = {
             name: float(value)
@@ -119,13 +149,10 @@ class KnownRecords:
         is_alike, candidates = re.compile(pattern).fullmatch, []
         for text in self._scenario_texts(context):
             if match := is_alike(text):
-                total = 0.0
-                for value, found in zip(numbers.values(), match.groups(), strict=True):
-                    total += value_distance(value, float(found))
-                    if total > max_distance:
-                        break
-                if total <= max_distance and total < math.inf:
-                    candidates.append((total, text))
+                pairs = zip(numbers.values(), map(float, match.groups()), strict=True)
+                distance = sum(starmap(value_distance, pairs))
+                if distance < math.inf:
+                    candidates.append((distance, text))
         for distance, text in sorted(candidates):
             with suppress(ValidationError):  # damaged
                 yield distance, Scenario.model_validate_json(text)
@@ -156,37 +183,29 @@ class KnownRecords:
             self._contexts[kernel] = time.monotonic(), contexts
         return [other for other in contexts if other != context]
 
-    def other_toolchains(self, context: Context) -> list[Context]:
-        """Return the contexts that differ in nothing but Triton and its code generator."""
-        own = context.environment
-        return [
-            other
-            for other in self.other_contexts(context)
-            if (other.kernel, other.problem) == (context.kernel, context.problem)
-            and (other.environment.device, other.environment.variables)
-            == (own.device, own.variables)
-        ]
+    def neighbours(self, request: Request, exact: Collection[str] = ()) -> Iterator[Neighbour]:
+        """Yield the records that say most of a scenario's configs, to predict others from.
 
-    def known_near(self, request: Request) -> list[tuple[Environment, Record]]:
-        """Return the records that say most of a scenario's configs, to predict others from.
+        They are those of the same and of near scenarios that were measured on other GPUs or with
+        another Triton, and then those of near scenarios in the request's own context.
 
-        They are those of the nearest scenarios, and of the same and near ones that were measured
-        on other GPUs or with another Triton.
+        Args:
+            request: the scenario in question.
+            exact: key arguments that must be equal though they are numbers.
         """
         context, scenario = request.context, request.scenario
-        near = [other for _, other in self.near(context, scenario) if other != scenario]
         places: list[tuple[Context, Scenario]] = []
         for other in self.other_contexts(context):
             if (other.kernel, other.problem) == (context.kernel, context.problem):
-                there = [one for _, one in self.near(other, scenario)]
-                places += [(other, one) for one in there[:NEAR_ELSEWHERE]]
-        places = places[: NEAR_HERE // 2] + [(context, one) for one in near]
-        known: list[tuple[Environment, Record]] = []
+                near = self.near(other, scenario, exact)
+                places += [(other, one) for _, one in islice(near, NEAR_ELSEWHERE)]
+        del places[NEAR_HERE // 2 :]
+        near = self.near(context, scenario, exact)
+        places += [(context, one) for _, one in islice(near, NEAR_HERE) if one != scenario]
         for place, one in places[:NEAR_HERE]:
             found = self.tiers.get(place, one)
             if found is not None and len(found.record.measurements) > 1:
-                known.append((place.environment, found.record))
-        return known
+                yield Neighbour(place, found)
 
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
         """Merge a record into the stores, if they can be written.
@@ -204,44 +223,63 @@ class KnownRecords:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 
 
-def fall_back(
-    request: Request, records: KnownRecords, max_distance: float, *, uncompared: bool
-) -> Resolution:
-    """Return a config and its provenance, from the most to the least trustworthy.
+def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> Resolution:
+    """Return what runs where a scenario has no record: a predicted config, or the default.
 
-    It is the first of these that there is:
-
-    1. `toolchain`: the scenario's record made with another Triton or code generator;
-    2. `nearest`: the winner of the nearest recorded scenario;
-    3. `default`: the default config.
+    Candidates are the configs that run in near scenarios by their records, on this GPU and with any
+    Triton. One is predicted if it is surely faster than the default by what those records, and
+    other GPUs', say of both.
 
     Args:
         request: the scenario.
         records: the kernel's.
-        max_distance: of a nearest scenario, in powers of two summed over the key arguments.
         uncompared: whether a record may serve whose winner nobody has compared.
     """
-    return next(_answers(request, records, max_distance, uncompared=uncompared))
+    neighbours = list(islice(records.neighbours(request, request.exact), NEAR_A_LAUNCH))
+    candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
+    for neighbour in neighbours:
+        choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
+        if choice is not None and neighbour.is_of_machine(request.context.environment):
+            candidates.setdefault(describe(choice.config), (choice, neighbour))
+    default = describe(request.default)
+    model = None
+    if candidates.keys() - {default}:
+        model = model_slowdowns(request, [*dict.fromkeys([default, *candidates])], neighbours)
+    outdone = model.outdo(default) if model else None
+    if outdone is None:
+        return request.resolution("default", request.default)
+    config, gain = outdone
+    choice, neighbour = candidates[config]
+    context, scenario = neighbour.context, neighbour.found.record.scenario
+    return replace(
+        choice,
+        how="predicted",
+        gain=gain,
+        predicted_from=len(neighbours),
+        recorded_in=context,
+        recorded_for=scenario,
+        differences=[
+            *differences(request.context.model_dump(), context.model_dump()),
+            *differences(request.scenario.model_dump(), scenario.model_dump()),
+        ],
+    )
 
 
-def _answers(
-    request: Request, records: KnownRecords, max_distance: float, *, uncompared: bool
-) -> Iterator[Resolution]:
-    """Yield what each fallback answers, in the order of `fall_back`."""
-    context, scenario = request.context, request.scenario
-    for other in records.other_toolchains(context):
-        found = records.tiers.get(other, scenario)
-        if choice := trusted_choice(request, found, uncompared=uncompared):
-            differing = differences(context.model_dump(), other.model_dump())
-            yield replace(choice, how="toolchain", differences=differing, recorded_in=other)
-    for distance, near in records.near(context, scenario, request.exact, max_distance):
-        found = records.tiers.get(context, near)
-        if choice := trusted_choice(request, found, uncompared=uncompared):
-            differing = differences(scenario.model_dump(), near.model_dump())
-            yield replace(
-                choice, how="nearest", distance=distance, recorded_for=near, differences=differing
-            )
-    yield request.resolution("default", request.default)
+def model_slowdowns(
+    request: Request, configs: Sequence[Config], neighbours: Iterable[Neighbour]
+) -> SlowdownModel | None:
+    """Return a model of some of a request's configs; None without NumPy, which it needs."""
+    try:
+        from ..prediction.slowdown_model import SlowdownModel
+    except ImportError:
+        return None
+    launch = request.candidate_launch()
+    return SlowdownModel(
+        request.context.environment,
+        request.scenario,
+        {config: launch.programs_of(config) for config in configs},
+        [(neighbour.context.environment, neighbour.found.record) for neighbour in neighbours],
+    )
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

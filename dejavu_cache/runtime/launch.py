@@ -368,7 +368,7 @@ class Launch:
             only = autotuner.configs[0] if len(autotuner.configs) == 1 else None
             config = only or autotuner.cache.get(launch_key(autotuner, args, kwargs))
             scenario, _ = autotuner.declaration.scenario_key.launch_scenario(args, kwargs)
-            return None, Resolution("off", config, scenario, autotuner.context)
+            return None, Resolution("default", config, scenario, autotuner.context, by_triton=True)
         if not autotuner.declaration.has_code_of(autotuner):
             autotuner.declare()
         key = self._find_key()

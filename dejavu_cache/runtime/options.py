@@ -75,8 +75,6 @@ class CacheOptions(TypedDict, total=False):
         default: the declared config that a miss falls back on, some of its values (`{"BLOCK": 64}`
             is the first config with them), or a function from the arguments by name to one of
             these; else the first config.
-        max_distance: the largest distance to a recorded scenario whose winner may stand in, in
-            powers of two summed over the key arguments, 0 or more; by default 2.
         method: how configs are timed: `events-cold` (the default), `events-warm`, `cudagraph-cold`
             or `cudagraph-warm`.
         tune_seconds: seconds that one tune may take, above 0; the next process continues it.
@@ -95,7 +93,6 @@ class CacheOptions(TypedDict, total=False):
     store: StoreLike | None
     mode: Mode | ModeName | None
     default: DefaultConfig | None
-    max_distance: float | None
     method: Method | None
     tune_seconds: float | None
     tune_configs: int | None
@@ -112,7 +109,6 @@ class KernelOptions(TypedDict, total=False):
     store: StoreLike
     mode: Mode
     default: DefaultConfig
-    max_distance: float
     method: Method
     tune_seconds: float
     tune_configs: int

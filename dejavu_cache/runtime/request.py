@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ..model.record import Record
 from ..model.scenario import GENERATED_MODULE, Config, Context, Difference, Scenario
 from ..system.background_threads import is_from_signal_handler
+from ..system.notices import counted
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import CheckOptions, ResultCheck
@@ -18,15 +19,11 @@ from ..tuning.tuner import CandidateLaunch
 __all__ = ["LOSS", "How", "Request", "Resolution", "TuningBudget"]
 
 
-How = Literal[
-    "exact", "tuned", "toolchain", "nearest", "tree", "pinned", "agreed", "default", "off"
-]
+How = Literal["exact", "tuned", "pinned", "predicted", "default"]
 """The provenance of a config.
 
-`exact`: recorded. `tuned`: benchmarked by this process. `toolchain`: recorded with another Triton.
-`nearest`: the winner of a neighbouring scenario. `tree`: a decision tree's choice. `pinned`: chosen
-by a person. `agreed`: chosen by another rank of the job. `default`: none of these, or a kernel with
-one config. `off`: Triton's own autotuner decides, and nothing is looked up or recorded."""
+`exact`: recorded. `tuned`: benchmarked by this process. `pinned`: chosen by a person. `predicted`:
+expected to be fast by other records. `default`: none of these, or a kernel with one config."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,15 @@ class Resolution:
         config: the `triton.Config` that a launch runs; None if Triton has yet to choose it.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
-        store: URL of the record's store or of the tree's file, or None.
-        distance: of a `nearest` scenario, in powers of two.
+        store: URL of the record's store, or None.
+        gain: the share of the default's time that a predicted config is expected to save.
+        predicted_from: how many records that was predicted from.
         differences: the fields in which what stands in differs from what was asked for.
         not_compared: which results of the config, or of a faster one that does not run for want of
             a comparison, were not compared with the default's, and why.
         uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
+        by_triton: whether Triton's own autotuner decides, and nothing is looked up or recorded.
         only: whether pruning left the launch no other config.
         is_idle: whether the launch has no work: then its config says nothing about others.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
@@ -58,11 +57,13 @@ class Resolution:
     scenario: Scenario
     context: Context
     store: str | None = None
-    distance: float = 0.0
+    gain: float = 0.0
+    predicted_from: int = 0
     differences: Sequence[Difference] = ()
     not_compared: Sequence[str] = ()
     uncompared: str = ""
     agreed: bool = False
+    by_triton: bool = False
     only: bool = False
     is_idle: bool = False
     not_stored: str | None = None
@@ -75,24 +76,34 @@ class Resolution:
         """Return whether a later lookup cannot find better; fallbacks are looked up again."""
         if self.is_idle:
             return False
-        return self.agreed or self.only or self.how in ("exact", "tuned", "pinned", "off")
+        is_fixed = self.agreed or self.only or self.by_triton
+        return is_fixed or self.how in ("exact", "tuned", "pinned")
 
     @property
     def wrong(self) -> list[str]:
         """Return the notes about declared configs whose results were found to be wrong."""
         return [note for note in self.notes if note.startswith("wrong results: ")]
 
+    @property
+    def provenance(self) -> str:
+        """Say where the config is from, and of a predicted one, what it is expected to save."""
+        said: str = self.how
+        if self.predicted_from:
+            sources = counted(self.predicted_from, "record")
+            said += f" from {sources} to save {self.gain:.0%} of the default's time"
+        return f"{said}, by agreement of the job's ranks" if self.agreed else said
+
     def __str__(self) -> str:
         """Describe the resolution in several lines, for `explain`."""
         config = "Triton chooses it at the first launch" if self.config is None else self.config
-        distance = f" at distance {self.distance:g}" if self.distance else ""
+        found = f"{self.provenance} in {self.store}" if self.store else self.provenance
         lines = [
             f"{self.context.kernel.name}{self.scenario}",
             f"  config: {config}",
-            f"  found:  {self.how}{distance}" + (f" in {self.store}" if self.store else ""),
+            f"  found:  {found}",
             *(f"  {note}" for note in self.notes),
         ]
-        if self.how == "off":
+        if self.by_triton:
             lines.append("  Triton's own autotuner decides; nothing is looked up or recorded")
         if self.uncompared:
             lines.append(f"  not tuned, since no results can be compared: {self.uncompared}")

@@ -59,7 +59,6 @@ class Resolver:
         self,
         store: TieredStore,
         mode: Mode,
-        max_distance: float = 0.0,
         *,
         parent: ParentConnection | None = None,
         compares_code: bool = False,
@@ -69,14 +68,12 @@ class Resolver:
         Args:
             store: where records are read and written.
             mode: what a launch may do on a miss.
-            max_distance: how far a nearest scenario may be, in powers of two summed over the key.
             parent: the process that replaces this one if a config ends it, as in a sweep; else
                 None.
             compares_code: whether a recorded winner's code is compared before a launch runs it.
         """
         self.store = store
         self.mode = mode
-        self._max_distance = max_distance
         self._compares_code = compares_code
         self._records = KnownRecords(store)
         self._parent = parent
@@ -150,7 +147,7 @@ class Resolver:
 
     def _fall_back(self, request: Request, found: Found | None) -> Resolution:
         uncompared = self.mode is not Mode.TUNE
-        fallback = fall_back(request, self._records, self._max_distance, uncompared=uncompared)
+        fallback = fall_back(request, self._records, uncompared=uncompared)
         fastest = rules.recorded_choice(request, found)
         if fastest is None or _is_unfinished(request, found):
             return fallback

@@ -36,12 +36,13 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
+from ..tuning.compile_ahead import threads_for
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
 from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
-from .known_records import KnownRecords
+from .known_records import KnownRecords, model_slowdowns
 from .launch_recorder import pause_recording
 from .request import How, Request, Resolution
 
@@ -52,6 +53,10 @@ __all__ = ["tune", "without_suspects"]
 
 FEW = 24
 """Configs that are all measured: choosing among fewer saves less than it may cost."""
+
+ALL_AT_FIRST = 4
+"""Configs for each thread that compiles that are all measured where no record says anything: to
+choose among them, batch by batch, takes longer."""
 
 _tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other.
@@ -213,16 +218,6 @@ class Tune:
         predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
         if self._parent is not None or not (limit < len(due) or predicts):
             return None
-        try:
-            from ..prediction.slowdown_model import SlowdownModel
-        except ImportError:
-            if limit < len(due):
-                warn_once(
-                    f"numpy {request.name}",
-                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
-                    "NumPy is not installed, which choosing among them needs",
-                )
-            return None
         unmeasured = {*rules.unmeasured_configs(request, self._record)}
         measured = {
             entry.config: entry.median
@@ -230,18 +225,24 @@ class Tune:
             if entry.config in request.declared and entry.config not in unmeasured
         }
         default = describe(request.default)
-        launch = request.candidate_launch()
         candidates = draw_candidates([*request.declared], [default, *measured])
-        model = SlowdownModel(
-            request.context.environment,
-            request.scenario,
-            {config: launch.programs_of(config) for config in candidates},
-            self._records.known_near(request),
-        )
+        neighbours = list(self._records.neighbours(request))
+        threads = threads_for(limit)
+        if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
+            return None
+        model = model_slowdowns(request, candidates, neighbours)
+        if model is None:
+            if limit < len(due):
+                warn_once(
+                    f"numpy {request.name}",
+                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
+                    "NumPy is not installed, which choosing among them needs",
+                )
+            return None
         for config, median in measured.items():
             model.note(config, median)
         first = [default] if default in unmeasured else []
-        return PredictedSearch(model, first, limit, request.budget.loss)
+        return PredictedSearch(model, first, limit, request.budget.loss, threads // 2)
 
     def _measure(
         self,

@@ -21,7 +21,7 @@ __all__ = ["ConfigSpace", "PredictedSearch", "config_space", "draw_candidates"]
 
 
 BATCH = 4
-"""Configs that are proposed together, so that they compile together."""
+"""Configs that are proposed together at least; as many as compile together take no longer."""
 
 SEED = 0
 
@@ -49,13 +49,20 @@ class PredictedSearch:
         first: configs to begin with.
         limit: the most configs to propose.
         loss: the share by which a config left out may be faster. 0: only the limit ends the search.
+        together: how many configs to propose at a time.
     """
 
     def __init__(
-        self, model: SlowdownModel, first: Sequence[Config], limit: int, loss: float
+        self,
+        model: SlowdownModel,
+        first: Sequence[Config],
+        limit: int,
+        loss: float,
+        together: int = BATCH,
     ) -> None:
         """Propose nothing yet."""
         self._model, self._first, self._left, self._loss = model, [*first], limit, loss
+        self._together = max(together, BATCH)
         self._random = random.Random(SEED)
 
     @property
@@ -70,11 +77,12 @@ class PredictedSearch:
         if self.is_settled:
             return []
         batch, self._first = self._first, []
-        room = min(BATCH, self._left) - len(batch)
+        size = min(self._together, self._left)
+        room = size - len(batch)
         drawn = self._draw() if self._random.random() < DRAWN else []
         proposed = self._model.propose(room + len(batch))
         batch = [*dict.fromkeys([*batch, *proposed[: max(room - len(drawn), 0)], *drawn])]
-        batch = batch[: min(BATCH, self._left)]
+        batch = batch[:size]
         self._left -= len(batch)
         return batch
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import triton
-from support.addition import CONFIGS, add_one, equal_times
+from support.addition import CONFIGS, Bench, add_one, equal_times
 from support.command_line import run_cli
 from support.kernels import launch
 from support.processes import run_python
@@ -32,7 +32,7 @@ from dejavu_cache.triton_internals.config_names import describe
 
 def make(store: Path, mode: Any = "tune") -> Any:
     return cached_autotune(
-        CONFIGS, ["n"], buckets={"n": "pow2"}, do_bench=equal_times, store=store, mode=mode
+        CONFIGS, ["n"], buckets={"n": "pow2"}, do_bench=Bench(), store=store, mode=mode
     )(add_one)
 
 
@@ -59,7 +59,7 @@ def test_a_tune_and_a_fallback_are_one_line_each_and_a_hit_says_nothing(
         launch(reusing, 256)
     (line,) = log.messages
     assert "fell back for " in line
-    assert f"nearest at distance 1 in {tmp_path.as_uri()}" in line
+    assert f"of the default's time in {tmp_path.as_uri()}" in line
     launch(tuning, 256)
     log.clear()
     for _ in range(2):
@@ -140,9 +140,9 @@ def test_a_tune_and_a_fallback_are_one_span_each(tmp_path: Path, recorder: Recor
     assert tuned["dejavu_cache.benchmarked"] > 1
     assert "BLOCK" in tuned["dejavu_cache.config"]
     assert 0 < seconds < 300
-    assert fell["dejavu_cache.how"] == "nearest"
+    assert fell["dejavu_cache.how"] == "predicted"
     assert "n=256" in fell["dejavu_cache.scenario"]
-    assert recorder.choices == {"tuned": 1, "exact": 1, "nearest": 1}
+    assert recorder.choices == {"tuned": 1, "exact": 1, "predicted": 1}
 
 
 def test_the_api_takes_every_span_and_metric_and_a_broken_one_fails_no_launch(
@@ -268,7 +268,7 @@ def test_another_record_of_the_same_config_is_told(program: Program) -> None:
     assert len(lines) == 2
     assert any("n=1024" in line and ": not run | " in line for line in lines)
     changed = next(line for line in lines if "n=256" in line)
-    assert "nearest" in changed.partition(" | ")[0]
+    assert "default" in changed.partition(" | ")[0]
     assert "exact" in changed.partition(" | ")[2]
 
 

@@ -64,18 +64,24 @@ def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
     assert kernel.benchmarked == (8 * len(CONFIGS) if mode == "tune" else 0)
 
 
-def test_reuse_takes_the_nearest_scenario_within_reach() -> None:
+def test_reuse_takes_what_is_surely_faster_by_the_records_of_others() -> None:
     launch(make(), 128)
     kernel = make(mode="reuse")
     launch(kernel, 256)
     assert kernel.best_config.kwargs == {"BLOCK": 32}
     resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
-    assert (resolution.how, resolution.distance) == ("nearest", 1.0)
+    assert (resolution.how, resolution.predicted_from) == ("predicted", 1)
+    assert 0.5 < resolution.gain < 0.7, "it took a third of the default's time at n=128"
     assert [str(difference) for difference in resolution.differences] == [
         "args.n: 128 recorded, 256 wanted"
     ]
-    launch(kernel, 128 * 8)
-    assert kernel.best_config is CONFIGS[0], "three powers of two are too far"
+
+
+def test_reuse_takes_the_default_where_a_single_record_makes_little_of_it() -> None:
+    launch(make(Bench([1.1, 1.0, 2.0])), 128)
+    kernel = make(mode="reuse")
+    launch(kernel, 256)
+    assert kernel.best_config is CONFIGS[0]
 
 
 def test_reuse_does_not_go_near_where_only_exact_will_do() -> None:
@@ -141,14 +147,19 @@ def test_explain_tells_time_runner_up_default_age_and_author(tmp_path: Path) -> 
     assert re.search(r"default: BLOCK=16.*, 3\.00x", text)
 
 
-def test_explain_tells_how_far_the_nearest_record_is(tmp_path: Path) -> None:
+def test_explain_tells_from_what_a_config_is_predicted_and_what_it_shall_save(
+    tmp_path: Path,
+) -> None:
     launch(make(store=tmp_path), 128)
     arguments = torch.ones(1), torch.ones(1)
     near = make(store=tmp_path, mode="reuse").explain(*arguments, 256)
-    assert (near.how, near.distance, near.recorded_for.args["n"]) == ("nearest", 1.0, 128)
+    assert near.recorded_for.args["n"] == 128
     assert "time: 1 ms" in str(near)
-    assert "found:  nearest at distance 1 in " in str(near)
-    far = make(store=tmp_path, mode="reuse").explain(*arguments, 128 * 64)
+    assert re.search(
+        r"found:  predicted from 1 record to save \d\d% of the default's time in", str(near)
+    )
+    launch(make(Bench([1.1, 1.0, 2.0]), store=(little := tmp_path / "little")), 128)
+    far = make(store=little, mode="reuse").explain(*arguments, 128 * 64)
     assert far.how == "default"
     assert "time: " not in str(far)
     assert "the nearest record is at distance 6" in str(far)
@@ -160,11 +171,11 @@ def test_explain_tells_the_truth_in_mode_off(tmp_path: Path) -> None:
     kernel = make(bench, store=tmp_path, mode="off")
     arguments = torch.ones(1), torch.ones(1), 128
     before = kernel.explain(*arguments)
-    assert (before.how, before.config, before.store, before.final) == ("off", None, None, True)
+    assert (before.by_triton, before.config, before.store, before.final) == (True, None, None, True)
     assert "Triton chooses it at the first launch" in str(before)
     launch(kernel, 128)
     after = kernel.explain(*arguments)
-    assert (after.how, after.config) == ("off", kernel.best_config)
+    assert (after.by_triton, after.config) == (True, kernel.best_config)
     assert after.config is CONFIGS[0]  # the record's winner is another one
     assert kernel.look_up(*arguments).config is CONFIGS[0]
 

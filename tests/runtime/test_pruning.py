@@ -312,7 +312,6 @@ def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Pat
             prune_configs_by={"early_config_prune": rule},
             mode=data.draw(st.sampled_from(["tune", "tune", "reuse", "strict"])),
             default=data.draw(st.sampled_from([None, *CONFIGS])),
-            max_distance=4.0,
             store=home,
         )
 

@@ -232,7 +232,7 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
     record_uncompared(tmp_path, RIGHT, MEMORY)
     reader = start_process(tmp_path, RIGHT, mode="reuse")
     found = explain(reader, 90)
-    assert (found.how, found.not_compared) == ("nearest", [f"out_ptr: {MEMORY}"])
+    assert (found.how, found.not_compared) == ("predicted", [f"out_ptr: {MEMORY}"])
     tuner = start_process(tmp_path, RIGHT)
     assert explain(tuner, 90).how == "default"
 

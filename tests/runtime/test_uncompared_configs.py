@@ -145,7 +145,7 @@ class TestWhereNothingMayBeMeasured:
         launch(decorate(unfinished, [DEFAULT, RIGHT]), 60)
         kernel = decorate(unfinished, [DEFAULT, RIGHT, WRONG], mode="reuse")
         launch(kernel, 100)
-        assert explain(kernel) == ("nearest", RIGHT.kwargs)
+        assert explain(kernel) == ("predicted", RIGHT.kwargs)
 
     def test_strict_says_what_to_do(
         self, unfinished: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -29,7 +30,7 @@ THERE = HERE.model_copy(update={"device": HERE.device.model_copy(update={"name":
 def time_of(config: Config, m: int, n: int) -> float:
     """Milliseconds of a made-up product on a GPU of 132 units."""
     sizes: dict[str, Any] = {**config.params, **config.options}
-    bm, bn, bk, warps = sizes.values()
+    bm, bn, bk, warps = map(int, sizes.values())
     programs = math.ceil(m / bm) * math.ceil(n / bn)
     waves = math.ceil(programs / 132)
     stall = 1 + abs(math.log2(bm * bn / 512) - math.log2(warps)) / 8
@@ -99,3 +100,28 @@ def shuffled(seed: int) -> list[tuple[Environment, Record]]:
 def test_records_that_are_wrong_cost_measurements_and_no_speed(seed: int) -> None:
     measured = search(TRUE, shuffled(seed))
     assert loss_of(TRUE, measured) <= 0.02
+
+
+def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> None:
+    ratios: list[float] = []
+    drawn = random.Random(0)
+    for _ in range(6):
+        known = [
+            (HERE, record_of(2 ** drawn.randint(8, 13), drawn.choice(SIZES))) for _ in range(8)
+        ]
+        for m, n in product(SIZES[2::2], SIZES[2::2]):
+            default, *others = drawn.sample(CONFIGS, 9)
+            scenario = Scenario(args={"M": m, "N": n})
+            model = SlowdownModel(HERE, scenario, dict.fromkeys([default, *others]), known)
+            if outdone := model.outdo(default):
+                config, gain = outdone
+                assert 0 < gain < 1
+                ratios.append(time_of(config, m, n) / time_of(default, m, n))
+    assert len(ratios) > 20
+    assert statistics.fmean(ratios) < 0.75
+    assert sum(ratio > 1.02 for ratio in ratios) <= len(ratios) / 10
+
+
+def test_where_nothing_is_known_the_default_is_not_outdone() -> None:
+    model = SlowdownModel(HERE, Scenario(args={"M": 64, "N": 64}), dict.fromkeys(CONFIGS), [])
+    assert model.outdo(CONFIGS[0]) is None

@@ -64,7 +64,6 @@ with_options: CachedAutotuner = cached_autotune(
     store=Path("records"),
     mode="reuse",
     default=choose_default,
-    max_distance=1.5,
     method="cudagraph-cold",
     tune_seconds=30.0,
     tune_configs=16,
@@ -100,7 +99,7 @@ def launch(x: torch.Tensor, y: torch.Tensor) -> str:
     resolution: Resolution = by_position.explain(x, y, 1024)
     mode: Mode = by_position.mode
     count: int = by_position.benchmarked
-    return f"{resolution.how} {resolution.distance:.1f} {mode.value} {count}"
+    return f"{resolution.how} {resolution.gain:.1f} {mode.value} {count}"
 
 
 def run() -> float:
