@@ -59,7 +59,7 @@ _SCALE = 2.0
 _FACTORS = (0.5, 0.5, 2.0, 0.25)
 """Factors by which a column may come to count less or more, tried in this order."""
 
-_NOISE = 0.003
+_NOISE = 0.01
 """Variance of a measured slowdown, relative to that of slowdowns."""
 
 _FURTHER = 400
