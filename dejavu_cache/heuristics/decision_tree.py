@@ -173,11 +173,7 @@ class Tree(FrozenModel):
 
     def _unknown(self) -> Iterator[str]:
         """Yield the conditions under which a tree does not answer."""
-        numbers = [
-            name
-            for name, accepted in self.inputs.items()
-            if accepted.numbers and not accepted.values
-        ]
+        numbers = [name for name, one in self.inputs.items() if one.numbers and not one.values]
         if numbers:
             yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
         for name, accepted in self.inputs.items():
