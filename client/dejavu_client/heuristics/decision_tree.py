@@ -173,16 +173,14 @@ class Tree(FrozenModel):
 
     def _unknown(self) -> Iterator[str]:
         """Yield the conditions under which a tree does not answer."""
-        numbers = [
-            name for name, known in self.inputs.items() if known.numbers and not known.values
-        ]
+        numbers = [name for name, one in self.inputs.items() if one.numbers and not one.values]
         if numbers:
             yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
-        for name, known in self.inputs.items():
-            if known.numbers and known.values:
-                yield f"not ({_NUMBER.format(name)} or {name} in {known.values!r})"
-            elif not known.numbers:
-                yield f"{name} not in {known.values!r}"
+        for name, accepted in self.inputs.items():
+            if accepted.numbers and accepted.values:
+                yield f"not ({_NUMBER.format(name)} or {name} in {accepted.values!r})"
+            elif not accepted.numbers:
+                yield f"{name} not in {accepted.values!r}"
 
     def _branch(self, node: Node, margin: str) -> Iterator[str]:
         if isinstance(node, Leaf):
@@ -202,7 +200,7 @@ class Tree(FrozenModel):
 
 def choice(root: Node, inputs: Mapping[str, Input], values: Mapping[str, Any]) -> int | None:
     """Return what the leaf has to which values lead; None if they are of another kind."""
-    if not all(known.accepts(values.get(name)) for name, known in inputs.items()):
+    if not all(accepted.accepts(values.get(name)) for name, accepted in inputs.items()):
         return None
     node = root
     while not isinstance(node, Leaf):

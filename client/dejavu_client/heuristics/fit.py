@@ -43,7 +43,7 @@ NEEDED = 10
 """Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
 
 CONFIGS, LEAVES = 12, 32
-"""Configs and leaves of a tree at most."""
+"""Configs and leaves of a tree at most; there is a config for every two scenarios at most."""
 
 _HOPELESS = 1.4
 """Multiple of the best time from which on it does not matter how slow a config is."""
@@ -160,7 +160,7 @@ def fit(records: RecordSet) -> Tree:
         context=records.context,
         configs=tuple(costs.configs[column] for column in used),
         inputs=inputs,
-        root=_renumbered(root, {column: index for index, column in enumerate(used)}),
+        root=_renumber(root, {column: index for index, column in enumerate(used)}),
         regret=_cross_validate(costs, Progress(f"{kernel} on {device}")),
         single=_best_single(costs),
         at=max(measurement.at for record in finished for measurement in record.measurements),
@@ -175,11 +175,11 @@ def _choices(node: Node) -> Iterator[int]:
         yield from _choices(node.no)
 
 
-def _renumbered(node: Node, numbers: Mapping[int, int]) -> Node:
+def _renumber(node: Node, numbers: Mapping[int, int]) -> Node:
     """Return the tree with other numbers for its configs."""
     if isinstance(node, Leaf):
         return Leaf(config=numbers[node.config])
-    yes, no = _renumbered(node.yes, numbers), _renumbered(node.no, numbers)
+    yes, no = _renumber(node.yes, numbers), _renumber(node.no, numbers)
     return node.model_copy(update={"yes": yes, "no": no})
 
 
@@ -229,18 +229,18 @@ def _fit_tree(costs: SlowdownTable) -> tuple[Node, dict[str, Input]]:
     points = [*tuned, *_points_around(tuned)]
     answers = np.array([[question.ask(values) for question in questions] for values in points])
     single = [index for index, question in enumerate(questions) if not _is_product(question)]
-    burden = _estimate(_scaled(answers[:, single]), costs.slowness)
+    burden = _estimate(_scale_answers(answers[:, single]), costs.slowness)
     burden[: len(tuned)][np.isinf(costs.slowdown)] = _CANNOT_RUN
-    chosen = _choose_configs(burden)
+    chosen = _choose_configs(burden, min(CONFIGS, len(tuned) // 2))
     root = _grow_tree(questions, answers, burden[:, chosen])
-    return _renumbered(root, dict(enumerate(chosen))), inputs
+    return _renumber(root, dict(enumerate(chosen))), inputs
 
 
-def _choose_configs(burden: Matrix) -> list[int]:
+def _choose_configs(burden: Matrix, most: int) -> list[int]:
     """Choose columns one by one, each the one that reduces the remaining cost most."""
     chosen: list[int] = []
     left = np.full((len(burden), 1), np.inf)
-    for _ in range(min(CONFIGS, burden.shape[1])):
+    for _ in range(min(most, burden.shape[1])):
         chosen.append(int(np.minimum(burden, left).sum(axis=0).argmin()))
         left = np.minimum(left, burden[:, chosen[-1:]])
     return chosen
@@ -280,7 +280,7 @@ def _distinct(points: Iterable[Values], known: Iterable[Values]) -> list[Values]
     return list(new.values())
 
 
-def _scaled(answers: Matrix) -> Matrix:
+def _scale_answers(answers: Matrix) -> Matrix:
     """Return answers to questions, positive ones by their logarithms, scaled by their spread."""
     finite = np.isfinite(answers)
     logarithmic = (answers > 0).all(axis=0)
@@ -327,8 +327,8 @@ def _relevances(tuned: Matrix, residuals: Matrix) -> Matrix:
     for factor, column in product(_FACTORS, range(len(weights))):
         changed = weights.copy()
         changed[column] *= factor
-        if (found := error(changed)) < least - 1e-9:
-            weights, least = changed, found
+        if (error_now := error(changed)) < least - 1e-9:
+            weights, least = changed, error_now
     return weights
 
 

@@ -54,10 +54,10 @@ def heuristics(
             except TooFewRecordsError as error:
                 refusals.append(str(error))
     if to and len(trees) > 1:
-        found = "; ".join(map(_place, trees))
+        places = "; ".join(map(_place, trees))
         raise SettingsError(
             f"{kernel} has {len(trees)} trees: name one by its kernel, --device or "
-            f"--triton ({found})"
+            f"--triton ({places})"
         )
     for tree in trees:
         if to:
