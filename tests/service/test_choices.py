@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.services import merging, transfer
+from dejavu_service.services import transfer
 from dejavu_service.services.records import merge_record_set
 from dejavu_service.settings import ServerSettings
+from dejavu_service.storage import merging
 from fastapi import FastAPI
 from support.service import (
     body,

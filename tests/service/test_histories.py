@@ -138,7 +138,7 @@ HISTORIES = {
     "everything, as it was": ("eve 16=1 32=2 !16; pin 32; hide eve; undo", "16=1 32=2 !16 ^32"),
     "one config's timings again": ("ann 16=1 32=2 !16; hide config 16; undo", "16=1 32=2 !16"),
     "what came since, before that": ("eve 16=1 !16; hide eve; ann 16=5 !16; undo", "16=5 !16"),
-    "what a promotion put there": ("ann 16=1; bob@pr 16=5; promote ops; hide ops; undo", "16=1"),
+    "what a promotion put there": ("ann 16=1; bob@pr 16=5; promote ops; hide ops; undo", "16=5"),
     "a wrong result again": ("ann 16=1 !16; eve 16=w !32; hide eve; undo", "16=w !32"),
 }
 
