@@ -68,6 +68,8 @@ _RENDERED = 4
 """Pages, and answers with records, made at a time: each may take long and much memory."""
 _TRANSFERS = 16
 """Imports and exports at a time: each takes memory until its client has sent or read it."""
+_SHARE = 0.9
+"""Share of the requests in progress that one caller may have; the rest is for the others."""
 _LOOK_UPS = 8
 """Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
 _SECONDS = 60.0
@@ -143,7 +145,7 @@ class Gate:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         """Guard an app."""
         self._app, self._server = app, server
-        self._most_of_each = max(1, server.settings.requests // 2)
+        self._most_of_each = max(1, int(_SHARE * server.settings.requests))
         self._held: Counter[str] = Counter()
         """By caller, the requests in progress."""
         self._look_ups = Turns(_LOOK_UPS, 2)
@@ -198,7 +200,7 @@ class Gate:
         """Count a request for its caller, instead of the one that it was counted for.
 
         Raises:
-            ProblemError: 429, the caller has half of all requests that may be in progress.
+            ProblemError: 429, the caller has its share of the requests that may be in progress.
         """
         if passage.caller is not None:
             self._held[passage.caller] -= 1

@@ -61,7 +61,7 @@ class ServerSettings(BaseModel):
     max_import: int = Field(default=2 * 2**30, ge=1024)
     """Largest body of an import, in bytes."""
     requests: int = Field(default=1000, ge=1)
-    """Requests that may be in progress at a time, half of them of one token; others get a 503."""
+    """Requests that may be in progress at a time, nine in ten of them of one token."""
     drain: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which a server that was told to stop still serves, and is not ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

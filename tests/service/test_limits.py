@@ -134,12 +134,12 @@ def test_exports_that_nobody_reads_leave_room_for_other_requests(
     asyncio.run(serve())
 
 
-def test_one_caller_leaves_half_of_the_requests_to_the_others(sqlite_url: str) -> None:
+def test_one_caller_leaves_some_requests_to_the_others(sqlite_url: str) -> None:
     """Guesses count for their address, and shut out no token that is known."""
     greedy, modest = (bearer(make_token(sqlite_url, "read")) for _ in range(2))
 
     async def serve() -> None:
-        server = Server(ServerSettings(database=sqlite_url, requests=4))
+        server = Server(ServerSettings(database=sqlite_url, requests=3))
         gate = Gate(wait_for_body, server)
 
         async def start(headers: Any, count: int) -> None:

@@ -19,6 +19,7 @@ from support.service import (
     running_server,
     scenario,
 )
+from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario
@@ -29,31 +30,24 @@ SCENARIO = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(3).dige
 
 
 @pytest.fixture
-def token(sqlite_url: str) -> str:
-    """Return the only token, an admin's."""
-    return make_token(sqlite_url, "admin")
-
-
-@pytest.fixture
-def base(sqlite_url: str, token: str, tmp_path: Path) -> Iterator[str]:
-    """Yield the URL of a server with records, a miss and a costly pin."""
-    headers = {"Authorization": f"Bearer {token}"}
-    with (
-        running_server(sqlite_url, tmp_path / "log") as server,
-        httpx.Client(base_url=f"{server.base}/v1", headers=headers) as client,
-    ):
+def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of a server with records, a miss, a costly pin and one token, an admin's."""
+    with running_server(sqlite_url, tmp_path / "log") as server:
         sent = body(record_set(*map(record, range(1, 5))))
         for namespace in ("main", "pr-7"):
-            client.post(f"/{namespace}/records", json=sent)
-        client.post("/pr-7/records", json=body(record_set(record(8))))
-        pin = f"/main/contexts/{context().digest}/pins/{scenario(3).digest}"
-        client.put(pin, json={"config": body(config(64)), "by": "ann"})
+            httpx.post(f"{server.base}/v1/{namespace}/records", json=sent)
+        more = body(record_set(record(8)))
+        httpx.post(f"{server.base}/v1/pr-7/records", json=more)
+        pin = f"{server.base}/v1/main/contexts/{context().digest}/pins/{scenario(3).digest}"
+        httpx.put(pin, json={"config": body(config(64)), "by": "ann"})
         miss = {"context": body(context()), "scenario": body(scenario(9))}
-        client.post("/main/misses", json={"misses": [miss]})
+        httpx.post(f"{server.base}/v1/main/misses", json={"misses": [miss]})
         yield server.base
 
 
-def test_people_log_in_and_look_for_a_costly_pin(base: str, token: str) -> None:
+def test_people_log_in_and_look_for_a_costly_pin(base: str, sqlite_url: str) -> None:
+    token = make_token(sqlite_url, "admin")
+    wait_until(lambda: httpx.get(f"{base}/pages/main").status_code == 401)
     with open_browser() as browser:
         assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")
         browser.fill("#token", token)
