@@ -147,7 +147,8 @@ def respond_to(error: Exception) -> Response:
     if isinstance(error, ServiceError):
         seconds = {429: "10", 503: "2"}.get(error.status)
         headers = {"Retry-After": seconds} if seconds else None
-        return problem(error.status, str(error), headers=headers)
+        errors = getattr(error, "errors", None)
+        return problem(error.status, str(error), errors=errors, headers=headers)
     if isinstance(error, RequestValidationError):
         return _describe_errors(error)
     if isinstance(error, (OverflowError, DataError)):

@@ -104,6 +104,10 @@ def test_the_nearest_record_goes_before_the_tree_and_the_default_after(
         "what sets the nearest record apart is told as well"
     )
     assert resolve(make(store), 1024).how == "exact"
+    assert list(store.contexts()) == [record_set.context]
+    assert store.problems() == {}
+    assert store.delete(record_set.context) == len(SIZES)
+    assert [stored.tree for stored in store.trees(tree.context.kernel.name)] == [tree]
 
 
 def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
@@ -129,19 +133,24 @@ def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(
     }
 
 
-def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
-    store: FileStore, tree: Tree
+@pytest.mark.parametrize(
+    ("changes", "n", "dtype", "chosen"),
+    [
+        (({"triton": "3.1.0"}, {}, {"triton": "9.0.0"}), 3, "float32", ("tree", 64)),
+        (({"device": {"units": 7}},), FAR, "float32", ("default", 16)),
+        (({},), FAR, "float16", ("default", 16)),
+    ],
+    ids=["of several, the most alike", "another GPU's", "another kind of scenario"],
+)
+def test_a_tree_serves_where_it_is_alike(
+    changes: Any, n: int, dtype: str, chosen: tuple[str, int], store: FileStore, tree: Tree
 ) -> None:
-    store.put_tree(elsewhere(only(tree, 32), triton="3.1.0"))
-    store.put_tree(only(tree, 64))
-    store.put_tree(elsewhere(only(tree, 32), triton="9.0.0"))
-    assert resolve(make(store), 3).config.kwargs == {"BLOCK": 64}
-
-
-def test_another_gpus_tree_does_not_serve(store: FileStore, tree: Tree) -> None:
-    device = tree.context.environment.device
-    store.put_tree(elsewhere(tree, device=device.model_copy(update={"units": device.units + 1})))
-    assert resolve(make(store), FAR).how == "default"
+    for environment in changes:
+        device = tree.context.environment.device.model_copy(update=environment.get("device", {}))
+        fitted = only(tree, 32 if environment else 64)
+        store.put_tree(elsewhere(fitted, **{**environment, "device": device}))
+    found = make(store).explain(torch.ones(1, dtype=getattr(torch, dtype)), torch.ones(1), n)
+    assert (found.how, found.config.kwargs["BLOCK"]) == chosen
 
 
 def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, tree: Tree) -> None:
@@ -155,11 +164,6 @@ def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, 
         store, prune_configs_by={"early_config_prune": lambda configs, named, **rest: configs[:2]}
     )
     assert resolve(pruned, FAR).config.kwargs == {"BLOCK": 32}
-
-
-def test_a_scenario_of_another_kind_falls_to_the_default(store: FileStore, tree: Tree) -> None:
-    store.put_tree(tree)
-    assert make(store).explain(torch.ones(1).half(), torch.ones(1), FAR).how == "default"
 
 
 def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
@@ -179,17 +183,6 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
         assert said in caplog.text
         assert path.read_text() == text
         notices._said.clear()
-
-
-def test_a_tree_beside_records_disturbs_no_record(
-    store: FileStore, tree: Tree, record_set: RecordSet
-) -> None:
-    store.put_tree(tree)
-    store.put(record_set.context, record_set.records)
-    assert list(store.contexts()) == [record_set.context]
-    assert store.problems() == {}
-    assert store.delete(record_set.context) == len(SIZES)
-    assert [stored.tree for stored in store.trees(tree.context.kernel.name)] == [tree]
 
 
 def test_a_tree_goes_to_the_first_store_that_keeps_trees(store: FileStore, tree: Tree) -> None:

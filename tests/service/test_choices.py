@@ -143,7 +143,7 @@ def test_another_writers_launches_displace_none(client: httpx.Client, how: str) 
 
 
 def test_a_full_record_takes_no_more_and_loses_nothing(url: str) -> None:
-    with client_of(create_app(ServerSettings(database=url, rate=0))) as client:
+    with client_of(create_app(ServerSettings(database=url))) as client:
         post(client, record(1))
         invented = tuple(
             Measurement(config=Config(params={"x": number}), median=1.0, at=now())

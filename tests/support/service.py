@@ -211,7 +211,6 @@ class Running:
         self._environ = {
             **os.environ,
             "DEJAVU_SERVER_DATABASE": url,
-            "DEJAVU_SERVER_RATE": "0",
             "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
             **(extra or {}),
         }

@@ -150,7 +150,7 @@ class _PageRoute(APIRoute):
 
         async def handle_in_turn(request: Request) -> Response:
             who = request.scope.get("principal", NOBODY).name
-            async with request.app.state.server.making_pages.turn(who):
+            async with request.app.state.server.rendering.turn(who):
                 return await handler(request)
 
         return handle_in_turn

@@ -49,7 +49,6 @@ from .requests import (
     Namespace,
     accepts,
     body_chunks,
-    takes_own_turn,
     validate_json,
     versioned_router,
 )
@@ -125,7 +124,7 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
     """Export a record set on each line."""
     call.principal.require("read", namespace)
     lines = _export_lines(call.database, namespace, kernel, call.server.reader)
-    turn = call.server.exporting.turn(call.principal.name)
+    turn = call.server.transfers.turn(call.principal.name)
     return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
 
 
@@ -175,11 +174,11 @@ def _export_lines(
         "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
     },
 )
-@takes_own_turn
+@accepts("admin", writes=False)
 async def import_records(namespace: Namespace, request: Request, call: CurrentCall) -> Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
-    async with call.server.importing.turn(call.principal.name):
+    async with call.server.transfers.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, call.server.settings.max_import)
             async with call.server.writing.turn(namespace):
