@@ -101,7 +101,7 @@ def test_a_host_is_found_behind_every_token(
         assert quarantine(client, admin, host=host, preview=True)["records"] == count, host
     later = now().isoformat()
     for end, count in (("since", 0), ("until", 2)):
-        wish = {"host": "h200-1", end: later, "preview": True}
+        wish: dict[str, Any] = {"host": "h200-1", end: later, "preview": True}
         assert quarantine(client, admin, **wish)["records"] == count
     quarantine(client, admin, host="h200-1")
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]

@@ -312,7 +312,7 @@ def receive(
     Returns:
         The number of measurements that were refused.
     """
-    refused, blocked = 0, set()
+    refused, blocked, winner = 0, set(), None
     may_show = record.length is not None or not record.is_recalled
     for model in (*sent.measurements, sent.winner, sent.pin if pins else None):
         if model is None or (isinstance(model, Measurement) and model.skipped):
@@ -322,11 +322,16 @@ def receive(
             continue
         if _admit(record, part, present, restore):
             may_show |= part.kind != "winner"
+            winner = part if part.kind == "winner" else winner
         elif part.kind == "measurement":
             refused += 1
             blocked.add(part.config)
     if sent.launches and may_show:
         record.add_launches(launch.text for launch in sent.launches)
+    record.settle()
+    # A winner that loses is not kept: each tune of a fleet brings another one.
+    if winner and not winner.stands and record.parts[winner.digest] is winner:
+        del record.parts[winner.digest]
     return refused
 
 

@@ -139,9 +139,7 @@ def save(
             added += gained
         for part in record.parts.values():
             if part.stored is None:
-                # A winner that loses is not kept: each tune of a fleet brings another one.
-                if part.stands or part.kind != "winner":
-                    new[record.scenario, part.digest] = part
+                new[record.scenario, part.digest] = part
             elif part.stored != part.state:
                 stored.append(part)
                 if part.stored.hidden_by and not part.hidden_by:
