@@ -13,7 +13,7 @@ import pytest
 from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from dejavu_service.services import reads, transfer
 from dejavu_service.services import records as service
 from dejavu_service.services.reads import RecordReader

@@ -66,14 +66,14 @@ class KernelRow(NamedTuple):
         values = [getattr(row, name) for row in self.current + self.outdated]
         return max(values, default=0.0) if name == "changed_at" else sum(values)
 
-    def gaps(self, known: int) -> list[dict[str, Any]]:
+    def gaps(self, total: int) -> list[dict[str, Any]]:
         """Return the GPUs and Tritons that lack some of what is known of any."""
         tuned = [(row.device, row.triton, row.records) for row in self.current]
         lacking = [(device, triton, 0) for device, triton in self.lacking]
         return [
-            {"kernel": self.name, "triton": triton, "tuned": count, "known": known}
+            {"kernel": self.name, "triton": triton, "tuned": count, "known": total}
             for _, triton, count in tuned + lacking
-            if count < known
+            if count < total
         ]
 
 
@@ -202,6 +202,5 @@ def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> lis
     gaps = []
     for kernel in _by_kernel(summaries.load_contexts(connection, namespace), wanted.device):
         if wanted.kernel in ("", kernel.name):
-            known = summaries.count_known(connection, kernel.comparable)
-            gaps += kernel.gaps(known)
+            gaps += kernel.gaps(summaries.count_known(connection, kernel.comparable))
     return sorted(gaps, key=lambda row: row["tuned"] - row["known"])
