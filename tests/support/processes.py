@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ __all__ = [
     "environment",
     "fork_program",
     "fork_python",
+    "in_fork",
     "in_own_process",
     "run_python",
 ]
@@ -84,6 +87,16 @@ def in_own_process(**env: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
+def in_fork(call: Callable[[], object]) -> None:
+    """Call a function in a forked child, within a minute."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        call()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def _nursery(env: dict[str, str]) -> Nursery:
     return kernel_nursery(environment(**env).get("TRITON_INTERPRET") or "0")
 
@@ -103,7 +116,7 @@ def _run(
         capture_output=True,
         text=True,
         check=check,
-        timeout=240,
+        timeout=300,
     )
 
 

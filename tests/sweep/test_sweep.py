@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import PROGRAMS, environment
@@ -16,7 +17,7 @@ from support.sweeping import Sweeps
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
-from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.stores import FileStore, Found, Store
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 from dejavu_cache.sweep.suite import load_suite
 
@@ -175,7 +176,11 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
 
 
 class AwayStore(FileStore):
-    """A folder that takes nothing."""
+    """A folder that gives and takes nothing."""
+
+    def get(self, *_: Any, **__: Any) -> Found | None:
+        """Raise what a server that is away raises."""
+        raise StoreError("it is away")
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Raise what a server that is away raises."""
