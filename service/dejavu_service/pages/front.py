@@ -12,7 +12,7 @@ from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import Field
 
 from ..server import LOGIN_COOKIE
-from ..services.requests import Call, CurrentCall, read_body
+from ..services.requests import Call, CurrentCall, body_chunks
 from ..storage import summaries
 from .rendering import FOLDER, Wanted, render_page, respond, router
 
@@ -46,7 +46,7 @@ def show_login() -> Response:
 @router.post("/login")
 async def log_in(request: Request, call: CurrentCall) -> Response:
     """Verify a token, and let the browser keep it until it is closed, hidden from scripts."""
-    body = await read_body(request, _MOST_BYTES)
+    body = b"".join([chunk async for chunk in body_chunks(request, _MOST_BYTES)])
     fields = dict(parse_qsl(body.decode(errors="replace")))
     token, where = fields.get("token", "").strip(), fields.get("next", "")
     if await call.server.principals.find(token) is None:
