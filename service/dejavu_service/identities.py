@@ -21,9 +21,9 @@ from dejavu_cache.errors import SettingsError
 
 from .errors import (
     AccessDeniedError,
-    IssuerUnavailableError,
     TokenExistsError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from .services import tokens
 from .services.access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
@@ -180,14 +180,18 @@ def read_issuers(path: Path) -> dict[str, TrustedIssuer]:
 class IdentityExchange:
     """Verification of identity tokens, and the issue of tokens by the rules."""
 
-    def __init__(self, issuers: Mapping[str, TrustedIssuer]) -> None:
-        """Trust these issuers, by name."""
-        self._issuers = issuers
+    def __init__(self, path: Path) -> None:
+        """Trust the issuers that a TOML file names.
+
+        Raises:
+            SettingsError: The file cannot be read or says something that is not understood.
+        """
+        self._issuers = read_issuers(path)
         self._keys = {
             name: jwt.PyJWKClient(
                 issuer.jwks, lifespan=_FRESH, timeout=_TIMEOUT, cooldown_duration=_PAUSE
             )
-            for name, issuer in issuers.items()
+            for name, issuer in self._issuers.items()
         }
 
     def exchange(self, database: Database, presented: str) -> Issued:
@@ -197,7 +201,7 @@ class IdentityExchange:
             AccessDeniedError: No rule matches the claims.
             UnauthenticatedError: The token is not valid here, or was exchanged before; the message
                 does not repeat it.
-            IssuerUnavailableError: The keys of its issuer cannot be read now.
+            UnavailableError: The keys of its issuer cannot be read now.
         """
         claims, issuer = self._verify(presented)
         for rule in issuer.rules:
@@ -253,13 +257,13 @@ class IdentityExchange:
         """Return a key for signatures, or None if the issuer has none of this id.
 
         Raises:
-            IssuerUnavailableError: The issuer does not answer, or not with keys.
+            UnavailableError: The issuer does not answer, or not with keys.
         """
         client = self._keys[issuer.issuer]
         try:
             client.get_signing_keys()
         except Exception as error:  # an issuer may answer anything
-            raise IssuerUnavailableError(
+            raise UnavailableError(
                 f"the keys of {issuer.issuer} cannot be read ({error!r:.200})"
             ) from None
         try:

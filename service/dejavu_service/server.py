@@ -16,7 +16,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import AccessDeniedError
+from .identities import IdentityExchange
 from .monitoring import Metrics
 from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
 from .services import tokens
@@ -35,9 +36,6 @@ from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
-
-if TYPE_CHECKING:
-    from .identities import IdentityExchange
 
 __all__ = [
     "LOGIN_COOKIE",
@@ -114,7 +112,7 @@ class Server:
         self.bodies = Turns(_BODIES, 2)
         self.rendering = Turns(_RENDERED, _RENDERED - 1)
         self.transfers = Turns(_TRANSFERS, 2)
-        self.identities = _open_exchange(settings)
+        self.identities = None if settings.oidc is None else IdentityExchange(settings.oidc)
         self.reader = RecordReader(self.database)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()
@@ -125,15 +123,6 @@ class Server:
         """Close all connections to the database."""
         await self.reader.close()
         self.database.close()
-
-
-def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
-    if settings.oidc is None:
-        return None
-    # What verifies signatures takes time and memory, which other servers need not spend.
-    from .identities import IdentityExchange, read_issuers
-
-    return IdentityExchange(read_issuers(settings.oidc))
 
 
 class Gate:
@@ -148,7 +137,6 @@ class Gate:
         self._most_of_each = max(1, int(_SHARE * server.settings.requests))
         self._held: Counter[str] = Counter()
         """By caller, the requests in progress."""
-        self._look_ups = Turns(_LOOK_UPS, 2)
         self._passing: dict[asyncio.Task[Any], _Passage] = {}
         self._checking: asyncio.TimerHandle | None = None
 
@@ -255,20 +243,11 @@ class Gate:
                 return NOBODY
             if token is None:
                 return await self._without_token(sent)
-            principal = await self._look_up(token, client_address(scope))
+            principal = await self._server.principals.find(token, client_address(scope))
+            if principal is None:
+                said = "the token is wrong, expired or revoked: ask an admin for a new one"
+                raise _token_error(said)
         self._hold(passage, principal.name)
-        return principal
-
-    async def _look_up(self, token: str, address: str) -> Principal:
-        principals = self._server.principals
-        if principals.is_looking_up(token):
-            # Its turn would come once the others have waited for the database in vain.
-            principal = await principals.find(token)
-        else:
-            async with self._look_ups.turn(address):
-                principal = await principals.find(token)
-        if principal is None:
-            raise _token_error("the token is wrong, expired or revoked: ask an admin for a new one")
         return principal
 
     async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
@@ -387,6 +366,7 @@ class PrincipalCache:
         """Cache look-ups in a database."""
         self._database = database
         self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
+        self._turns = Turns(_LOOK_UPS, 2)
         self._entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
         """By token, its principal and when the entry ends; by None, whom a request without a token
         comes from, which is nobody as soon as there are tokens."""
@@ -396,32 +376,33 @@ class PrincipalCache:
         principal, until = self._entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
 
-    def is_looking_up(self, presented: str) -> bool:
-        """Return whether a look-up of a token is in progress, whose result `find` shares."""
-        return presented in self._looking_up
+    async def find(self, presented: str | None, address: str = "") -> Principal | None:
+        """Return the principal of a token that came from an address; None if it is no good.
 
-    async def find(self, presented: str | None) -> Principal | None:
-        """Return the principal of a token; None if it is wrong, expired or revoked."""
+        Those who present the same token share one look-up, and its turn.
+        """
         principal, until = self._entries.get(presented, (None, 0.0))
         if time.monotonic() < until:
             return principal
-        return await self._looking_up.get(presented, lambda: self._look_up(presented))
+        return await self._looking_up.get(presented, lambda: self._look_up(presented, address))
 
-    async def _look_up(self, presented: str | None) -> Principal | None:
+    async def _look_up(self, presented: str | None, address: str) -> Principal | None:
         started = time.monotonic()
         if presented is None:
             principal = await run_in_threadpool(self._find_anybody)
             self._entries[None] = principal, started + TOKEN_SECONDS
             return principal
-        verified = await run_in_threadpool(tokens.verify, self._database, presented)
+        async with self._turns.turn(address):
+            verified = await run_in_threadpool(tokens.verify, self._database, presented)
         if verified is None:
             self._entries.pop(presented, None)
             return None
-        left = TOKEN_SECONDS if verified.expires_in is None else verified.expires_in
-        self._entries[presented] = verified.principal, started + min(TOKEN_SECONDS, left)
+        principal, left = verified
+        fresh = TOKEN_SECONDS if left is None else min(TOKEN_SECONDS, left)
+        self._entries[presented] = principal, started + fresh
         while len(self._entries) > _MAX_TOKENS:
             self._entries.popitem(last=False)
-        return verified.principal
+        return principal
 
     def _find_anybody(self) -> Principal | None:
         with self._database.read() as connection:

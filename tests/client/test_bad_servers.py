@@ -17,7 +17,7 @@ import pytest
 from dejavu_client.http.errors import RemoteError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from dejavu_client.http.transport import Transport
 from support.bad_server import BadServer, drip, hang
 from support.kernels import launch, load
@@ -234,7 +234,7 @@ def test_a_senseless_url_is_refused(url: str) -> None:
 def test_a_host_that_no_server_can_have_does_not_answer(host: str) -> None:
     base, _ = split_server_url(f"http://{host}", "main")
     with pytest.raises(UnreachableError, match="does not answer"):
-        ProtocolClient(base).check_ready()
+        ProtocolClient(base).release("lease")
 
 
 def test_a_namespace_may_stand_in_the_url() -> None:

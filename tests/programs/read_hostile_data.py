@@ -21,8 +21,7 @@ from dejavu_client.cli.commands.transfer import import_records
 from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.sender import Sender
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Sender, Spool
 
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario

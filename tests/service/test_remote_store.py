@@ -25,7 +25,7 @@ import pytest
 from dejavu_client.http.errors import BusyError, RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from support.kernels import launch, load
 from support.processes import dejavu, environment
 from support.records import MOMENT, config, context, measurement, record
@@ -231,10 +231,11 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
     code = """
         import sys, time
         from dejavu_client.http.protocol_client import ProtocolClient
-        from dejavu_client.http.remote_store import RemoteStore
+        from dejavu_client.http import remote_store
         from support.records import context, record
+        remote_store.LEASE_SECONDS = 4
         client = ProtocolClient(sys.argv[1], namespace=sys.argv[2])
-        store = RemoteStore(client, wait=5, lease_seconds=4)
+        store = remote_store.RemoteStore(client, wait=5)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(600)

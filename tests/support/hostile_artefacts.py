@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from security.test_prewarmed_folders import manifest_of
 
 from dejavu_cache.model.decision_tree import Leaf, Regret, Tree

@@ -146,7 +146,8 @@ def list_writers(
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)
-    writers = summaries.count_measurements(namespace)
+    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    writers = summaries.count_measurements(own)
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
     query = (
         select(writers.c.sender, writers.c.measured_by, measured, last)

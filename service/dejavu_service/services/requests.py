@@ -42,7 +42,6 @@ __all__ = [
     "accepts",
     "body_chunks",
     "json_response",
-    "read_body",
     "require_few",
     "responds_with",
     "validate_json",
@@ -98,28 +97,22 @@ register_url_convertor("digest", _DigestConvertor())
 
 
 class Call(NamedTuple):
-    """The principal who makes a request, and the server that answers it.
+    """The principal who makes a request, and the server that answers it, with its database.
 
     Attributes:
-        credential: The token that the request presented; empty if it presented none.
+        credential: The token that the request presented, if it presented one.
     """
 
     principal: Principal
     server: Server
-    credential: str = ""
-
-    @property
-    def database(self) -> Database:
-        """Database of the server."""
-        return self.server.database
+    database: Database
+    credential: str | None = None
 
 
 async def _current_call(request: Request) -> Call:
-    return Call(
-        request.scope["principal"],
-        request.app.state.server,
-        request.scope.get("credential", ""),
-    )
+    server: Server = request.app.state.server
+    scope = request.scope
+    return Call(scope["principal"], server, server.database, scope.get("credential"))
 
 
 CurrentCall = Annotated[Call, Depends(_current_call)]
@@ -221,16 +214,8 @@ async def _read_json(
     if size is None or size > _LARGE:
         turn = request.app.state.server.bodies.turn(request.scope["principal"].name)
         await turns.enter_async_context(turn)
-    body = await read_body(request, max_bytes)
+    body = b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
     return await run_in_threadpool(validate_json, body, model) if body else None
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body into memory; the same errors as of `body_chunks`."""
-    body = bytearray()
-    async for chunk in body_chunks(request, max_bytes):
-        body += chunk
-    return bytes(body)
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:

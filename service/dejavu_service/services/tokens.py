@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 from sqlalchemy import Connection, Row, delete, select, update
@@ -29,7 +29,6 @@ __all__ = [
     "Issued",
     "Token",
     "TokenWish",
-    "VerifiedToken",
     "any_issued",
     "issue",
     "list_tokens",
@@ -81,13 +80,6 @@ class TokenWish(BaseModel):
     def ttl(self) -> float | None:
         """Seconds until the token expires; None if it never does."""
         return None if self.days is None else self.days * 86400
-
-
-class VerifiedToken(NamedTuple):
-    """The principal of a token, and the seconds until it expires (None if it never does)."""
-
-    principal: Principal
-    expires_in: float | None
 
 
 def issue(
@@ -158,8 +150,12 @@ def revoke(database: Database, identity: str) -> None:
         write_log(connection, ANYBODY, "revoke token", "", id=identity, name=row.name)
 
 
-def verify(database: Database, presented: str) -> VerifiedToken | None:
-    """Look up the principal of a token; None if the token is wrong, expired or revoked."""
+def verify(database: Database, presented: str) -> tuple[Principal, float | None] | None:
+    """Look up a token; None if it is wrong, expired or revoked.
+
+    Returns:
+        Its principal, and the seconds until it expires; None if it never does.
+    """
     prefix, _, rest = presented.partition("_")
     identity, _, secret = rest.partition("_")
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():
@@ -173,7 +169,7 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
         return None
     if row.expires_in is not None and row.expires_in <= 0:
         return None
-    return VerifiedToken(Principal(_name(row), json.loads(row.grants)), row.expires_in)
+    return Principal(_name(row), json.loads(row.grants)), row.expires_in
 
 
 def _name(row: Row[Any]) -> str:

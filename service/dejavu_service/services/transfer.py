@@ -25,8 +25,8 @@ from ..errors import (
     AccessDeniedError,
     InvalidRequestError,
     NotFoundError,
-    ServerStoppingError,
     TooLargeError,
+    UnavailableError,
 )
 from ..problems import ProblemError
 from ..storage import contexts, record_texts, records
@@ -229,7 +229,7 @@ def import_lines(
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
         InvalidRequestError: A line is malformed; nothing was written.
-        ServerStoppingError: The server stops; the lines before stay, and can be sent again.
+        UnavailableError: The server stops; the lines before stay, and can be sent again.
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
@@ -249,7 +249,7 @@ def import_lines(
     imported = Imported()
     for record_set in _parse_lines(lines):
         if is_stopping():
-            raise ServerStoppingError(
+            raise UnavailableError(
                 f"the server stops and has imported {imported.sets} of "
                 f"{counted(checked.sets, 'context')}: "
                 "send the same again, which changes nothing of these"
