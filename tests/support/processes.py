@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from support.checkout import PROGRAMS, ROOT, environment
 from support.fork_server import (
@@ -33,6 +34,7 @@ __all__ = [
     "fork_python",
     "in_fork",
     "in_own_process",
+    "run_command",
     "run_python",
 ]
 
@@ -110,13 +112,16 @@ def _succeed(child: Child) -> subprocess.CompletedProcess[str]:
 def _run(
     arguments: list[str], check: bool, env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
+    return run_command(sys.executable, *arguments, env=environment(**env), check=check)
+
+
+def run_command(
+    *command: object, check: bool = True, timeout: float = 300.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; the options are those of `subprocess.run`."""
+    words = [*map(str, command)]
     return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        check=check,
-        timeout=300,
+        words, capture_output=True, text=True, check=check, timeout=timeout, **options
     )
 
 

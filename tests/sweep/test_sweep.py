@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment
+from support.processes import PROGRAMS, environment, run_command
 from support.records import context, record
 from support.sweeping import Sweeps
 
@@ -166,10 +165,7 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     """No case is tried, each of which would fail for this one reason."""
     command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention"]
     env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
-    done = subprocess.run(
-        [*command, "--dry-run", "--store", str(tmp_path)],
-        env=env, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = run_command(*command, "--dry-run", "--store", tmp_path, env=env, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr
     assert len(done.stderr.splitlines()) <= 2

@@ -89,7 +89,7 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     fork_python(
         f"""{LAUNCH}
     began = []
-    driver = pretended_gpu.driver.active
+    driver = triton.runtime.driver.active
     target = driver.get_current_target()
 
     def get_target():
