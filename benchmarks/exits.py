@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from dejavu_client.http.protocol_client import ProtocolClient
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import schema

@@ -9,7 +9,7 @@ import os
 import re
 import runpy
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dejavu_client.cli.main import all_commands, run_command
 from dejavu_service.settings import ServerSettings
 from pydantic import TypeAdapter
 from support.checkout import ROOT
+from support.command_line import list_commands
 
 import dejavu_cache
 from dejavu_cache.model.record import RecordSet
@@ -37,17 +38,7 @@ PAGES = {
 }
 TEXT = "\n".join(PAGES.values())
 QUICKSTART = PAGES[ROOT / "docs/quickstart.md"]
-
-
-def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the commands that do something, with their full names."""
-    for child, below in getattr(command, "commands", {}).items():
-        yield from commands(below, f"{name} {child}".strip())
-    if not hasattr(command, "commands"):
-        yield name, command
-
-
-COMMANDS = dict(commands(typer.main.get_command(all_commands())))
+COMMANDS = list_commands()
 
 
 def is_documented(word: str) -> bool:

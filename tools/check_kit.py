@@ -263,7 +263,8 @@ def check_workflow(folder: Path) -> str:
     server = f"http://127.0.0.1:{port}"
     oidc = folder / "oidc.toml"
     oidc.write_text(
-        f'[[issuers]]\nissuer = "{issuer.url}"\naudience = "{server}"\n[[issuers.rules]]{rules}'
+        f'[[issuers]]\nissuer = "{issuer.url}"\naudience = "{server}"\n'
+        f'jwks = "{issuer.url}/keys"\n[[issuers.rules]]{rules}'
     )
     jobs = yaml.safe_load((KIT / "github/tuning.yml").read_text())["jobs"]
     with servers(folder, 1, {"DEJAVU_SERVER_OIDC": str(oidc)}, [port]) as (_, token):

@@ -43,7 +43,6 @@ def run_server(url: str, **environ: str) -> Iterator[Server]:
     settings = {
         "DEJAVU_SERVER_DATABASE": url,
         "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
-        "DEJAVU_SERVER_RATE": "1000000",
     }
     arguments = ["-m", "dejavu_service", "serve", "--port", str(port)]
     with _run_python(arguments, port, "/readyz", settings | environ) as process:

@@ -17,7 +17,7 @@ from pathlib import Path
 from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 
 from dejavu_cache.model.selection import winner
 from soak_test.workload import CONFIGS, Ledger, best_config, home_of, make_record, read_ledgers

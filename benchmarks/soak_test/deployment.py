@@ -67,7 +67,6 @@ class Replica:
         environ = {
             **os.environ,
             "DEJAVU_SERVER_DATABASE": self._url,
-            "DEJAVU_SERVER_RATE": "0",
             "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
         }
         command = [sys.executable, "-m", "dejavu_service", "serve", "--port", str(self.port)]

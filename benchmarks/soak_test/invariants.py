@@ -9,7 +9,7 @@ from pathlib import Path
 from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Scenario

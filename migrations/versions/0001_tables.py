@@ -81,6 +81,7 @@ def upgrade() -> None:
         sa.Column("text", sa.Text, nullable=False),
         sa.Column("stands", sa.Boolean, nullable=False),
         sa.Column("hidden_by", sa.String(16), sa.ForeignKey("acts.id")),
+        sa.Column("replaced_by", sa.String(64)),
         sa.Column("sender", sa.Text, nullable=False),
         sa.Column("measured_by", sa.Text, nullable=False),
         sa.Column("received_at", sa.Double, nullable=False),

@@ -79,16 +79,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
     )
     app.state.server = server
     install_handlers(app)
-    # Reads are the most frequent requests. Tokens come next: otherwise `/v1/tokens` would match the
-    # routes of a namespace.
+    # Reads are the most frequent requests.
     for module in (
         reads,
-        tokens,
         records,
         leases,
         misses,
         quarantines,
         transfer,
+        tokens,
         log,
         health,
         pages,
@@ -175,7 +174,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
         except BaseException:
             path.unlink()  # an empty file would keep the next start from writing one
             if issued is not None:
-                tokens.revoke(database, ANYBODY, issued.id)
+                tokens.revoke(database, issued.id)
             raise
     except OSError as error:
         raise SettingsError(

@@ -203,7 +203,7 @@ def create(
         try:
             typer.echo(issued.token)
         except OSError as error:
-            tokens.revoke(opened, ANYBODY, issued.id)
+            tokens.revoke(opened, issued.id)
             raise SettingsError(
                 f"{issued.id} is revoked, since it cannot be shown ({error.strerror}): "
                 "run the command again where its output can be written"
@@ -219,10 +219,8 @@ def list_(database: _URL = None) -> None:
     """List the tokens, without their secrets."""
     with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import tokens
-        from .services.access import ANYBODY
 
-        listed = tokens.list_tokens(opened, ANYBODY)
-        for token in sorted(listed, key=lambda token: token.created):
+        for token in tokens.list_tokens(opened):
             line = f"{token.id}  {_rights(token)}  {token.name}  {_end(token)}"
             typer.echo(printable(line.rstrip()))
 
@@ -235,9 +233,8 @@ def revoke(
     """Revoke a token; running servers notice within seconds."""
     with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import tokens
-        from .services.access import ANYBODY
 
-        tokens.revoke(opened, ANYBODY, identity)
+        tokens.revoke(opened, identity)
         typer.echo(f"{identity} is revoked.")
 
 

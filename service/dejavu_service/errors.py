@@ -7,16 +7,14 @@ from dejavu_cache.errors import DejavuError, ExitCode
 __all__ = [
     "AccessDeniedError",
     "InvalidRequestError",
-    "IssuerUnavailableError",
-    "MissingDatabaseError",
     "NotFoundError",
     "SchemaError",
-    "ServerStoppingError",
     "ServiceError",
     "TokenExistsError",
     "TooLargeError",
     "TooManyError",
     "UnauthenticatedError",
+    "UnavailableError",
 ]
 
 
@@ -66,21 +64,11 @@ class TooManyError(ServiceError):
     status = 429
 
 
-class IssuerUnavailableError(ServiceError):
-    """The keys of an issuer of identity tokens cannot be read now."""
-
-    status = 503
-
-
-class ServerStoppingError(ServiceError):
-    """A long request ends early because the server stops; what it did so far stays."""
+class UnavailableError(ServiceError):
+    """An issuer's keys cannot be read now, or the server stops amid a long request."""
 
     status = 503
 
 
 class SchemaError(DejavuError):
-    """The database's schema does not fit this version; the message has the command to run."""
-
-
-class MissingDatabaseError(DejavuError):
-    """A SQLite file that a command must not create does not exist."""
+    """There is no database, or its schema does not fit; the message says what to do."""

@@ -1,36 +1,29 @@
 """Identity tokens (OpenID Connect) of other issuers, exchanged for tokens of this server.
 
-The rules say whose tokens get which rights. An issuer's public keys are fetched and cached here,
-PyJWT verifies signatures and claims, and each exchange leaves a token in the database.
+The rules say whose tokens get which rights. PyJWT fetches and caches an issuer's public keys, and
+verifies signatures and claims; each exchange leaves a token in the database.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import secrets
-import ssl
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
-import httpx
 import jwt
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dejavu_cache.errors import SettingsError
 
 from .errors import (
     AccessDeniedError,
-    IssuerUnavailableError,
     TokenExistsError,
-    TooManyError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from .services import tokens
 from .services.access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
@@ -43,7 +36,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["MOST_TOKENS", "ClaimRule", "IdentityExchange", "TrustedIssuer", "read_issuers"]
+__all__ = ["ClaimRule", "IdentityExchange", "TrustedIssuer", "read_issuers"]
 
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
@@ -51,17 +44,14 @@ _LEEWAY = 30.0
 """Seconds by which clocks may differ."""
 _LONGEST_TOKEN = 16 * 1024
 """Characters of an identity token."""
-MOST_TOKENS = 1000
-"""Valid tokens at a time that were issued for one identity token."""
-_ID_DIGITS = 8
-"""Digits that the ids of an identity token's tokens begin with."""
 _FRESH = 3600.0
 """Seconds for which keys are used without asking again, so for which a withdrawn one may count."""
 _PAUSE = 10.0
 """Seconds for which no key with an unknown id is asked for: anybody can name one."""
 _TIMEOUT = 5.0
 """Seconds that an issuer may be silent."""
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_KEYS_URL = r"^(https://|http://(localhost|127\.0\.0\.1|\[::1\])[:/])"
+"""Keys are read over HTTPS, but for an issuer on this machine."""
 
 _Text = Annotated[str, Field(min_length=1, max_length=1000)]
 _PLACEHOLDER = re.compile(r"\{([a-z_]{1,40})\}")
@@ -147,12 +137,9 @@ class TrustedIssuer(BaseModel):
     """An issuer of identity tokens that this server accepts.
 
     Attributes:
-        issuer: The claim `iss`; a URL, below which the issuer describes itself.
+        issuer: The claim `iss`.
         audience: What the claim `aud` must have, so that tokens for other services do not count.
-        jwks: The URL of the issuer's keys, or a file with them; by default as it describes itself.
-        ca: File with the certificates that the issuer's own must come from.
-        bearer: File with a token for reading the keys, as a Kubernetes cluster may want it.
-        once: Whether each identity token is exchanged once alone.
+        jwks: The URL of the issuer's keys.
         rules: Rights; the first rule that matches counts.
     """
 
@@ -160,10 +147,7 @@ class TrustedIssuer(BaseModel):
 
     issuer: _Text
     audience: _Text
-    jwks: str | None = None
-    ca: Path | None = None
-    bearer: Path | None = None
-    once: StrictBool = True
+    jwks: str = Field(pattern=_KEYS_URL)
     rules: tuple[ClaimRule, ...] = Field(min_length=1)
 
 
@@ -193,69 +177,22 @@ def read_issuers(path: Path) -> dict[str, TrustedIssuer]:
     return by_name
 
 
-class IssuerKeys:
-    """The keys of an issuer, read again when they are old or a key's id is new."""
-
-    def __init__(self, issuer: TrustedIssuer) -> None:
-        """Begin without keys."""
-        self._issuer = issuer
-        self._keys: dict[str, jwt.PyJWK] = {}
-        self._read_at = float("-inf")
-        self._lock = threading.Lock()
-
-    def find(self, key_id: str) -> jwt.PyJWK | None:
-        """Return a key, or None if the issuer has none of this id.
-
-        Raises:
-            IssuerUnavailableError: The issuer does not answer, or not with keys.
-        """
-        with self._lock:
-            age = time.monotonic() - self._read_at
-            if age > _FRESH or (age > _PAUSE and key_id not in self._keys):
-                try:
-                    self._keys = self._read()
-                except Exception as error:  # an issuer may answer anything
-                    raise IssuerUnavailableError(
-                        f"the keys of {self._issuer.issuer} cannot be read ({error!r:.200})"
-                    ) from None
-                self._read_at = time.monotonic()
-            return self._keys.get(key_id)
-
-    def _read(self) -> dict[str, jwt.PyJWK]:
-        issuer, jwks = self._issuer.issuer, self._issuer.jwks
-        if jwks is None:
-            described = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-            if described["issuer"] != issuer:
-                raise ValueError("the description is of another issuer")
-            jwks = described["jwks_uri"]
-        if "://" in jwks:
-            document = self._get(jwks)
-        else:
-            document = json.loads(Path(jwks).read_text(encoding="utf-8"))
-        listed = jwt.PyJWKSet.from_dict(document).keys
-        return {key.key_id: key for key in listed if key.public_key_use in (None, "sig")}
-
-    def _get(self, url: str) -> Any:
-        address = urlsplit(url)
-        if address.scheme != "https" and address.hostname not in _LOOPBACK:
-            raise ValueError("keys are read over https only")
-        headers, bearer = {}, self._issuer.bearer
-        # Only the issuer's own host gets the token, wherever it says that its keys are.
-        own = urlsplit(self._issuer.jwks or self._issuer.issuer).netloc
-        if bearer is not None and address.netloc == own:
-            headers["Authorization"] = f"Bearer {bearer.read_text(encoding='ascii').strip()}"
-        context = ssl.create_default_context(cafile=self._issuer.ca)
-        answer = httpx.get(url, headers=headers, timeout=_TIMEOUT, verify=context)
-        return answer.raise_for_status().json()
-
-
 class IdentityExchange:
     """Verification of identity tokens, and the issue of tokens by the rules."""
 
-    def __init__(self, issuers: Mapping[str, TrustedIssuer]) -> None:
-        """Trust these issuers, by name."""
-        self._issuers = issuers
-        self._keys = {name: IssuerKeys(issuer) for name, issuer in issuers.items()}
+    def __init__(self, path: Path) -> None:
+        """Trust the issuers that a TOML file names.
+
+        Raises:
+            SettingsError: The file cannot be read or says something that is not understood.
+        """
+        self._issuers = read_issuers(path)
+        self._keys = {
+            name: jwt.PyJWKClient(
+                issuer.jwks, lifespan=_FRESH, timeout=_TIMEOUT, cooldown_duration=_PAUSE
+            )
+            for name, issuer in self._issuers.items()
+        }
 
     def exchange(self, database: Database, presented: str) -> Issued:
         """Issue a token for an identity token.
@@ -264,16 +201,14 @@ class IdentityExchange:
             AccessDeniedError: No rule matches the claims.
             UnauthenticatedError: The token is not valid here, or was exchanged before; the message
                 does not repeat it.
-            TooManyError: There are `MOST_TOKENS` valid tokens for the identity token.
-            IssuerUnavailableError: The keys of its issuer cannot be read now.
+            UnavailableError: The keys of its issuer cannot be read now.
         """
         claims, issuer = self._verify(presented)
-        identity = _token_id(presented, claims, issuer, database)
         for rule in issuer.rules:
             if (rights := rule.match(claims)) is not None:
                 name = "".join(char if char.isprintable() else "?" for char in rights[0])[:200]
                 granter = Principal(f"issuer {issuer.issuer}", {EVERYWHERE: "admin"})
-                ttl = rule.minutes * 60
+                ttl, identity = rule.minutes * 60, _token_id(presented, claims)
                 try:
                     return tokens.issue(database, granter, name, rights[1], ttl, identity)
                 except TokenExistsError:
@@ -292,14 +227,11 @@ class IdentityExchange:
         except (jwt.PyJWTError, ValueError, RecursionError):
             raise UnauthenticatedError("this is no identity token") from None
         header, name = unverified["header"], unverified["payload"].get("iss")
-        key_id = header.get("kid")
         issuer = self._issuers.get(name) if isinstance(name, str) else None
         if issuer is None:
             raise UnauthenticatedError("this server does not trust the issuer of the token")
-        key = None
-        if header.get("alg") in _ALGORITHMS and isinstance(key_id, str):
-            key = self._keys[issuer.issuer].find(key_id)
-        if key is None or key.algorithm_name not in _ALGORITHMS:
+        key = self._find_key(issuer, header.get("kid"))
+        if header.get("alg") not in _ALGORITHMS or key is None:
             raise UnauthenticatedError("the token is not signed by a key of its issuer")
         try:
             claims = jwt.decode(
@@ -321,32 +253,37 @@ class IdentityExchange:
             )
         return claims, issuer
 
+    def _find_key(self, issuer: TrustedIssuer, key_id: Any) -> jwt.PyJWK | None:
+        """Return a key for signatures, or None if the issuer has none of this id.
 
-def _token_id(
-    presented: str, claims: Mapping[str, Any], issuer: TrustedIssuer, database: Database
-) -> str:
+        Raises:
+            UnavailableError: The issuer does not answer, or not with keys.
+        """
+        client = self._keys[issuer.issuer]
+        try:
+            client.get_signing_keys()
+        except Exception as error:  # an issuer may answer anything
+            raise UnavailableError(
+                f"the keys of {issuer.issuer} cannot be read ({error!r:.200})"
+            ) from None
+        try:
+            key = client.get_signing_key(key_id)
+        except Exception:  # it has no such key, also where it was asked anew
+            return None
+        return key if key.algorithm_name in _ALGORITHMS else None
+
+
+def _token_id(presented: str, claims: Mapping[str, Any]) -> str:
     """Return the id of the token that is issued for an identity token.
 
-    Of one that is exchanged once, it tells all replicas that it was, until its row is pruned. All
-    tokens of one that is exchanged several times begin alike, so that they can be counted.
+    It tells all replicas that the identity token was exchanged, until the token's row is pruned.
 
     Raises:
         UnauthenticatedError: The identity token outlives the row.
-        TooManyError: There are `MOST_TOKENS` valid ones.
     """
+    if claims["exp"] - time.time() > TOKENS_DAYS * 86400.0:
+        raise UnauthenticatedError(
+            f"the identity token lives for more than {TOKENS_DAYS:.0f} days: ask for a shorter one"
+        )
     # Without the signature, of which there may be several for one content.
-    digest = hashlib.sha256(presented.rpartition(".")[0].encode()).hexdigest()
-    if issuer.once:
-        if claims["exp"] - time.time() > TOKENS_DAYS * 86400.0:
-            raise UnauthenticatedError(
-                f"the identity token lives for more than {TOKENS_DAYS:.0f} days: "
-                "ask for a shorter one"
-            )
-        return digest[:16]
-    beginning = digest[:_ID_DIGITS]
-    with database.read() as connection:
-        if tokens.count_valid(connection, beginning) >= MOST_TOKENS:
-            raise TooManyError(
-                f"{MOST_TOKENS} tokens for this identity token are valid: use one of them"
-            )
-    return beginning + secrets.token_hex(8 - _ID_DIGITS // 2)
+    return hashlib.sha256(presented.rpartition(".")[0].encode()).hexdigest()[:16]

@@ -41,9 +41,6 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
-_MAX_ERRORS = 20
-"""Validation errors of one body that are listed."""
-
 ANSWERED_ERRORS: tuple[type[Exception], ...] = (
     HTTPException,
     ServiceError,
@@ -147,7 +144,8 @@ def respond_to(error: Exception) -> Response:
     if isinstance(error, ServiceError):
         seconds = {429: "10", 503: "2"}.get(error.status)
         headers = {"Retry-After": seconds} if seconds else None
-        return problem(error.status, str(error), headers=headers)
+        errors = getattr(error, "errors", None)
+        return problem(error.status, str(error), errors=errors, headers=headers)
     if isinstance(error, RequestValidationError):
         return _describe_errors(error)
     if isinstance(error, (OverflowError, DataError)):
@@ -180,4 +178,4 @@ def _describe_errors(error: RequestValidationError) -> Response:
         return problem(404, f"no such resource: {parts}")
     first = f"{'.'.join(map(str, errors[0]['loc']))}: {errors[0]['msg']}"
     more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    return problem(422, first + more, errors=errors[:_MAX_ERRORS])
+    return problem(422, first + more, errors=errors)

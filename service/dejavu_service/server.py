@@ -13,10 +13,10 @@ import logging
 import random
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import AccessDeniedError
+from .identities import IdentityExchange
 from .monitoring import Metrics
 from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
 from .services import tokens
@@ -36,14 +37,10 @@ from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
 
-if TYPE_CHECKING:
-    from .identities import IdentityExchange
-
 __all__ = [
     "LOGIN_COOKIE",
     "Gate",
     "PrincipalCache",
-    "RateLimiter",
     "Server",
     "Turns",
     "is_loopback",
@@ -62,28 +59,23 @@ Its client shall get a 503 that says when to come again before it, or a proxy, g
 """
 _WRITERS, _OF_ONE_NAMESPACE = 8, 4
 """Requests that write at a time, each over a connection to the database."""
-_LARGE_BODIES = 3
-"""Large bodies in memory at a time, of which one principal has two at most."""
-_PARSED = 3
-"""Bodies that are parsed at a time: what is wrong with each may take 50 MiB to say."""
-_EXCHANGES = 8
-"""Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
+_BODIES = 3
+"""Large bodies in memory at a time, of which one principal has two at most: each has up to 4 MiB,
+and what is wrong with it may take 50 MiB to say."""
 _RENDERED = 4
 """Pages, and answers with records, made at a time: each may take long and much memory."""
-_EXPORTS = 16
-"""Exports at a time: each takes memory until it was read."""
+_TRANSFERS = 16
+"""Imports and exports at a time: each takes memory until its client has sent or read it."""
+_SHARE = 0.9
+"""Share of the requests in progress that one caller may have; the rest is for the others."""
 _LOOK_UPS = 8
 """Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
-_BURST_SECONDS = 20.0
-"""A caller who was quiet for so long may send at once what the rate allows in that time."""
 _SECONDS = 60.0
 """Seconds from a request's head to its answer, and between two pieces of the answer."""
 _LONG_SECONDS = 3600.0
 """The same for requests that concern a whole namespace."""
 _CHECK_SECONDS = 1.0
 """Seconds after which requests whose time is over are looked for again."""
-_MAX_CALLERS = 10_000
-"""Callers whose rate is kept; of one that was evicted, nothing is held against him."""
 _MAX_TOKENS = 1000
 """Tokens whose principals are cached."""
 _LONGEST_PATH = 500
@@ -117,14 +109,10 @@ class Server:
         self.database = Database(settings.database)
         self.principals = PrincipalCache(self.database)
         self.writing = Turns(_WRITERS, _OF_ONE_NAMESPACE)
-        self.importing = Turns(_WRITERS, 2)
-        self.large_bodies = Turns(_LARGE_BODIES, 2)
-        self.parsing = Turns(_PARSED, 2)
-        self.making_pages = Turns(_RENDERED, _RENDERED - 1)
+        self.bodies = Turns(_BODIES, 2)
         self.rendering = Turns(_RENDERED, _RENDERED - 1)
-        self.exporting = Turns(_EXPORTS, 2)
-        self.exchanging = asyncio.Semaphore(_EXCHANGES)
-        self.identities = _open_exchange(settings)
+        self.transfers = Turns(_TRANSFERS, 2)
+        self.identities = None if settings.oidc is None else IdentityExchange(settings.oidc)
         self.reader = RecordReader(self.database)
         self.metrics = Metrics(self.database)
         self.readiness: SingleFlight[None, SchemaState] = SingleFlight()
@@ -137,15 +125,6 @@ class Server:
         self.database.close()
 
 
-def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
-    if settings.oidc is None:
-        return None
-    # What verifies signatures takes time and memory, which other servers need not spend.
-    from .identities import IdentityExchange, read_issuers
-
-    return IdentityExchange(read_issuers(settings.oidc))
-
-
 class Gate:
     """ASGI middleware that admits requests, and counts and logs each of them.
 
@@ -155,8 +134,9 @@ class Gate:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         """Guard an app."""
         self._app, self._server = app, server
-        self._rate = RateLimiter(server.settings.rate)
-        self._look_ups = Turns(_LOOK_UPS, 2)
+        self._most_of_each = max(1, int(_SHARE * server.settings.requests))
+        self._held: Counter[str] = Counter()
+        """By caller, the requests in progress."""
         self._passing: dict[asyncio.Task[Any], _Passage] = {}
         self._checking: asyncio.TimerHandle | None = None
 
@@ -192,7 +172,7 @@ class Gate:
             self._check_later()
         try:
             if scope["path"] not in _PUBLIC_PATHS:
-                scope["principal"] = await self._authenticate(scope)
+                scope["principal"] = await self._authenticate(scope, passage)
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
             if task in self._passing:
@@ -202,6 +182,25 @@ class Gate:
                 raise _busy(f"the request took over {passage.seconds:g} s") from None
         finally:
             self._passing.pop(task, None)
+            self._hold(passage, None)
+
+    def _hold(self, passage: _Passage, caller: str | None) -> None:
+        """Count a request for its caller, instead of the one that it was counted for.
+
+        Raises:
+            ProblemError: 429, the caller has its share of the requests that may be in progress.
+        """
+        if passage.caller is not None:
+            self._held[passage.caller] -= 1
+            if not self._held[passage.caller]:
+                del self._held[passage.caller]
+        passage.caller = caller
+        if caller is None:
+            return
+        self._held[caller] += 1
+        if self._held[caller] > self._most_of_each:
+            said = f"over {self._most_of_each} of your requests are in progress: wait for them"
+            raise ProblemError(429, said, headers={"Retry-After": "2"})
 
     def _check_later(self) -> None:
         """Look for requests whose time is over, one timer for all of them.
@@ -221,8 +220,8 @@ class Gate:
         if self._passing:
             self._check_later()
 
-    async def _authenticate(self, scope: Scope) -> Principal:
-        """Return who sends a request, whose rate it counts for.
+    async def _authenticate(self, scope: Scope, passage: _Passage) -> Principal:
+        """Return who sends a request, for whom it is counted.
 
         Raises:
             ProblemError: The request is refused.
@@ -233,25 +232,22 @@ class Gate:
             raise ProblemError(
                 415, "compressed bodies are not accepted: leave out Content-Encoding"
             )
-        if scope["path"] in _WITHOUT_TOKEN:
-            self._rate.take(client_address(scope), time.monotonic())
-            return NOBODY
-        token = _presented_token(scope, sent)
-        scope["credential"] = token or ""
-        if token is None:
-            self._rate.take(client_address(scope), time.monotonic())
-            return await self._without_token(sent)
-        principal = self._server.principals.recall(token)
-        if principal is None and self._server.principals.is_looking_up(token):
-            # Its turn would come once the others have waited for the database in vain.
-            principal = await self._server.principals.find(token)
-        elif principal is None:
-            async with self._look_ups.turn(client_address(scope)):
-                principal = await self._server.principals.find(token)
-        # A wrong token counts for its address, which refuses no good one behind the same address.
-        self._rate.take(principal.name if principal else client_address(scope), time.monotonic())
+        token = None
+        if scope["path"] not in _WITHOUT_TOKEN:
+            token = scope["credential"] = _presented_token(scope, sent)
+        principal = self._server.principals.recall(token) if token is not None else None
         if principal is None:
-            raise _token_error("the token is wrong, expired or revoked: ask an admin for a new one")
+            # Guesses count for their address, and use up nothing of a token that is known.
+            self._hold(passage, client_address(scope))
+            if scope["path"] in _WITHOUT_TOKEN:
+                return NOBODY
+            if token is None:
+                return await self._without_token(sent)
+            principal = await self._server.principals.find(token, client_address(scope))
+            if principal is None:
+                said = "the token is wrong, expired or revoked: ask an admin for a new one"
+                raise _token_error(said)
+        self._hold(passage, principal.name)
         return principal
 
     async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
@@ -301,16 +297,18 @@ class _Passage:
     """A request on its way through the gate, and what was sent of its answer.
 
     Attributes:
+        caller: For whom it is counted: its principal, or its address if it has none.
         status: The status of the answer; 0 before it has begun.
         began: When the request came.
         seconds: Those to the answer, in which its body comes, and between two of its pieces.
         ends: When its time is over.
     """
 
-    __slots__ = ("_send", "began", "ends", "request_id", "scope", "seconds", "status")
+    __slots__ = ("_send", "began", "caller", "ends", "request_id", "scope", "seconds", "status")
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send, self.status = scope, send, 0
+        self.caller: str | None = None
         sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
         is_fit = _REQUEST_ID.fullmatch(sent_id)
         self.request_id: bytes = sent_id if is_fit else b"%016x" % _ids.getrandbits(64)
@@ -362,89 +360,53 @@ def _token_error(said: str) -> ProblemError:
 
 
 class PrincipalCache:
-    """Principals of tokens, as the database had them at most `TOKEN_SECONDS` ago.
-
-    Attributes:
-        entries: By token, its principal and when the entry ends; by None, whom a request without a
-            token comes from, which is nobody as soon as there are tokens.
-    """
+    """Principals of tokens, as the database had them at most `TOKEN_SECONDS` ago."""
 
     def __init__(self, database: Database) -> None:
         """Cache look-ups in a database."""
         self._database = database
         self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
-        self.entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
+        self._turns = Turns(_LOOK_UPS, 2)
+        self._entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
+        """By token, its principal and when the entry ends; by None, whom a request without a token
+        comes from, which is nobody as soon as there are tokens."""
 
-    def recall(self, presented: str | None) -> Principal | None:
+    def recall(self, presented: str) -> Principal | None:
         """Return the principal of a token that was looked up a moment ago."""
-        principal, until = self.entries.get(presented, (None, 0.0))
+        principal, until = self._entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
 
-    def is_looking_up(self, presented: str) -> bool:
-        """Return whether a look-up of a token is in progress, whose result `find` shares."""
-        return presented in self._looking_up
+    async def find(self, presented: str | None, address: str = "") -> Principal | None:
+        """Return the principal of a token that came from an address; None if it is no good.
 
-    async def find(self, presented: str | None) -> Principal | None:
-        """Return the principal of a token; None if it is wrong, expired or revoked."""
-        principal, until = self.entries.get(presented, (None, 0.0))
+        Those who present the same token share one look-up, and its turn.
+        """
+        principal, until = self._entries.get(presented, (None, 0.0))
         if time.monotonic() < until:
             return principal
-        return await self._looking_up.get(presented, lambda: self._look_up(presented))
+        return await self._looking_up.get(presented, lambda: self._look_up(presented, address))
 
-    def clear(self) -> None:
-        """Drop all entries, and the results of look-ups in progress."""
-        self.entries, self._looking_up = OrderedDict(), SingleFlight()
-
-    async def _look_up(self, presented: str | None) -> Principal | None:
-        # `clear` replaces the dict: a look-up that began before it must not write to the new one.
-        entries, started = self.entries, time.monotonic()
+    async def _look_up(self, presented: str | None, address: str) -> Principal | None:
+        started = time.monotonic()
         if presented is None:
             principal = await run_in_threadpool(self._find_anybody)
-            entries[None] = principal, started + TOKEN_SECONDS
+            self._entries[None] = principal, started + TOKEN_SECONDS
             return principal
-        verified = await run_in_threadpool(tokens.verify, self._database, presented)
+        async with self._turns.turn(address):
+            verified = await run_in_threadpool(tokens.verify, self._database, presented)
         if verified is None:
-            entries.pop(presented, None)
+            self._entries.pop(presented, None)
             return None
-        left = TOKEN_SECONDS if verified.expires_in is None else verified.expires_in
-        entries[presented] = verified.principal, started + min(TOKEN_SECONDS, left)
-        while len(entries) > _MAX_TOKENS:
-            entries.popitem(last=False)
-        return verified.principal
+        principal, left = verified
+        fresh = TOKEN_SECONDS if left is None else min(TOKEN_SECONDS, left)
+        self._entries[presented] = principal, started + fresh
+        while len(self._entries) > _MAX_TOKENS:
+            self._entries.popitem(last=False)
+        return principal
 
     def _find_anybody(self) -> Principal | None:
         with self._database.read() as connection:
             return None if tokens.any_issued(connection) else ANYBODY
-
-
-class RateLimiter:
-    """How often each caller may ask: at a rate, and faster after a while of silence."""
-
-    def __init__(self, rate: float) -> None:
-        """Allow each caller `rate` requests a second; 0 allows any."""
-        self._rate = rate
-        self._due: OrderedDict[str, float] = OrderedDict()
-        """By caller, when he would have sent his next request at the rate."""
-
-    def take(self, caller: str, now: float) -> None:
-        """Count a request of a caller.
-
-        Raises:
-            ProblemError: 429, with the seconds to wait in `Retry-After`.
-        """
-        if not self._rate:
-            return
-        due = max(self._due.pop(caller, 0.0), now - _BURST_SECONDS)
-        self._due[caller] = due if due > now else due + 1 / self._rate
-        if len(self._due) > _MAX_CALLERS:
-            self._due.popitem(last=False)
-        if due > now:
-            wait = max(1, round(due - now))
-            raise ProblemError(
-                429,
-                f"over {self._rate:g} requests a second: wait {wait} s",
-                headers={"Retry-After": str(wait)},
-            )
 
 
 class Turns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ __all__ = [
     "default_database",
     "read_settings",
 ]
+
+_logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
 
@@ -58,9 +61,7 @@ class ServerSettings(BaseModel):
     max_import: int = Field(default=2 * 2**30, ge=1024)
     """Largest body of an import, in bytes."""
     requests: int = Field(default=1000, ge=1)
-    """Requests that may be in progress at a time; others get a 503."""
-    rate: float = Field(default=1000.0, ge=0)
-    """Requests a second from one token, or one address without a token; 0 means no limit."""
+    """Requests that may be in progress at a time, nine in ten of them of one token."""
     drain: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which a server that was told to stop still serves, and is not ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -76,20 +77,19 @@ def read_settings(
         environ: The environment variables.
 
     Raises:
-        SettingsError: A variable is unknown or its value is invalid.
+        SettingsError: A value is invalid.
     """
-    values: dict[str, Any] = {
-        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and value
-    }
+    known = {_variable(field): field for field in ServerSettings.model_fields}
+    named = {name for name in environ if name.startswith(ENVIRONMENT_PREFIX) and environ[name]}
+    if unknown := sorted(named - known.keys()):
+        _logger.warning("no setting of a server: %s; it knows %s", unknown, ", ".join(known))
+    values: dict[str, Any] = {known[name]: environ[name] for name in named & known.keys()}
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return ServerSettings.model_validate(values)
     except ValidationError as error:
         wrong = "; ".join(f"{_variable(*item['loc'])}: {item['msg']}" for item in error.errors())
-        variables = ", ".join(_variable(field) for field in ServerSettings.model_fields)
-        raise SettingsError(f"{wrong}; a server knows {variables}") from None
+        raise SettingsError(wrong) from None
 
 
 def _variable(*path: int | str) -> str:

@@ -70,7 +70,7 @@ def write_overview(url: str, output: Path) -> None:
         wanted = OverviewFilter()
         seen = overview(database, READER, _NAMESPACE, wanted, size=sys.maxsize)
     named = url or "the user's own store"
-    style = rendering.stylesheet()
+    style = (rendering.FOLDER / "style.css").read_text()
     page = rendering.render("overview.html", namespace=named, style=style, wanted=wanted, **seen)
     replace_file(output, _DEAD_LINK.sub("", page).encode())
 

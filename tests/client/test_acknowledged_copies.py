@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -86,29 +85,6 @@ def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
     assert out.stdout.startswith("2 new, 0 known")
     assert re.search(r"1 of k\.1 on NVIDIA H200: .*413", out.stderr)
     assert kernels_on(server) == ["k.0", "k.2"]
-
-
-def test_a_server_that_dies_takes_what_it_acknowledged_and_the_rest_is_named(
-    server: Running, export: Callable[..., Path]
-) -> None:
-    count = 300
-    file = export(*[(record(16),)] * count)
-    command = [sys.executable, "-m", "dejavu_client", "import", str(file), "--store", server.base]
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        until = time.monotonic() + 240
-        while len(kernels_on(server)) < 5 and time.monotonic() < until:
-            time.sleep(0.02)
-        server.kill()
-        out, err = process.communicate(timeout=240)
-    assert process.returncode == ExitCode.PARTIAL, (out, err)
-    acknowledged = int(out.split()[0])
-    missing = int(re.findall(r"error: (\d+) records", err)[0])
-    assert acknowledged + missing == count
-    assert "not tried" in err
-    server.start()
-    assert acknowledged <= len(kernels_on(server)) <= acknowledged + 1  # one was on its way
 
 
 def test_pins_that_a_token_may_not_set_are_named(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 
 import pytest
-from dejavu_client.http import circuit as circuit_module
 from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.errors import BusyError, RemoteError, SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
@@ -20,7 +18,6 @@ class SlowClient(ProtocolClient):
     Attributes:
         seconds: how long the server is silent.
         error: what it fails with.
-        is_connected: whether it takes connections.
         requests: how many it was sent.
     """
 
@@ -28,7 +25,6 @@ class SlowClient(ProtocolClient):
         super().__init__("http://server")
         self.seconds = 0.0
         self.error: RemoteError | None = None
-        self.is_connected = True
         self.requests = 0
         self.limit = 0.0
 
@@ -36,11 +32,11 @@ class SlowClient(ProtocolClient):
         self.limit = silence
         return self
 
-    def check_ready(self) -> None:
+    def release(self, lease: str) -> None:
         self.requests += 1
         time.sleep(min(self.seconds, self.limit))
         if self.seconds > self.limit:
-            raise SilenceError("silent", self.is_connected)
+            raise SilenceError("silent")
         if self.error:
             raise self.error
 
@@ -56,7 +52,7 @@ def calls(client: SlowClient) -> ServerCalls:
 
 
 def ask(client: ProtocolClient) -> None:
-    client.check_ready()
+    client.release("lease")
 
 
 def test_who_would_tune_waits_longer_for_a_silent_server_once(
@@ -79,45 +75,34 @@ def test_who_would_tune_waits_longer_for_a_silent_server_once(
 
 
 def test_an_open_circuit_is_not_asked_without_hope(client: SlowClient, calls: ServerCalls) -> None:
-    client.seconds, client.is_connected = 3600, False
+    client.error = UnreachableError("connection refused")
     for _ in range(3):
         with pytest.raises(UnreachableError):
             calls.ask_patiently(ask, 10)
     assert client.requests == 1
 
 
-def test_a_server_that_always_asks_for_patience_gets_it_for_a_bounded_time(
+def test_a_server_that_always_asks_for_patience_is_asked_ever_more_rarely(
     client: SlowClient, calls: ServerCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circuit_module, "SHORTEST_BUSY", 0.01)
-    calls.spend_patience(circuit_module.MOST_PATIENCE - 0.8)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     client.error = BusyError("later", 503, 0.1)
-    for _ in range(20):
-        with suppress(BusyError):
+    start = clock[0]
+    waited = 0.0
+    for _ in range(3600):  # a launch a second
+        asked_at = clock[0]
+        with pytest.raises(BusyError):
             calls.ask_patiently(ask, 10)
-    assert client.requests <= 20 + 8
-
-
-def test_a_server_that_always_answers_late_is_waited_for_a_bounded_time(
-    client: SlowClient, calls: ServerCalls
-) -> None:
-    calls.spend_patience(circuit_module.MOST_PATIENCE - 0.8)
-    client.seconds = 0.3
-    answers = 0
-    for _ in range(20):
-        with suppress(UnreachableError):
-            calls.ask_patiently(ask, 10)
-            answers += 1
-    assert 1 <= answers <= 4
-
-
-def test_patience_comes_back(calls: ServerCalls, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert calls.spend_patience(1000) == 0
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 600)
-    assert 10 <= calls.spend_patience() < 11
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1e6)
-    assert calls.spend_patience() == circuit_module.MOST_PATIENCE
+        waited += clock[0] - asked_at
+        clock[0] += 1
+    assert client.requests <= (clock[0] - start) / 60 + 8
+    assert waited <= (clock[0] - start) / 5
+    client.error = None
+    clock[0] += 60
+    calls.ask(ask)
+    assert calls.due_in <= 0
 
 
 def test_a_server_that_failed_is_asked_once_after_each_pause(

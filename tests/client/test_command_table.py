@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import typer
-from dejavu_client.cli.main import all_commands, main
+from dejavu_client.cli.main import main
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
+from support.command_line import list_commands
 from support.records import MOMENT, config, context, measurement, record
 from support.service import free_port, running_server
 
@@ -93,21 +93,8 @@ CELLS = [
 ]
 
 
-def command_names(application: typer.Typer) -> set[str]:
-    """Return the names of all commands, those of groups with the group's name."""
-
-    def names(command: Any, prefix: str) -> Iterator[str]:
-        for name, member in command.commands.items():
-            if hasattr(member, "commands"):
-                yield from names(member, f"{prefix}{name} ")
-            else:
-                yield prefix + name
-
-    return set(names(typer.main.get_command(application), ""))
-
-
 def test_the_table_has_a_row_for_every_command() -> None:
-    assert command_names(all_commands()) == set(TABLE)
+    assert set(list_commands()) == set(TABLE)
 
 
 class Service(NamedTuple):

@@ -28,7 +28,7 @@ READ_AND_MEASURE = """
 
     before = peak()
     try:
-        ProtocolClient(sys.argv[1]).list_writers()
+        ProtocolClient(sys.argv[1]).rows("writers")
     except NonsenseError:
         print(peak() - before)
 """
@@ -45,7 +45,7 @@ def compressed_server(encoding: str, body: bytes) -> Iterator[str]:
 
 
 def read_writers(url: str) -> list[dict[str, object]]:
-    return ProtocolClient(url).list_writers()
+    return ProtocolClient(url).rows("writers")
 
 
 def zeros(mebibytes: int) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from dejavu_client.http.transport import shared_transport
 from support.command_line import run_cli
 from support.records import context, record

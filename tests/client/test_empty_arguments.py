@@ -42,9 +42,3 @@ def test_it_is_refused(
     assert (seen.returncode, seen.stdout) == (2, "")
     assert "it is empty" in seen.stderr
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_what_is_left_out_has_its_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FileStore(tmp_path).put(context(), [record(16)])
-    monkeypatch.setenv("DEJAVU_CACHE_URL", str(tmp_path))
-    assert "pkg.kernels.add" in run_cli("ls").stdout

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
 from support.processes import ROOT, run_python
-from support.records import context, record
 
 from dejavu_cache import __version__
 from dejavu_cache.errors import ExitCode
-from dejavu_cache.stores import FileStore
-
-
-def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("")
-    out = run_cli("import", "-", "--store", "gopher://x")
-    assert (out.returncode, len(out.stderr.splitlines())) == (2, 1)
-    exported = tmp_path / "empty"
-    exported.write_text("")
-    source = FileStore(tmp_path / "source")
-    source.put(context(), [record(1)])
-    out = run_cli("import", source.root, "--into", tmp_path / "store")
-    assert (out.returncode, len(out.stderr.splitlines())) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from programs.end_with_records import EXIT_CODES
 from support.bad_server import BadServer, drip, hang
 from support.fork_server import light_nursery
@@ -106,7 +106,7 @@ def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:
         atexit.register(lambda: print(time.monotonic() - started[0]))  # runs after the library's
         from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
-        from dejavu_client.http.spool import Spool
+        from dejavu_client.http.sender import Spool
         from support.records import context, record
 
         url, folder = sys.argv[1:]

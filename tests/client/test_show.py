@@ -84,20 +84,6 @@ def test_conditions_choose_scenarios_in_the_order_of_their_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--where", "nonsense"), 2, "write NAME=VALUE"),
-        (("--where", "nobody>1"), 2, "no such argument"),
-        (("--where", "num_seqs>9999"), 1, "has no scenario"),
-        (("--device", "L4"), 1, "'L4'"),
-    ],
-)
-def test_what_selects_nothing_is_an_error(arguments: tuple[str, ...], code: int, said: str) -> None:
-    out = run_cli("show", "segment_kernel", "--store", SHIPPED, *arguments)
-    assert (out.returncode, said in out.stderr) == (code, True), out.stderr
-
-
-@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("M>=64", True),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -82,17 +80,6 @@ def test_an_import_reads_no_sparse_file_into_memory(tmp_path: Path) -> None:
     assert "File too large" in out.stderr
 
 
-def test_a_record_file_that_was_formatted_anew_is_imported(
-    store: FileStore, tmp_path: Path
-) -> None:
-    (path,) = store.root.rglob("*.json")
-    for text in (json.dumps(json.loads(path.read_text()), indent=2), "\n\n" + path.read_text()):
-        path.write_text(text)
-        assert run_cli("import", path, "--store", tmp_path / "copy").returncode == 0
-        copy = FileStore(tmp_path / "copy")
-        assert list(copy.record_sets()) == list(FileStore(store.root).record_sets())
-
-
 @pytest.mark.parametrize("form", ["export", "folder"])
 def test_nothing_is_imported_beside_records_of_a_newer_version(
     form: str, store: FileStore, tmp_path: Path
@@ -139,13 +126,3 @@ def test_nothing_of_a_damaged_record_file_is_imported(
         assert (merged.returncode, merged.stdout) == (3, "")
         assert str(path) in merged.stderr
         assert not (tmp_path / "copy").exists()
-
-
-def test_merge_keeps_the_newer_timing(store: FileStore, tmp_path: Path) -> None:
-    other = FileStore(tmp_path / "other")
-    other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
-    out = run_cli("import", other.root, "--into", store.root)
-    pinned = FileStore(store.root).get(context(), record(32).scenario)
-    assert pinned
-    assert out.returncode == 0
-    assert pinned.record.measurements[0].median == 3.0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -48,18 +49,11 @@ def exit_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
 @contextmanager
 def _hook(name: str, function: Any) -> Iterator[None]:
     chain = getattr(knobs.runtime, name)
-    if hasattr(chain, "calls"):
-        chain.add(function)
-        try:
-            yield
-        finally:
-            chain.remove(function)
-    else:
-        setattr(knobs.runtime, name, function)
-        try:
-            yield
-        finally:
-            setattr(knobs.runtime, name, chain)
+    chain.add(function)
+    try:
+        yield
+    finally:
+        chain.remove(function)
 
 
 @contextmanager
@@ -84,11 +78,8 @@ def pre_run_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
 @contextmanager
 def debug(jitted: Any, seen: list[Any]) -> Iterator[None]:
     """`TRITON_DEBUG`, switched on in the running process."""
-    knobs.runtime.debug = True
-    try:
+    with patch.object(knobs.runtime, "debug", True):
         yield
-    finally:
-        knobs.runtime.debug = False
 
 
 @functools.cache
@@ -225,12 +216,8 @@ _CONFLICT = "Conflicting meta-parameters: BLOCK."
 @contextmanager
 def changed_global(jitted: Any, seen: list[Any]) -> Iterator[None]:
     """Change a global that the kernel was compiled with."""
-    before = globals()["NUMBER"]
-    globals()["NUMBER"] = tl.constexpr(4)
-    try:
+    with patch.dict(globals(), NUMBER=tl.constexpr(4)):
         yield
-    finally:
-        globals()["NUMBER"] = before
 
 
 AROUND: dict[Surrounding, float] = {

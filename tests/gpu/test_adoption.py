@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import ROOT, environment
+from support.processes import ROOT, environment, run_command
 
 pytestmark = pytest.mark.gpu
 
@@ -102,9 +102,7 @@ def run(program: str, folder: Path, how: str, *path: Path) -> tuple[dict[str, to
     env["PYTHONPATH"] = os.pathsep.join(
         [*map(str, path), str(ROOT / "benchmarks"), env["PYTHONPATH"]]
     )
-    seen = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=280, check=False
-    )
+    seen = run_command(*command, env=env, check=False)
     assert seen.returncode == 0, seen.stdout[-2000:] + seen.stderr[-6000:]
     words = seen.stdout.split()
     assert int(words[words.index("by") + 1]) > 0, "no kernel was adopted"
@@ -193,17 +191,10 @@ def test_ranks_run_one_config(tmp_path: Path, consensus: str) -> None:
     master = TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False)
     env = environment()
     env["PYTHONPATH"] = f"{ROOT / 'benchmarks'}:{env['PYTHONPATH']}"
+    program = [sys.executable, "-c", textwrap.dedent(RANK)]
     ranks = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                textwrap.dedent(RANK),
-                str(port),
-                str(rank),
-                str(tmp_path),
-                consensus,
-            ],
+            [*program, str(port), str(rank), str(tmp_path), consensus],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

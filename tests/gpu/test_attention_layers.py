@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,12 +16,13 @@ from support.attention_batches import (
     TOLERANCE,
     Case,
     draw,
+    draw_layers,
     has_hopper,
     relative_error,
     take_new_tokens,
     vary,
 )
-from support.processes import PROGRAMS, environment, run_python
+from support.processes import PROGRAMS, run_python
 
 from dejavu_cache.attention import plan
 from dejavu_cache.attention.kernels import hopper, kernel_call
@@ -34,16 +32,11 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
 def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int]) -> None:
-    layers = [draw(vary(DECODES, new=[1], past=[3000], heads=heads)) for _ in range(2)]
-    for name in ("q", "k_cache", "v_cache"):
-        layers[1].arguments[name] = layers[0].arguments[name] * 0.5
-    layers[1].expected = layers[1].run("reference")
+    layers = draw_layers(vary(DECODES, new=[1], past=[3000], heads=heads), 0.5)
     planned = plan(**layers[0].arguments)
     assert planned.implementation == "few_sequences"
     for layer in (*layers, *layers):
-        q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
-        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
-        assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
+        assert layer.error_of_layer(planned) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -55,15 +48,13 @@ def test_layers_of_a_float8_cache_have_scales_of_their_own(
     implementation: str, new: list[int], dtype: torch.dtype
 ) -> None:
     batch = draw(vary(DECODES, new=new, past=[3000, 40, 7, 900][: len(new)], cache_dtype=dtype))
-    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     planned = plan(**batch.arguments)
     assert planned.implementation == implementation
     for k_scale, v_scale in ((0.7, 1.3), (0.2, 3.0), (1.5, 0.1)):
         batch.arguments.update(k_scale=k_scale, v_scale=v_scale)
         batch.expected = batch.run("reference")
         scales = tuple(torch.tensor(scale, device="cuda") for scale in (k_scale, v_scale))
-        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")), scales=scales)
-        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+        assert batch.error_of_layer(planned, scales=scales) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -75,13 +66,10 @@ def test_later_steps_launch_what_triton_has_bound(
 ) -> None:
     for lengths, past in ((new, 3000), (later, 2900)):
         batch = draw(vary(DECODES, new=lengths, past=[past, 40, 7, 500, 90][: len(new)]))
-        q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
         slots = take_new_tokens(batch.arguments)
         planned = plan(**batch.arguments)
         for _ in range(2):
-            out = torch.full_like(q, float("nan"))
-            planned.run(q, keys, values, out=out, new=slots)
-            assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+            assert batch.error_of_layer(planned, new=slots) < TOLERANCE[torch.bfloat16]
         monkeypatch.setattr(kernel_call.KernelCall, "__call__", Mock(side_effect=AssertionError))
 
 
@@ -100,19 +88,13 @@ def test_a_step_of_another_form_is_bound_anew() -> None:
 def test_layers_of_hopper_make_tensor_maps_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton.backends.nvidia.driver as cuda
 
-    layers = [draw(vary(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90])) for _ in range(3)]
-    for factor, layer in enumerate(layers[1:], start=2):
-        for name in ("q", "k_cache", "v_cache"):
-            layer.arguments[name] = layers[0].arguments[name] / factor
-        layer.expected = layer.run("reference")
+    layers = draw_layers(vary(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90]), 1 / 2, 1 / 3)
 
     def run_layers() -> None:
         planned = plan(**layers[0].arguments)
         assert planned.implementation == "hopper"
         for layer in layers:
-            q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
-            out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
-            assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
+            assert layer.error_of_layer(planned) < TOLERANCE[torch.bfloat16]
 
     run_layers()
     made = Mock(wraps=cuda.make_tensordesc_arg)
@@ -239,12 +221,6 @@ PROCESS = """
 def test_a_process_with_an_empty_store_benchmarks_nothing(tmp_path: Path) -> None:
     if torch.cuda.get_device_name() != "NVIDIA H200" or not triton.__version__.startswith("3.6."):
         pytest.skip("the shipped records are of an H200 and Triton 3.6")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROCESS)],
-        env=environment(DEJAVU_CACHE_URL=str(tmp_path / "store"), DEJAVU_CACHE_MODE="tune"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    store = str(tmp_path / "store")
+    done = run_python(PROCESS, check=False, DEJAVU_CACHE_URL=store, DEJAVU_CACHE_MODE="tune")
     assert (done.stdout, done.stderr) == ("139 0\n", "")

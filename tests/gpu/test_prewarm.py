@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.prewarming import HERE, another_user, seal, tree
-from support.processes import dejavu, environment
+from support.processes import dejavu, environment, run_command
 
 pytestmark = pytest.mark.gpu
 
 PROGRAM = HERE / "serve_on_gpu.py"
 MODULES = ("products", "dejavu_cache.attention")
-
-
-def env(**more: str) -> dict[str, str]:
-    """Return an environment with the test's modules on the path and no home of the user's."""
-    return environment(PYTHONPATH=str(HERE), **more)
 
 
 FEW = {
@@ -33,15 +27,9 @@ FEW = {
 
 
 def run(*words: object, **more: str) -> str:
-    """Run a command in the environment of `env`; return what it printed."""
-    done = subprocess.run(
-        [*map(str, words)],
-        env=env(**more),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    """Run a command with the test's modules on the path; return what it printed."""
+    variables = environment(PYTHONPATH=str(HERE), **more)
+    done = run_command(*words, env=variables, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import ROOT, environment
+from support.processes import ROOT, run_python
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.stores import FileStore
 
 pytestmark = pytest.mark.gpu
 
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
 PROCESS = """
     import json, sys, torch
@@ -45,17 +41,11 @@ PROCESS = """
 
 
 def run(store: Path) -> list[object]:
-    import textwrap
-
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROCESS), str(ROOT / "benchmarks")],
-        env=environment(DEJAVU_CACHE_URL=store.as_uri()),
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = run_python(
+        PROCESS, str(ROOT / "benchmarks"), check=False, DEJAVU_CACHE_URL=store.as_uri()
     )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)  # type: ignore[no-any-return]
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_the_second_process_benchmarks_nothing(tmp_path: Path) -> None:
@@ -63,46 +53,6 @@ def test_the_second_process_benchmarks_nothing(tmp_path: Path) -> None:
     assert first[:2] == [8, 80]
     assert second[:2] == [0, 0]
     assert second[2] == first[2]
-
-
-@triton.jit
-def double(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-
-
-def make_double(store: Path) -> Any:
-    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-    return cached_autotune(
-        configs=configs, key=["n"], restore_value=["x_ptr"], store=store, buckets={"n": Pow2()}
-    )(double)
-
-
-def test_a_scenario_met_first_in_a_graph_capture_is_not_benchmarked(tmp_path: Path) -> None:
-    kernel = make_double(tmp_path)
-    x = torch.ones(1000, device="cuda")
-    double[(16,)](
-        torch.ones(1000, device="cuda"), 1000, BLOCK=64
-    )  # compiled: loading a module may not be captured
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, 1000)
-    assert kernel.benchmarked == 0
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(x, torch.full_like(x, 2.0))
-    records = FileStore(tmp_path)
-    # The plain launch was compiled, which is recorded without measurements.
-    assert not any(r.measurements for c in records.contexts() for r in records.records(c))
-
-
-def test_the_environment_names_the_gpu(tmp_path: Path) -> None:
-    kernel = make_double(tmp_path)
-    environment_now = kernel.explain(torch.ones(8, device="cuda"), 8).context.environment
-    properties = torch.cuda.get_device_properties(0)
-    assert environment_now.device.name == properties.name
-    assert environment_now.device.units == properties.multi_processor_count
-    assert environment_now.codegen.startswith("ptxas ") or torch.version.hip
 
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
@@ -125,12 +75,13 @@ def make(store: Path, **options: Any) -> Any:
     )
 
 
-def run_scale(kernel: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
-        x, factor, out, x.shape[0], WIDTH=x.shape[1]
-    )
-    return out
+def test_the_environment_names_the_gpu(tmp_path: Path) -> None:
+    x = torch.ones(8, 8, device="cuda")
+    environment_now = make(tmp_path).explain(x, x, x, 8, WIDTH=8).context.environment
+    properties = torch.cuda.get_device_properties(0)
+    assert environment_now.device.name == properties.name
+    assert environment_now.device.units == properties.multi_processor_count
+    assert environment_now.codegen.startswith("ptxas ") or torch.version.hip
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -149,6 +100,7 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
         launch()
         assert torch.cuda.memory_allocated() == before
     assert kernel.benchmarked == 0
+    assert not any(r.measurements for found in kernel.home.record_sets() for r in found.records)
     for _ in range(3):
         x.normal_()
         out.fill_(float("nan"))

@@ -40,19 +40,8 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     c = torch.empty_like(a)
 
     def call() -> None:
-        kernel[(16, 16)](
-            a,
-            b,
-            c,
-            2048,
-            2048,
-            2048,
-            BLOCK_M=128,
-            BLOCK_N=128,
-            BLOCK_K=64,
-            num_warps=8,
-            num_stages=3,
-        )
+        blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+        kernel[(16, 16)](a, b, c, *[2048] * 3, **blocks, num_warps=8, num_stages=3)
 
     call()
     timer = DeviceTimer(method)

@@ -205,24 +205,6 @@ def test_whatever_step_fails_the_launch_goes_on_and_says_so_once(
     assert "this step fails" in caplog.text
 
 
-def test_errors_of_a_kernel_and_its_hooks_are_those_of_triton(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    @triton.jit
-    def broken(x, n, B: tl.constexpr):
-        tl.store(x, no_such_name)  # type: ignore[name-defined]  # noqa: F821
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise LookupError("the user's own")
-
-    assert_like_triton(lambda decorate: run(decorate, broken, 3))
-    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, do_bench=fail))
-    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, pre_hook=fail))
-    pruned: dict[str, Any] = {"early_config_prune": lambda configs, named, **_: []}
-    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, prune_configs_by=pruned))
-    assert "tuned by Triton alone" not in caplog.text
-
-
 def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from dejavu_cache.settings import current_settings
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from support.command_line import run_cli
 from support.kernels import AUTOTUNED_ADD, load, write_source
-from support.processes import dejavu, environment
+from support.processes import dejavu, environment, run_command
 
 from dejavu_cache.engines.vllm.plugin import register
 from dejavu_cache.installation import autotune_replacement as installation
@@ -213,13 +213,8 @@ def run_with_startup(
     code: str, tmp_path: Path, *, path: str = "", **env: str
 ) -> subprocess.CompletedProcess[str]:
     write_source(tmp_path / "program.py", code)
-    return subprocess.run(
-        [sys.executable, tmp_path / "program.py"],
-        env=environment(PYTHONPATH=path, TRITON_INTERPRET="1", **env),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    variables = environment(PYTHONPATH=path, TRITON_INTERPRET="1", **env)
+    return run_command(sys.executable, tmp_path / "program.py", env=variables)
 
 
 def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
@@ -230,15 +225,8 @@ def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
         tmp_path / "site" / "sitecustomize.py", 'import os; os.environ["OTHER"] = "other ran"'
     )
     path = [str(tmp_path / "site"), environment()["PYTHONPATH"]]
-    command = [
-        "run",
-        "--store",
-        tmp_path / "store",
-        "--",
-        sys.executable,
-        tmp_path / "program.py",
-        "with a child",
-    ]
+    program = sys.executable, tmp_path / "program.py", "with a child"
+    command = "run", "--store", tmp_path / "store", "--", *program
     seen = dejavu(*command, PYTHONPATH=":".join(path), TRITON_INTERPRET="1")
     assert seen.stdout.splitlines() == ["other ran 2 200", "other ran 0 200"], seen.stderr
 
@@ -246,23 +234,13 @@ def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
 def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) -> None:
     write_source(tmp_path / "triton.py", "autotune = 1")
     code = "import triton; print(triton.autotune)"
-    seen = subprocess.run(
-        [vars(sys)["_base_executable"], "-s", "-c", code],
-        env={"PYTHONPATH": f"{STARTUP}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    python = vars(sys)["_base_executable"], "-s", "-c"
+    seen = run_command(*python, code, env={"PYTHONPATH": f"{STARTUP}:{tmp_path}"})
     assert seen.stdout == "1\n"
     assert "kernels of this process are not cached" in seen.stderr
     assert "pip install dejavu-cache there" in seen.stderr
-    quiet = subprocess.run(
-        [vars(sys)["_base_executable"], "-s", "-c", "pass"],
-        env={"PYTHONPATH": str(STARTUP)},
-        capture_output=True,
-        check=True,
-    )
-    assert quiet.stderr == b"", "a process without Triton hears nothing"
+    quiet = run_command(*python, "pass", env={"PYTHONPATH": str(STARTUP)})
+    assert quiet.stderr == "", "a process without Triton hears nothing"
 
 
 def test_two_installations_that_start_each_other_end(tmp_path: Path) -> None:
@@ -302,15 +280,10 @@ def test_run_ends_as_its_program_does(code: int | str) -> None:
     ],
 )
 def test_a_program_may_change_folders(store: str, seen: str, tmp_path: Path) -> None:
-    command = ["dejavu_client", "run", "--store", store.format(folder=tmp_path)]
-    out = subprocess.run(
-        [sys.executable, "-m", *command, "--", "sh", "-c", "echo $DEJAVU_CACHE_URL"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-m", "dejavu_client", "run", "--store", store]
+    command = [word.format(folder=tmp_path) for word in command]
+    program = ("sh", "-c", "echo $DEJAVU_CACHE_URL")
+    out = run_command(*command, "--", *program, env=environment(), cwd=tmp_path)
     assert out.stdout.strip() == seen.format(folder=tmp_path)
 
 

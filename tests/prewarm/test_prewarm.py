@@ -24,7 +24,7 @@ from support.prewarming import (
     seal,
     tree,
 )
-from support.processes import dejavu, environment
+from support.processes import dejavu, environment, run_command
 
 from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
@@ -54,15 +54,10 @@ def run_program(
         **env,
     }
     program = [*words, sys.executable, str(HERE / "launch_products.py"), *map(str, blocks)]
-    return subprocess.run(
-        [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--", *program],
-        env={name: value for name, value in environment(**own).items() if name != "XDG_CACHE_HOME"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd="/",
-    )
+    variables = environment(**own)
+    variables.pop("XDG_CACHE_HOME", None)
+    command = [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--", *program]
+    return run_command(*command, env=variables, check=False, cwd="/")
 
 
 def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -> None:
@@ -98,10 +93,7 @@ def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(
     modules = [*(tmp_path / "out").rglob("cuda_utils*.so")]
     assert modules
     for module in modules:
-        outcome = subprocess.run(
-            ["readelf", "-d", str(module)], capture_output=True, text=True, check=True
-        ).stdout
-        assert "Shared library: [libcuda.so" in outcome
+        assert "Shared library: [libcuda.so" in run_command("readelf", "-d", module).stdout
 
 
 @pytest.fixture
@@ -211,23 +203,11 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
         assert made.returncode == 3
         assert str(mine) in made.stderr
     assert (mine / "thesis.txt").read_text() == "years"
-    words = [
-        "prewarm",
-        "products",
-        "--store",
-        records.url,
-        "--device",
-        "NVIDIA H200",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    full = subprocess.run(
-        [sys.executable, "-m", "dejavu_client", *words],
+    words = ["--store", records.url, "--device", "NVIDIA H200", "--out", tmp_path / "out"]
+    full = run_command(
+        *(sys.executable, "-m", "dejavu_client", "prewarm", "products", *words),
         env=environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user")),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-        capture_output=True,
-        text=True,
-        timeout=240,
         check=False,
     )
     assert full.returncode == 3, full.stderr
@@ -238,11 +218,9 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
 
 def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
     """As after Ctrl-C, or the kill of a command that has just started one."""
-    worker = [sys.executable, "-c", "from dejavu_cache.prewarm.worker import main; main()"]
-    ended = subprocess.run(
-        worker, stdin=subprocess.DEVNULL, env=environment(), capture_output=True, check=True
-    )
-    assert (ended.stdout, ended.stderr) == (b"", b"")
+    code = "from dejavu_cache.prewarm.worker import main; main()"
+    ended = run_command(sys.executable, "-c", code, stdin=subprocess.DEVNULL, env=environment())
+    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 @pytest.mark.skipif(

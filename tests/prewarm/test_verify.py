@@ -8,7 +8,6 @@ import signal
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from support.command_line import run_cli
 from support.kernels import ADD, write_source
 from support.prewarming import prewarm
 from support.processes import dejavu
+from support.sweeping import wait_until
 
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.manifest import MANIFEST, SCHEMA
@@ -45,7 +45,9 @@ def test_an_untuned_scenario_is_named(tmp_path: Path) -> None:
     )
     missed = verify(tmp_path, 100, 200, 5000, DEJAVU_CACHE_MODE="reuse")
     assert missed.returncode == 1
-    named = r"missed: program\.add\(n=5000; x_ptr: float32, y_ptr: float32\) \((default|predicted): "
+    named = (
+        r"missed: program\.add\(n=5000; x_ptr: float32, y_ptr: float32\) \((default|predicted): "
+    )
     assert re.search(named, missed.stdout)
     assert "2 scenarios hit, 1 missed" in missed.stdout
 
@@ -77,16 +79,8 @@ def start_verification(program: str, tmp_path: Path, **options: Any) -> tuple[An
     verifying = subprocess.Popen(
         [sys.executable, "-m", "dejavu_client", "verify", "--", *command], **options
     )
-    return verifying, int(wait_for_text(begun))
-
-
-def wait_for_text(file: Path) -> str:
-    """Return a file's text once there is some."""
-    until = time.monotonic() + 240
-    while not (file.exists() and file.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return file.read_text()
+    wait_until(lambda: begun.exists() and bool(begun.read_text()))
+    return verifying, int(begun.read_text())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -98,15 +92,7 @@ def test_a_verification_that_is_ended_ends_its_program(
     verifying, program = start_verification("time.sleep(3600)", tmp_path)
     verifying.send_signal(number)
     assert verifying.wait(240) == 128 + number
-    await_end(program)
-
-
-def await_end(process: int) -> None:
-    """Wait until a process is not there any more, or has ended."""
-    until = time.monotonic() + 240
-    while is_running(process):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(program))
 
 
 def is_running(process: int) -> bool:

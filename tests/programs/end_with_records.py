@@ -15,7 +15,7 @@ from pathlib import Path
 from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from support.records import context, record
 
 EXIT_CODES = {"return": 0, "exit": 7, "raise": 1, "terminate": -15, "kill": -9, "at once": 3}

@@ -147,16 +147,6 @@ BAD = {
 }
 
 
-def die(*args):
-    os.kill(os.getppid(), 9)
-    os.kill(os.getpid(), 9)
-
-
-if "DIES_BEFORE_THE_WINNER" in os.environ:
-    from dejavu_cache.runtime import tune
-
-    tune.tuned_launches = die  # type: ignore[attr-defined]
-
 empty = Suite(list, why_empty="these sizes need no tuning")
 met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))
 broken = raises

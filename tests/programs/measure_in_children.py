@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from support.records import context, record
 
 

@@ -69,11 +69,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def error_of(decorate: Callable[..., Any], case: Mapping[str, Any], **options: Any) -> Exception:
+def error_of(
+    decorate: Callable[..., Any],
+    case: Mapping[str, Any],
+    is_adopted: bool = False,
+    **options: Any,
+) -> Exception:
     options = {"configs": configs(), "key": ["n"], "do_bench": equal_times, **case, **options}
     grid, kernel = options.pop("grid", (4,)), options.pop("kernel", add_one)
     args = options.pop("args", (64,))
     decorated = decorate(**options)(kernel)
+    decorated.is_adopted = is_adopted
     with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever Triton raises
         decorated[grid](torch.zeros(64), *args)
     return raised.value
@@ -83,15 +89,19 @@ def files(error: Exception) -> list[str]:
     return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
+@pytest.mark.parametrize("is_adopted", [False, True])
 @pytest.mark.parametrize("what", CASES)
-def test_the_error_is_tritons_and_has_no_frame_of_ours(what: str) -> None:
+def test_the_error_is_tritons_and_has_no_frame_of_ours(
+    what: str, is_adopted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     theirs = error_of(triton.autotune, CASES[what])
-    ours = error_of(cached_autotune, CASES[what], store=MemoryStore())
+    ours = error_of(cached_autotune, CASES[what], is_adopted, store=MemoryStore())
     assert (type(ours), str(ours)) == (type(theirs), str(theirs))
     assert (type(ours.__cause__), ours.__context__) == (type(theirs.__cause__), ours.__cause__)
     assert files(ours)[-1] == files(theirs)[-1]
     assert not [file for file in files(ours) if "/dejavu_cache/" in file]
     assert len(files(ours)) <= len(files(theirs))
+    assert "tuned by Triton alone" not in caplog.text
 
 
 def test_debug_messages_keep_the_frames(monkeypatch: pytest.MonkeyPatch) -> None:

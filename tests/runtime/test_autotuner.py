@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from support.addition import CONFIGS, Bench, add_one, equal_times, make
 from support.kernels import launch
 from support.processes import fork_python
 
-from dejavu_cache import Exact, Pow2, open_store
-from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import now
+from dejavu_cache import Exact, Pow2
 
 
 @pytest.mark.parametrize(
@@ -70,25 +67,6 @@ def test_a_new_config_is_benchmarked_alone() -> None:
     launch(kernel, 100)
     assert bench.calls == 1
     assert kernel.best_config.kwargs == {"BLOCK": 128}
-
-
-def test_a_dead_tune_goes_on_where_it_stopped() -> None:
-    """Measurements made before the process died are not repeated."""
-    bench = Bench([3.0])
-
-    def dies(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        if bench.calls == 2:
-            raise KeyboardInterrupt
-        return bench(kernel_call, quantiles)
-
-    dies.__module__, dies.__qualname__ = Bench.__module__, Bench.__qualname__  # one method by name
-    with pytest.raises(KeyboardInterrupt):
-        launch(make(do_bench=dies), 100)
-    rest = Bench([1.0])
-    kernel = make(rest)
-    launch(kernel, 100)
-    assert (bench.calls, rest.calls) == (2, 1)
-    assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
 def test_one_config_needs_no_benchmark() -> None:
@@ -158,19 +136,6 @@ def test_threads_tune_a_scenario_once() -> None:
     for thread in threads:
         thread.join()
     assert bench.calls == 3
-
-
-def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
-    launch(make(store=tmp_path), 100)
-    store = open_store(str(tmp_path))
-    (context,) = store.contexts()
-    (record,) = store.records(context)
-    slowest = max(record.measurements, key=lambda measurement: measurement.median or 0.0).config
-    store.put(context, [Record(scenario=record.scenario, pin=Pin(config=slowest, at=now()))])
-    kernel = make(store=tmp_path)
-    launch(kernel, 100)
-    assert kernel.best_config.kwargs == slowest.params
-    assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "pinned"
 
 
 def test_what_tuning_found_is_printed_as_upstream_prints_it(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,31 +83,6 @@ def test_timings_of_an_assigned_benchmark_function_are_not_those_of_the_default_
     assert (other.benchmarked, other.context.problem.method) == (3, "wall")
 
 
-CHANGES: dict[str, Callable[[Any, dict[Any, Any]], None]] = {
-    "assigned": lambda kernel, entries: setattr(kernel, "cache", entries),
-    "set": lambda kernel, entries: kernel.cache.__setitem__(*entries.copy().popitem()),
-    "updated": lambda kernel, entries: kernel.cache.update(entries),
-    "joined": lambda kernel, entries: kernel.cache.__ior__(entries),
-    "a default": lambda kernel, entries: kernel.cache.setdefault(*entries.copy().popitem()),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_config_that_a_program_puts_into_the_cache_decides(change: str) -> None:
-    kernel, bench = make()
-    key = (512, 7, 3, "torch.float32", "torch.float32")
-    CHANGES[change](kernel, {key: CONFIGS[2]})
-    for _ in range(2):
-        launch(kernel)
-        assert (bench.calls, kernel.best_config) == (0, CONFIGS[2])
-        launch(kernel, M=100)
-        assert kernel.best_config is not CONFIGS[2]
-        bench.calls = 0
-    kernel.cache.clear()
-    launch(kernel)
-    assert len(kernel.cache) == 1
-
-
 def test_a_programs_config_in_a_bucket_is_for_its_key_alone() -> None:
     kernel, _ = make(buckets={"M": Pow2()})
     kernel.cache[(300, 7, 3, "torch.float32", "torch.float32")] = CONFIGS[2]
@@ -138,18 +112,6 @@ def test_copies_do_not_disturb_each_other() -> None:
         assert twin == kernel.cache
 
 
-def test_assigned_configs_are_the_ones_to_choose_from() -> None:
-    kernel, bench = make()
-    launch(kernel)
-    kernel.configs = CONFIGS[1:2]
-    launch(kernel)
-    assert kernel.best_config is CONFIGS[1]
-    kernel.configs = CONFIGS[1:]
-    launch(kernel)
-    assert kernel.best_config is CONFIGS[1]
-    assert bench.calls == 3, "both are recorded"
-
-
 def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
     cache = ConfigCache({"a": 1})
     assert (cache.has_choices, cache.choice("a")) == (True, 1)
@@ -160,6 +122,7 @@ def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
     cache["b"] = 4
     assert cache.choice("b") == 4
     del cache["a"], cache["b"]
+    cache.report("c", 4)
     cache |= {"c": 5}
     assert cache.choice("c") == 5
     assert cache.setdefault("d", 6) == cache.choice("d") == 6
@@ -173,31 +136,6 @@ def test_launches_follow_random_changes_as_tritons_do() -> None:
     from support.mutated_autotuners import compare_at_random
 
     assert [text for seed in range(12) for text in compare_at_random(seed, 60)] == []
-
-
-@pretended
-def test_a_config_that_changes_in_place_is_launched_as_it_is_then() -> None:
-    from support.pretended_gpu import LAUNCHED, body, launch, make
-
-    def change_items(config: Any) -> None:
-        config.kwargs["B"] = 64
-
-    def replace_items(config: Any) -> None:
-        config.kwargs = {"B": 64}
-
-    def change_warps(config: Any) -> None:
-        config.num_warps = 8
-
-    for change in (change_items, replace_items, change_warps):
-        for blocks in ((16,), (16, 32)):
-            kernel = make(cached_autotune, blocks, store="memory://")
-            launch(kernel, 3, 3)  # the second one by the hot path
-            before = LAUNCHED[-1].hash
-            change(kernel.best_config)
-            launch(kernel, 3)
-            changed = LAUNCHED[-1].hash
-            triton.jit(body)[(1,)](torch.empty(64), 3, **kernel.best_config.all_kwargs())
-            assert before != changed == LAUNCHED[-1].hash, (change, blocks)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -253,17 +191,6 @@ def test_a_single_config_is_not_pruned() -> None:
     pruning = {"perf_model": lambda **_: 1.0, "top_k": "no number"}
     for decorate in (triton.autotune, cached_autotune):
         assert launch(make(decorate, (16,), prune_configs_by=pruning), 3) == [16]
-
-
-def test_configs_that_change_in_place_are_the_ones_to_choose_from() -> None:
-    kernel, bench = make(store="memory://")
-    launch(kernel)
-    kernel.configs.append(triton.Config({"BLOCK": 512}))
-    launch(kernel, M=100)
-    assert bench.calls == 7
-    kernel.configs[:] = CONFIGS[1:2]
-    launch(kernel)
-    assert kernel.best_config is CONFIGS[1]
 
 
 @pytest.mark.parametrize("is_adopted", [False, True])

@@ -235,41 +235,32 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
     return made
 
 
-def test_two_equal_boots_do_not_differ(program: Program) -> None:
-    runs = [program.boot(name, 128, 1024) for name in ("a", "b")]
-    out = run_cli("diff", *runs)
+def test_two_boots_differ_by_what_was_pinned_or_recorded_between_them(program: Program) -> None:
+    before, again = (program.boot(name, 128, 1024) for name in ("a", "b"))
+    out = run_cli("diff", before, again)
     assert (out.returncode, out.stdout) == (0, "no differences in 2 scenarios\n")
-    (file,) = runs[0].glob("*.jsonl")
+    (file,) = before.glob("*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(entries) == 2
     assert all(f" in {program.store.as_uri()} " in entry["detail"] for entry in entries)
-
-
-def test_a_pin_between_two_boots_is_one_line(program: Program) -> None:
-    before = program.boot("a", 128, 1024)
+    near = program.boot("c", 128, 256)
     store = FileStore(program.store)
     (context,) = store.contexts()
     record = next(item for item in store.records(context) if item.scenario.args["n"] == 128)
     pin = Pin(config=describe(CONFIGS[2]), at=now(), by="anna@desk")
     store.put(context, [Record(scenario=record.scenario, pin=pin)], now=True)
-    after = program.boot("b", 128, 1024)
-    out = run_cli("diff", before, after)
-    (line,) = out.stdout.splitlines()
-    assert out.returncode == 1
-    assert "(n=128; x_ptr: float32" in line
-    assert f"pinned: {describe(CONFIGS[2])}" in line.partition(" | ")[2]
-
-
-def test_another_record_of_the_same_config_is_told(program: Program) -> None:
-    before = program.boot("a", 256)
     program.boot("tuned", 256, mode="tune")
-    after = program.boot("b", 256, 1024)
-    lines = run_cli("diff", before, after).stdout.splitlines()
-    assert len(lines) == 2
-    assert any("n=1024" in line and ": not run | " in line for line in lines)
-    changed = next(line for line in lines if "n=256" in line)
-    assert "default" in changed.partition(" | ")[0]
-    assert "exact" in changed.partition(" | ")[2]
+    out = run_cli("diff", near, program.boot("d", 128, 256, 1024))
+    lines = dict(zip((128, 256, 1024), sorted(out.stdout.splitlines(), key=size_in), strict=True))
+    assert out.returncode == 1
+    assert "(n=128; x_ptr: float32" in lines[128]
+    assert f"pinned: {describe(CONFIGS[2])}" in lines[128].partition(" | ")[2]
+    assert ["default" in lines[256].partition(" | ")[0], "exact" in lines[256]] == [True, True]
+    assert ": not run | " in lines[1024]
+
+
+def size_in(line: str) -> int:
+    return int(line.partition("(n=")[2].partition(";")[0])
 
 
 def test_a_folder_without_a_report_is_an_error(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from support.addition import Bench, make
 from torch.distributed import HashStore
 
 import dejavu_cache
-from dejavu_cache import CheckOptions, Pow2
-from dejavu_cache.errors import SettingsError
+from dejavu_cache import Pow2
 from dejavu_cache.runtime import consensus
 
 RIGHT, FAST, WRONG = (triton.Config({"B": size}) for size in (16, 32, 64))
@@ -152,8 +151,3 @@ class TestWhereNothingCanBeCompared:
         assert [launch_behind_pointer(kernel) for _ in range(2)] == [7.0, 7.0]
         assert next(kernel.home.records(kernel.context), None) is None
         assert caplog.text.count("tuned by Triton alone") == 1
-
-
-def test_declared_outputs_must_be_arguments(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="outputs names 'z'"):
-        decorate(tmp_path, check=CheckOptions(outputs=["z"]))

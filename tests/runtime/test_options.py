@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.addition import CONFIGS, Bench, Spy, add_one, make
+from support.addition import CONFIGS, Spy, add_one, make
 from support.kernels import launch, load
 
 from dejavu_cache import (
@@ -101,6 +101,7 @@ CONFIG = triton.Config({"BLOCK": 16})
         ({"prune_configs_by": {"early": print}}, r"has no 'early': choose from early_config_prun"),
         ({"prune_configs_by": {"perf_mode": print}}, r"'perf_mode': did you mean 'perf_model'\?"),
         ({"check": CheckOptions(ignore=["y_pt"])}, r"ignore names 'y_pt', .*mean 'y_ptr'\?"),
+        ({"check": CheckOptions(outputs=["z"])}, r"outputs names 'z', which is no argument"),
         ({"check": CheckOptions}, r"check=<class .*: Input should be an instance of CheckOptions"),
     ],
 )
@@ -189,12 +190,6 @@ def test_a_bucket_is_spelled_as_in_the_policy_file(spelling: Any, bucket: Any) -
     assert request.scenario.args == {"n": bucket(100)}
 
 
-def test_a_config_space_is_not_built_to_look_for_the_default() -> None:
-    space = config_space({"BLOCK": [16, 32]})
-    cached_autotune(space, ["n"], default=triton.Config({"BLOCK": 32}))(add_one)
-    assert "_configs" not in vars(space)
-
-
 @pytest.mark.parametrize(
     ("limit", "due", "allowed"), [(None, 3, 3), (2, 3, 2), (2, 1, 0), (2, 0, 0)]
 )
@@ -241,23 +236,6 @@ def test_a_config_that_no_record_can_hold_leaves_its_kernel_to_triton(
     assert "its configs set odd to" in caplog.text
 
 
-def test_keys_may_be_of_any_plain_type() -> None:
-    @triton.jit
-    def ignores(
-        x_ptr, a: tl.constexpr, b: tl.constexpr, c: tl.constexpr, d: tl.constexpr,
-        e: tl.constexpr, f: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
-        pass
-
-    bench = Bench()
-    kernel = make(bench, fn=ignores, key=list("abcdef"), check=False)
-    kernel[(1,)](torch.ones(1), 1, True, 1.5, "text", None, torch.float16)
-    kernel[(1,)](torch.ones(1), 1, 1, 1.5, "text", None, torch.float16)
-    assert bench.calls == 6, "True and 1 are two scenarios"
-    scenario = kernel.explain(torch.ones(1), 1, True, 1.5, "text", None, torch.float16).scenario
-    assert scenario.args == {"a": 1, "b": True, "c": 1.5, "d": "text", "e": None, "f": "float16"}
-
-
 @pytest.mark.parametrize("name", ["a" * 501, "a\x1b[31m\nb", "a\udc80", "\u202e"])
 def test_a_kernel_of_any_name_is_recorded_and_explained(name: str) -> None:
     store = MemoryStore()
@@ -273,53 +251,6 @@ def test_a_kernel_of_any_name_is_recorded_and_explained(name: str) -> None:
     assert recorded.isprintable()
     assert before.startswith(f"{recorded}(")
     assert str(kernel.explain(*arguments)).startswith(f"{recorded}(")
-
-
-TWO = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-SIZES = {"wide": 1}
-
-
-class Wide:
-    """A heuristic that is an object with state."""
-
-    size = 1
-
-    def __call__(self, args: dict[str, Any]) -> int:
-        return self.size
-
-
-WIDE = Wide()
-
-
-@triton.jit
-def fill(x, n, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    tl.store(x + at, SIZE, mask=at < n)
-
-
-@pytest.mark.parametrize("heuristic", [lambda args: SIZES["wide"], WIDE])
-def test_a_value_that_a_heuristic_reads_is_part_of_the_scenario(
-    monkeypatch: pytest.MonkeyPatch, heuristic: Any
-) -> None:
-    store = MemoryStore()
-    decorate = cached_autotune(configs=TWO, key=["n"], store=store)
-    kernel = decorate(triton.heuristics({"SIZE": heuristic})(fill))
-
-    def launch() -> float:
-        x = torch.zeros(16)
-        kernel[(1,)](x, 3)
-        return float(x[0])
-
-    assert launch() == 1
-    monkeypatch.setitem(SIZES, "wide", 2)
-    monkeypatch.setattr(WIDE, "size", 2)
-    assert launch() == 2
-    (found,) = store.record_sets()
-    scenarios = {(one.scenario.args["n"], one.scenario.dtypes["SIZE"]) for one in found.records}
-    assert scenarios == {(3, "=1"), (3, "=2")}
-    benchmarked = kernel.benchmarked
-    monkeypatch.undo()
-    assert (launch(), kernel.benchmarked) == (1, benchmarked)
 
 
 CELL = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support.processes import in_own_process
 
-from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune, open_store
+from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.policy import Policy
 from dejavu_cache.runtime import options
 from dejavu_cache.runtime.autotuner import CachedAutotuner
@@ -64,14 +61,11 @@ def make(**options: Any) -> Any:
     return cached_autotune(**options)(row_sum)
 
 
-def run(kernel: Any, K: int, *, by_name: bool = False, shift: float = 0.0) -> tuple[int, int]:
+def run(kernel: Any, K: int) -> tuple[int, int]:
     """Return a launch's result, and the block that computed it."""
     x, out = torch.ones(4096), torch.zeros(2)
     larger_is_faster.out = out  # type: ignore[attr-defined]
-    if by_name:
-        kernel[(1,)](x, out, K=K, shift=shift)
-    else:
-        kernel[(1,)](x, out, K, shift)
+    kernel[(1,)](x, out, K, 0.0)
     assert int(out[1]) == kernel.best_config.kwargs["B"]
     return int(out[0]), int(out[1])
 
@@ -142,98 +136,6 @@ def test_without_buckets_pruning_is_asked_as_often_as_by_triton(pruning: Any) ->
     assert counts[0] == counts[1]
 
 
-def of_x_then_n_or_m(named: Any, more: Any) -> Any:
-    return named["x"], named["n"] if named["x"] else named["m"]
-
-
-READERS: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (lambda named, more: named.get("N", "n" in named and len(named)), ""),
-    (lambda named, more: sorted(named), ""),
-    (lambda named, more: ChainMap(more, named)["n"], "n"),
-    (lambda named, more: [named[name] for name in "nm"], "nm"),
-    (lambda named, more: named.update(more) or named["n"], "n"),
-    (lambda named, more: {**named}["n"], "xnm"),
-    (of_x_then_n_or_m, "xn"),
-    (lambda named, more: named["y"] is None, ""),
-]
-
-
-def pruning_of(**functions: Any) -> Pruning:
-    kernel = make(prune_configs_by=functions)
-    kernel.arg_names = ["x", "n", "m", "y"]
-    return Pruning(kernel)
-
-
-def pruning_with(reader: Callable[[Any, Any], Any]) -> Callable[..., int]:
-    """Return a function that launches twice, and says how often a pruning by `reader` was asked."""
-    asked = 0
-
-    def prune(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
-        nonlocal asked
-        asked += 1
-        reader(named, more)  # with `more`, all that is given by name
-        return list(configs)
-
-    def count(*args: Any, **kwargs: Any) -> int:
-        before = asked
-        for _ in range(2):
-            pruning.answer(0, args, {"grid": (1,), "warmup": False, **kwargs})
-        return asked - before
-
-    pruning = pruning_of(early_config_prune=prune)
-    return count
-
-
-@pytest.mark.parametrize(("reader", "read"), READERS)
-def test_a_bucket_asks_again_where_what_was_read_differs(reader: Any, read: str) -> None:
-    asked = pruning_with(reader)
-    assert asked(3, 3, 3, None, s=3) == 1
-    for name in "xnms":
-        other = {"x": 3, "n": 3, "m": 3, "s": 3, name: 5}
-        again = asked(other["x"], other["n"], other["m"], None, s=other["s"])
-        assert again == (name in f"{read}s"), name
-
-
-STRIDED = torch.zeros(64, 64)
-TENSORS = {
-    "shape": torch.zeros(8, 4),
-    "dtype": torch.zeros(4, 4, dtype=torch.float16),
-    "strides": STRIDED[:4, :4],
-    "alignment": STRIDED.view(-1)[1:17].view(4, 4),
-    "nothing": torch.ones(4, 4),
-}
-
-
-def test_a_tensor_that_was_read_counts_by_all_but_its_elements() -> None:
-    for launch in (lambda ask, y: ask(3, 3, 3, y), lambda ask, y: ask(3, 3, 3, y=y)):
-        asked = pruning_with(lambda named, more: (more if "y" in more else named)["y"])
-        assert launch(asked, torch.zeros(4, 4)) == 1
-        for part, tensor in TENSORS.items():
-            assert launch(asked, tensor) == (part != "nothing"), part
-        assert launch(asked, None) == 1
-        assert launch(asked, torch.nn.Parameter(torch.zeros(4, 4))) == 1
-
-
-def test_a_model_is_asked_again_where_its_parameters_differ() -> None:
-    asked: list[int] = []
-
-    def by_some(n: int, B: int, **rest: Any) -> float:
-        asked.append(n)
-        return B
-
-    def by_all(x: int, n: int, m: int, y: Any, s: int, B: int, **_: Any) -> float:
-        return by_some(n, B)
-
-    for model, read in ((by_some, "n"), (functools.partial(by_some), "xnms"), (by_all, "xnms")):
-        pruning = pruning_of(perf_model=model, top_k=2)
-        pruning.answer(0, [3, 3, 3, None], {"s": 3})
-        for name in "xnms":
-            asked.clear()
-            other = {"x": 3, "n": 3, "m": 3, "s": 3, name: 5}
-            pruning.answer(0, [other["x"], other["n"], other["m"], None], {"s": other["s"]})
-            assert len(asked) == (len(CONFIGS) if name in read else 0), name
-
-
 def test_a_subclass_that_prunes_itself_is_asked_again_where_what_it_reads_differs() -> None:
     class Pruned(CachedAutotuner):
         def prune_configs(self, kwargs: dict[str, Any]) -> list[Any]:
@@ -283,57 +185,9 @@ def test_an_argument_that_cannot_be_compared_asks_at_every_launch() -> None:
         assert run(kernel, Odd(K)) == (K, best)
 
 
-BUCKETS = [None, Pow2(), Pow2(min=64, max=128), Edges((1, 100)), Multiple(64)]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Path) -> None:
-    """Draw rules, buckets, modes and orders of launches; results are right in all of them."""
-    bucket = data.draw(st.sampled_from(BUCKETS))
-    store = data.draw(st.sampled_from(["memory://", "folder"]))
-    url = store if store == "memory://" else (tmp_path / f"{id(data)}").as_uri()
-    home = open_store(url)  # one store for all kernels of the example
-    sees_shift, keeps, drop = data.draw(
-        st.tuples(st.booleans(), st.integers(1, 4), st.sets(st.sampled_from(BLOCKS), max_size=2))
-    )
-
-    def rule(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
-        arguments = {**named, **more}
-        left = only_divisors(configs, arguments)
-        # Without a bucket, what is left for the first launch is left for all, as by Triton.
-        if sees_shift and bucket and arguments["shift"] > 0:
-            left = [config for config in left if config.kwargs["B"] not in drop] or left[:1]
-        return left[::-1][:keeps]
-
-    def fresh_kernel() -> Any:
-        return make(
-            buckets={} if bucket is None else {"K": bucket},
-            prune_configs_by={"early_config_prune": rule},
-            mode=data.draw(st.sampled_from(["tune", "tune", "reuse", "strict"])),
-            default=data.draw(st.sampled_from([None, *CONFIGS])),
-            store=home,
-        )
-
-    kernel = fresh_kernel()
-    for _ in range(data.draw(st.integers(1, 8))):
-        if data.draw(st.integers(0, 3)) == 0:
-            kernel = fresh_kernel()
-        K = 16 * data.draw(st.integers(1, 16))
-        shift, by_name = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.booleans())
-        try:
-            total, block = run(kernel, K, by_name=by_name, shift=shift)
-        except ScenarioNotTuned:
-            assert kernel.mode.value == "strict"
-            continue
-        assert total == K + shift
-        left = rule(CONFIGS, {"K": K, "shift": shift})
-        assert block in [config.kwargs["B"] for config in left]
-
-
 @pretended
 def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
-    """Thousands of random launches through the hot path of a pretended GPU."""
+    """Thousands of random launches, of any mode and mostly by the hot path."""
     from support.pruned_launches import launch_at_random
 
     counts = launch_at_random(seed=7, count=3000)

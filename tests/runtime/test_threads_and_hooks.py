@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 import triton
-from support.processes import in_own_process
+from support.processes import in_fork, in_own_process
 from support.records import context, record
 
 from dejavu_cache import cached_autotune
@@ -20,16 +17,6 @@ from dejavu_cache.stores import MemoryStore
 from dejavu_cache.system.fork_lock import ForkLock
 
 pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
-
-
-def in_fork(call: Callable[[], object]) -> None:
-    """Call a function in a forked child, within a minute."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        call()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

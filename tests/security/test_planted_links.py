@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from support.processes import dejavu
 
 from dejavu_cache.errors import StoreError

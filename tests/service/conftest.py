@@ -235,7 +235,7 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
 
 
 def _app(url: str) -> FastAPI:
-    return create_app(ServerSettings(database=url, rate=0, max_body=100_000))
+    return create_app(ServerSettings(database=url, max_body=100_000))
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:

@@ -56,7 +56,7 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
         pytest.skip("SQLite's program is not installed")
     url = request.getfixturevalue("postgres_url" if program == "pg_dump" else "sqlite_url")
     token = make_token(url, "admin")
-    app = create_app(ServerSettings(database=url, rate=0))
+    app = create_app(ServerSettings(database=url))
     taken: list[int] = []
     copied = threading.Event()
     with client_of(app, Authorization=f"Bearer {token}") as client:
@@ -77,7 +77,7 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
         finally:
             copied.set()
             writing.join(240)
-    restored = create_app(ServerSettings(database=copy, rate=0))
+    restored = create_app(ServerSettings(database=copy))
     with client_of(restored, Authorization=f"Bearer {token}") as client:
         stored = {one.scenario.args["M"]: one for one in read(client)}
         assert acknowledged <= stored.keys() <= set(taken)

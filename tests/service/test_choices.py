@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.services import merging, transfer
+from dejavu_service.services import transfer
 from dejavu_service.services.records import merge_record_set
 from dejavu_service.settings import ServerSettings
+from dejavu_service.storage import merging
 from fastapi import FastAPI
 from support.service import (
     body,
@@ -142,7 +143,7 @@ def test_another_writers_launches_displace_none(client: httpx.Client, how: str) 
 
 
 def test_a_full_record_takes_no_more_and_loses_nothing(url: str) -> None:
-    with client_of(create_app(ServerSettings(database=url, rate=0))) as client:
+    with client_of(create_app(ServerSettings(database=url))) as client:
         post(client, record(1))
         invented = tuple(
             Measurement(config=Config(params={"x": number}), median=1.0, at=now())

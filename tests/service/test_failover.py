@@ -33,7 +33,7 @@ def set_read_only(url: str, value: str) -> None:
 @pytest.fixture
 def client(postgres_url: str) -> Iterator[httpx.Client]:
     """Ask an app whose sessions may only read, although new ones may write."""
-    settings = ServerSettings(database=postgres_url, rate=0)
+    settings = ServerSettings(database=postgres_url)
     with client_of(create_app(settings)) as opened:
         yield opened
 
@@ -101,7 +101,7 @@ def test_a_role_without_rights_to_a_table_is_said_to_lack_them(postgres_url: str
     with (
         role_of(postgres_url) as url,
         psycopg.connect(postgres_url, autocommit=True) as owner,
-        client_of(create_app(ServerSettings(database=url, rate=0))) as client,
+        client_of(create_app(ServerSettings(database=url))) as client,
     ):
         assert post(client, 1).status_code == 200
         owner.execute("REVOKE ALL ON parts FROM visitor")

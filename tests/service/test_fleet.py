@@ -57,7 +57,7 @@ def held_by_the_server(url: str) -> list[Any]:
 
 def is_ready(client: ProtocolClient) -> bool:
     with suppress(UnreachableError):
-        client.check_ready()
+        client.misses()
         return True
     return False
 

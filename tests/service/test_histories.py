@@ -11,6 +11,7 @@ import httpx
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
+from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from support.quarantines import Token
 from support.remote_stores import through
@@ -138,7 +139,7 @@ HISTORIES = {
     "everything, as it was": ("eve 16=1 32=2 !16; pin 32; hide eve; undo", "16=1 32=2 !16 ^32"),
     "one config's timings again": ("ann 16=1 32=2 !16; hide config 16; undo", "16=1 32=2 !16"),
     "what came since, before that": ("eve 16=1 !16; hide eve; ann 16=5 !16; undo", "16=5 !16"),
-    "what a promotion put there": ("ann 16=1; bob@pr 16=5; promote ops; hide ops; undo", "16=1"),
+    "what a promotion put there": ("ann 16=1; bob@pr 16=5; promote ops; hide ops; undo", "16=5"),
     "a wrong result again": ("ann 16=1 !16; eve 16=w !32; hide eve; undo", "16=w !32"),
 }
 
@@ -199,8 +200,8 @@ def without_wrong_winner(record: Record) -> Record:
 class History:
     """One record of a server, what is done to it, and a copy that a machine has of it."""
 
-    def __init__(self, client: httpx.Client, tokens: dict[str, Token]) -> None:
-        self._client, self._tokens = client, tokens
+    def __init__(self, client: httpx.Client, tokens: dict[str, Token], database: Database) -> None:
+        self._client, self._tokens, self._database = client, tokens, database
         self._name = f"history{next(_numbers)}"
         self.stands: Record | None = None
         self._hidden: dict[str, Any] = {}
@@ -305,31 +306,38 @@ class History:
         measured = self.stands.measurements if self.stands else ()
         listed = self.ask("GET", "writers").json()["writers"]
         assert sum(writer["measurements"] for writer in listed) >= len(measured)
-        page = f"/pages/{self._name}-main/{HOME}?export=scenarios.json"
+        page = f"/pages/{self._name}-main/{HOME}"
         shown = self._client.get(page, headers=self._tokens["ann"].headers)
+        assert shown.status_code == (404 if self.stands is None else 200)
         if self.stands is None:
-            assert shown.status_code == 404
             return
-        (row,) = shown.json()
+        with self._database.read() as connection:
+            (of,) = summaries.load_contexts(connection, f"{self._name}-main")
+            (row,) = summaries.load(connection, of.id).values()
         winner = self.stands.winner
         chosen = self.stands.pinned or (winner.config if winner else None)
         medians = [item.median for item in measured if item.median is not None]
-        assert row["chosen"] == (canonical_json(chosen) if chosen else None)
-        assert row["median"] == next((m.median for m in measured if m.config == chosen), None)
-        assert (row["best"], row["slowest"]) == (
+        assert row.chosen == (canonical_json(chosen) if chosen else None)
+        assert row.median == next((m.median for m in measured if m.config == chosen), None)
+        assert (row.best, row.slowest) == (
             min(medians, default=None),
             max(medians, default=None),
         )
-        assert (row["configs"], row["failed"]) == (len(measured), len(measured) - len(medians))
-        assert row["pinned"] == (self.stands.pinned is not None)
-        assert bool(row["compared"]) == (winner is not None and winner.is_compared)
+        assert (row.configs, row.failed) == (len(measured), len(measured) - len(medians))
+        assert row.pinned == (self.stands.pinned is not None)
+        assert bool(row.compared) == (winner is not None and winner.is_compared)
 
 
 @pytest.fixture(scope="module")
-def tokens(shared_url: str) -> Iterator[dict[str, Token]]:
-    database = Database(shared_url)
-    yield {name: Token(database, name, role) for name, role in ROLES.items()}
-    database.close()
+def database(shared_url: str) -> Iterator[Database]:
+    opened = Database(shared_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def tokens(database: Database) -> dict[str, Token]:
+    return {name: Token(database, name, role) for name, role in ROLES.items()}
 
 
 @pytest.mark.parametrize("stands", HISTORIES)
@@ -337,10 +345,11 @@ def test_a_record_has(
     stands: str,
     shared_client: httpx.Client,
     tokens: dict[str, Token],
+    database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, expected = HISTORIES[stands]
-    history = History(shared_client, tokens)
+    history = History(shared_client, tokens, database)
     for step in steps.split("; "):
         if step.startswith("clock"):
             set_clock(monkeypatch, timedelta(float(step.split()[1])))

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from dejavu_service import server as edge
 from dejavu_service.problems import ProblemError
-from dejavu_service.server import Gate, RateLimiter, Server, Turns
+from dejavu_service.server import Gate, Server, Turns
 from dejavu_service.settings import ServerSettings
 from fastapi import FastAPI
 from starlette.types import ASGIApp
-from support.service import Running, running_server
+from support.service import Running, make_token, running_server
 from support.sweeping import wait_until
 
 FORM = "Content-Type: application/x-www-form-urlencoded"
@@ -31,7 +31,7 @@ HALF_SENT = {
 
 @pytest.fixture
 def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
-    few = {"DEJAVU_SERVER_REQUESTS": "100", "DEJAVU_SERVER_RATE": "0"}
+    few = {"DEJAVU_SERVER_REQUESTS": "100"}
     with running_server(sqlite_url, tmp_path / "log", few) as started:
         yield started
 
@@ -50,7 +50,7 @@ def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
                 assert httpx.get(f"{server.base}/readyz").status_code == 200
                 if data == HALF_SENT["bodies"]:
                     busy = httpx.get(f"{server.base}/v1/main/contexts")
-                    assert (busy.status_code, busy.headers["retry-after"]) == (503, "2")
+                    assert (busy.status_code, busy.headers["retry-after"]) == (429, "2")
             wait_until(lambda: httpx.get(f"{server.base}/v1/main/contexts").status_code == 200)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -134,23 +134,36 @@ def test_exports_that_nobody_reads_leave_room_for_other_requests(
     asyncio.run(serve())
 
 
-def test_a_caller_may_ask_at_the_rate_and_faster_after_a_silence() -> None:
-    rate = RateLimiter(2)
+def test_one_caller_leaves_some_requests_to_the_others(sqlite_url: str) -> None:
+    """Guesses count for their address, and shut out no token that is known."""
+    greedy, modest = (bearer(make_token(sqlite_url, "read")) for _ in range(2))
 
-    def count(caller: str, now: float) -> int:
-        for allowed in range(100):
-            try:
-                rate.take(caller, now)
-            except ProblemError:
-                return allowed
-        return 100
+    async def serve() -> None:
+        server = Server(ServerSettings(database=sqlite_url, requests=3))
+        gate = Gate(wait_for_body, server)
 
-    assert [count("a", now) for now in (1000.0, 1000.0, 1000.5, 1010.5)] == [41, 0, 1, 20]
-    assert count("b", 1010.5) == 41
-    with pytest.raises(ProblemError) as refused:
-        rate.take("b", 1010.5)
-    assert refused.value.headers == {"Retry-After": "1"}
-    RateLimiter(0).take("a", 0.0)
+        async def start(headers: Any, count: int) -> None:
+            waiting.append(ask(gate, "/v1/main/contexts", headers))
+            while gate._held["unknown"] or gate._held.total() < count:
+                await asyncio.sleep(0.01)
+
+        waiting: list[asyncio.Task[list[int]]] = []
+        await start(greedy, 1)
+        await start(greedy, 2)
+        assert (await ask(gate, "/v1/main/contexts", greedy))[0] == 429
+        assert (await ask(gate, "/v1/main/contexts", bearer("dejavu_0_x")))[0] == 401
+        await start(modest, 3)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        assert not gate._held
+        await server.close()
+
+    asyncio.run(serve())
+
+
+def bearer(token: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", f"Bearer {token}".encode())]
 
 
 def test_one_principal_or_namespace_leaves_turns_to_the_others(

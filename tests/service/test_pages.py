@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 import threading
@@ -342,60 +341,11 @@ def test_what_was_tuned_missed_and_reused_is_counted_by_day(
     app.state.server.reader.flush()
     # Two fetches, of a kernel whose scenarios cost 3 configs at 0.4 s.
     assert "reuse saved about <strong>2 s" in show(client, "/pages/main")
-    days = client.get("/pages/main/activity", params={"days": 7, "export": "days.json"}).json()
-    assert len(days) == 7
-    assert days[-1] == {
-        "day": f"{datetime.now(timezone.utc):%F}", "tuned": 8, "seconds": pytest.approx(9.6),
-        "missed": 1, "reused": 2,
-    }  # fmt: skip
-    assert {row["tuned"] + row["missed"] + row["reused"] for row in days[:-1]} == {0}
-    page = show(client, "/pages/main/activity")
-    assert f"<title>{days[-1]['day']}: 8</title>" in page
-
-
-LISTS = {
-    "/namespaces": ("namespaces", 2),
-    "/pages/main": ("kernels", 4),
-    f"{HOME}": ("scenarios", 2),
-    f"{HOME}/compare?to=pr-1": ("scenarios", 3),
-    "/pages/main/kernel?name=shop.kernels.matmul": ("scenarios", 4),
-    SCENARIO: ("measurements", 3),
-    f"{SCENARIO}?": ("arrivals", 3),
-    "/pages/main/misses": ("misses", 1),
-    "/pages/main/misses?device=NVIDIA+H200": ("gaps", 1),
-    "/pages/main/activity": ("writers", 4),
-    "/pages/main/activity?days=14": ("days", 14),
-    "/pages/main/activity?actor=anybody": ("log", 1),
-    "/pages/main/compare?to=pr-1": ("differences", 4),
-}
-
-
-def test_every_list_is_there_as_csv_and_json(client: httpx.Client) -> None:
-    fill(client)
-    post(client, to="pr-1")
-    client.delete(f"/v1/main/contexts/{context('x').digest}/records")
-    client.put(
-        f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}",
-        json={"config": body(config(16))},
-    )
-    for path, (name, number) in LISTS.items():
-        path += "&" if "?" in path else "?"
-        listed = client.get(f"{path}export={name}.json")
-        assert len(listed.json()) == number, path
-        assert listed.headers["x-content-type-options"] == "nosniff"
-        assert listed.headers["cache-control"] == "private, no-store"
-        table = client.get(f"{path}export={name}.csv")
-        assert len(list(csv.DictReader(io.StringIO(table.text)))) == number, path
-    missed = client.get("/pages/main/misses?export=misses.json").json()
-    assert (missed[0]["kernel"], missed[0]["scenario.M"]) == ("shop.kernels.matmul", 7)
-    assert datetime.fromisoformat(missed[0]["last_seen"]).utcoffset() is not None
-    assert client.get("/pages/main?export=secrets.json").status_code == 404
-
-
-def test_no_name_of_a_kernel_is_a_formula(client: httpx.Client) -> None:
-    post(client, record(1, by="=cmd()"), of=context("=HYPERLINK(0)"))
-    table = client.get("/pages/main?export=kernels.csv").text
-    assert next(csv.DictReader(io.StringIO(table)))["kernel"] == "'=HYPERLINK(0)"
+    page = show(client, "/pages/main/activity", days=7)
+    today = f"{datetime.now(timezone.utc):%F}"
+    counted = re.findall(r'class="bar".*?<title>([^<]*)</title>', page)
+    assert counted == [f"{today}: {number}" for number in (8, 10, 1, 2)]
+    assert page.count('class="day"') == 4 * 7
 
 
 def test_a_record_without_timings_is_shown_too(client: httpx.Client) -> None:

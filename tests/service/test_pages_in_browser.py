@@ -12,12 +12,14 @@ from support.service import (
     body,
     config,
     context,
+    make_token,
     measurement,
     record,
     record_set,
     running_server,
     scenario,
 )
+from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario
@@ -43,9 +45,9 @@ def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
         yield server.base
 
 
-def test_people_log_in_and_look_for_a_costly_pin(base: str) -> None:
-    wish = {"name": "ann", "grants": {"*": "admin"}}
-    token = httpx.post(f"{base}/v1/tokens", json=wish).json()["token"]
+def test_people_log_in_and_look_for_a_costly_pin(base: str, sqlite_url: str) -> None:
+    token = make_token(sqlite_url, "admin")
+    wait_until(lambda: httpx.get(f"{base}/pages/main").status_code == 401)
     with open_browser() as browser:
         assert "Token" in browser.open(f"{base}/pages/main?sort=seconds")
         browser.fill("#token", token)

@@ -21,6 +21,7 @@ RULES = """
 [[issuers]]
 issuer = "{issuer}"
 audience = "{audience}"
+jwks = "{issuer}/keys"
 
 {rules}
 """

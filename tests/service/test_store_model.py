@@ -9,7 +9,7 @@ from typing import cast
 from dejavu_client.http.errors import RefusedError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from support.records import MOMENT

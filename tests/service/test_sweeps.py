@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from support.processes import PROGRAMS, dejavu, fork_program
 from support.service import make_token, running_server
 from support.sweeping import Sweeps

@@ -16,7 +16,8 @@ import jwt
 import pytest
 from dejavu_service import identities
 from dejavu_service.app import create_app
-from dejavu_service.identities import ClaimRule, read_issuers
+from dejavu_service.errors import UnauthenticatedError, UnavailableError
+from dejavu_service.identities import ClaimRule, IdentityExchange, read_issuers
 from dejavu_service.services import retention
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
@@ -33,6 +34,7 @@ def write_rules(path: Path, issuer: Issuer) -> Path:
 [[issuers]]
 issuer = "{issuer.url}"
 audience = "{AUDIENCE}"
+jwks = "{issuer.url}/keys"
 
 [[issuers.rules]]
 claims = {{ repository = "acme/kernels", ref = "refs/heads/main" }}
@@ -67,7 +69,7 @@ def test_a_job_gets_what_its_rule_says(client: httpx.Client, issuer: Issuer) -> 
     sent = body(record_set())
     assert client.post("/v1/pr-7/records", json=sent, headers=mine).status_code == 200
     assert client.post("/v1/main/records", json=sent, headers=mine).status_code == 403
-    assert client.get("/v1/tokens", headers=mine).status_code == 403
+    assert client.get("/v1/log", headers=mine).status_code == 403
     main = exchange(client, issuer.token(ref="refs/heads/main")).json()
     assert main["grants"] == {"main": "write"}
     lives = [seconds_until(item["expires"]) for item in (made, main)]
@@ -87,32 +89,6 @@ def test_an_identity_token_is_exchanged_once_by_all_replicas(
         assert exchange(replica, stolen).status_code == 401
         assert exchange(replica, issuer.token()).status_code == 201
     assert exchange(client, issuer.token(exp=int(time.time()) + 31 * 86400)).status_code == 401
-    rules.write_text(rules.read_text().replace("audience", "once = false\naudience"))
-    with client_of(create_app(settings)) as sharing:
-        first, second = (exchange(sharing, stolen) for _ in range(2))
-        assert [first.status_code, second.status_code] == [201, 201]
-        assert first.json()["id"] != second.json()["id"]
-
-
-def test_an_identity_token_that_is_shared_has_a_bounded_number_of_tokens(
-    sqlite_url: str, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever holds it cannot fill the database; those that expire make room."""
-    monkeypatch.setattr(identities, "MOST_TOKENS", 3)
-    rules = write_rules(tmp_path / "oidc.toml", issuer)
-    rules.write_text(rules.read_text().replace("audience", "once = false\naudience"))
-    with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as client:
-        shared = issuer.token()
-        answers = [exchange(client, shared) for _ in range(5)]
-        assert [answer.status_code for answer in answers] == [201, 201, 201, 429, 429]
-        assert "Retry-After" in answers[-1].headers
-        assert exchange(client, issuer.token()).status_code == 201
-        database = Database(sqlite_url)
-        with database.write() as connection:
-            expired = token_table.c.id == answers[0].json()["id"]
-            connection.execute(update(token_table).where(expired).values(expires_at=1.0))
-        database.close()
-        assert [exchange(client, shared).status_code for _ in range(2)] == [201, 429]
 
 
 UNFIT: list[tuple[dict[str, Any], int]] = [
@@ -163,7 +139,7 @@ def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
         f"{head}.{content}.",
         jwt.encode(claims, issuer.keys["first"], algorithm="RS256"),
         issuer.token(header={"kid": "../first"}),
-        issuer.token(header={"jku": stranger.description["jwks_uri"], "kid": "stranger"}),
+        issuer.token(header={"jku": f"{stranger.url}/keys", "kid": "stranger"}),
         *("", "a.b.c", "...", "é.é.é", "\x00", f"{head}.{encode([1])}.{signature}"),
         f"{head}.{'A' * 20_000}.{signature}",
         f"{encode({'alg': 'RS256', 'kid': 'first', 'crit': ['x']})}.{content}.{signature}",
@@ -180,53 +156,51 @@ def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
 
 
 def test_keys_are_cached_and_followed_when_they_change(
-    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "_PAUSE", 600.0)
     before = issuer.fetches
     for _ in range(3):
         assert exchange(client, issuer.token()).status_code == 201
-    assert issuer.fetches == before + 1
     issuer.make_key("second")
     assert exchange(client, issuer.token("second")).status_code == 401, "asked a moment ago"
     assert issuer.fetches == before + 1
     monkeypatch.setattr(identities, "_PAUSE", 0.0)
-    assert exchange(client, issuer.token("second")).status_code == 201
-    retired = issuer.keys.pop("second")
-    issuer.broken = True
-    monkeypatch.setattr(identities, "_FRESH", 0.0)
-    assert exchange(client, issuer.token()).status_code == 503
-    issuer.broken = False
-    issuer.keys["second"] = retired
-    withdrawn = issuer.token("second")
-    del issuer.keys["second"]
-    assert exchange(client, withdrawn).status_code == 401
-    assert exchange(client, issuer.token()).status_code == 201
+    following = IdentityExchange(tmp_path / "oidc.toml")
+    assert following._verify(issuer.token())
+    issuer.make_key("third")
+    assert following._verify(issuer.token("third")), "asked again for a key that is new"
+    monkeypatch.setattr(identities, "_FRESH", 1e-6)
+    forgetting = IdentityExchange(tmp_path / "oidc.toml")
+    withdrawn = issuer.token("third")
+    assert forgetting._verify(withdrawn)
+    del issuer.keys["third"]
+    with pytest.raises(UnauthenticatedError):
+        forgetting._verify(withdrawn)
+    monkeypatch.setattr(issuer, "broken", True)
+    with pytest.raises(UnavailableError):
+        forgetting._verify(issuer.token())
 
 
-def test_an_issuer_describes_itself_and_no_other(
+@pytest.mark.parametrize(
+    "jwks", ["http://keys.example.com/keys", "file:///etc/passwd", "http://localhost.evil/keys"]
+)
+def test_keys_are_read_over_https_only(issuer: Issuer, tmp_path: Path, jwks: str) -> None:
+    rules = write_rules(tmp_path / "oidc.toml", issuer)
+    rules.write_text(rules.read_text().replace(f"{issuer.url}/keys", jwks))
+    with pytest.raises(SettingsError, match="jwks"):
+        read_issuers(rules)
+
+
+def test_keys_that_sign_nothing_count_for_nothing(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = {**issuer.description, "issuer": "https://other.example.com"}
-    plain = {**issuer.description, "jwks_uri": "http://keys.example.com/keys"}
-    local = {**issuer.description, "jwks_uri": "file:///etc/passwd"}
-    monkeypatch.setattr(identities, "_PAUSE", 0.0)
-    for description in (other, plain, local, {}):
-        monkeypatch.setattr(issuer, "description", description)
-        assert exchange(client, issuer.token()).status_code == 503
-
-
-def test_keys_come_from_a_file_too(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> None:
-    rules = write_rules(tmp_path / "oidc.toml", issuer)
-    file = tmp_path / "keys.json"
-    symmetric = {"kty": "oct", "kid": "x", "k": "eA"}
-    file.write_text(json.dumps({"keys": [issuer.public("first"), symmetric]}))
-    text = rules.read_text().replace("audience =", f'jwks = "{file}"\naudience =')
-    rules.write_text(text)
-    before = issuer.fetches
-    with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as client:
-        assert exchange(client, issuer.token()).status_code == 201
-    assert issuer.fetches == before
+    symmetric = {"kty": "oct", "kid": "second", "k": "eHh4" * 16}
+    keys = {"keys": [symmetric, {**issuer.public("first"), "use": "enc"}]}
+    monkeypatch.setattr(issuer, "answer", lambda write: write(json.dumps(keys).encode()))
+    assert exchange(client, issuer.token()).status_code == 401
+    claims = jwt.decode(issuer.token(), options={"verify_signature": False})
+    shared = jwt.encode(claims, b"xxx" * 16, algorithm="HS256", headers={"kid": "second"})
+    assert exchange(client, shared).status_code == 401
 
 
 def test_without_rules_nothing_is_exchanged(sqlite_url: str, issuer: Issuer) -> None:

@@ -124,6 +124,13 @@ class Drawn:
     def __post_init__(self) -> None:
         self.expected = self.run("reference").clone()
 
+    def error_of_layer(self, planned: Any, **options: Any) -> float:
+        """Return the relative error of a plan's layer, whose output was filled with NaN."""
+        q, keys, values = (self.arguments[name] for name in ("q", "k_cache", "v_cache"))
+        out = torch.full_like(q, float("nan"))
+        assert planned.run(q, keys, values, out=out, **options) is out
+        return relative_error(out, self.expected)
+
     def run(self, implementation: str) -> torch.Tensor:
         """Compute attention by an implementation into an output that was filled with NaN."""
         out = torch.full_like(self.arguments["q"], float("nan"))
@@ -179,6 +186,16 @@ def draw(case: Case, device: str | None = None) -> Drawn:
             "v_scale": 1.3 if scaled else None,
         }
     )
+
+
+def draw_layers(case: Case, *factors: float) -> list[Drawn]:
+    """Return a batch, and further layers whose queries, keys and values are multiples of its."""
+    layers = [draw(case) for _ in (1.0, *factors)]
+    for layer, factor in zip(layers[1:], factors, strict=True):
+        for name in ("q", "k_cache", "v_cache"):
+            layer.arguments[name] = layers[0].arguments[name] * factor
+        layer.expected = layer.run("reference")
+    return layers
 
 
 def take_new_tokens(arguments: dict[str, Any]) -> NewTokens:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from dejavu_client.cli.main import run_command
+import typer
+from dejavu_client.cli.main import all_commands, run_command
 
 from dejavu_cache.settings import current_settings
 
-__all__ = ["CommandResult", "Terminal", "run_cli", "without_colours"]
+__all__ = ["CommandResult", "Terminal", "list_commands", "run_cli", "without_colours"]
 
 
 class CommandResult(NamedTuple):
@@ -50,6 +52,18 @@ def run_cli(*arguments: object, columns: int = 0, **env: str) -> CommandResult:
     finally:
         current_settings.cache_clear()
     return CommandResult(int(code), *(without_colours(text.getvalue()) for text in (out, err)))
+
+
+def list_commands() -> dict[str, Any]:
+    """Return the commands that do something by their names, those of groups with the group's."""
+
+    def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+        for child, below in getattr(command, "commands", {}).items():
+            yield from walk(below, f"{name} {child}".strip())
+        if not hasattr(command, "commands"):
+            yield name, command
+
+    return dict(walk(typer.main.get_command(all_commands()), ""))
 
 
 def without_colours(text: str) -> str:

@@ -41,7 +41,6 @@ class Issuer:
                         issuer.answer(self.wfile.write)
                     return
                 answers = {
-                    "/.well-known/openid-configuration": issuer.description,
                     "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},
                 }
                 text = json.dumps(answers.get(self.path))
@@ -57,7 +56,6 @@ class Issuer:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.description = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def make_key(self, name: str) -> None:

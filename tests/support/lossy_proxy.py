@@ -1,16 +1,16 @@
-"""A proxy that passes requests on and fails at one of them."""
+"""A proxy that passes requests on and loses one answer."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
 import httpx
 
-__all__ = ["hanging_proxy", "lossy_proxy"]
+__all__ = ["lossy_proxy"]
 
 
 @contextmanager
@@ -20,36 +20,6 @@ def lossy_proxy(server: str, method: str, path: str) -> Iterator[str]:
     The first answer to a request of this method, whose path contains this one, gets lost with its
     connection, as where a load balancer loses patience or a server is replaced.
     """
-
-    def lose(handler: BaseHTTPRequestHandler) -> None:
-        handler.close_connection = True
-
-    with _proxy(server, method, path, 1, lose) as url:
-        yield url
-
-
-@contextmanager
-def hanging_proxy(
-    server: str, method: str, path: str, number: int, reached: threading.Event
-) -> Iterator[str]:
-    """Yield the URL of a proxy that never answers one of the requests, and says when it came."""
-
-    def hang(handler: BaseHTTPRequestHandler) -> None:
-        reached.set()
-        handler.rfile.read(1)  # until the client hangs up
-
-    with _proxy(server, method, path, number, hang) as url:
-        yield url
-
-
-@contextmanager
-def _proxy(
-    server: str,
-    method: str,
-    path: str,
-    number: int,
-    fail: Callable[[BaseHTTPRequestHandler], None],
-) -> Iterator[str]:
     numbers = count(1)
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,8 +31,8 @@ def _proxy(
             answer = httpx.request(
                 self.command, server + self.path, headers=kept, content=content, timeout=60
             )
-            if self.command == method and path in self.path and next(numbers) == number:
-                fail(self)
+            if self.command == method and path in self.path and next(numbers) == 1:
+                self.close_connection = True
                 return
             self.send_response(answer.status_code)
             self.send_header("Content-Length", str(len(answer.content)))

@@ -24,7 +24,8 @@ BLOCKS = (16, 32, 64, 128)
 SIZES = (3, 16, 17)
 CHANGES = (
     *("put", "pop", "clear", "update", "plain", "copy"),
-    *("fn", "run", "hook", "configs", "single", "forget", "in place", "replaced"),
+    *("fn", "run", "hook", "configs", "single", "listed", "forget"),
+    *("in place", "replaced", "warps"),
 )
 TENSORS = (torch.empty(64), torch.empty(64, dtype=torch.float16))
 
@@ -65,7 +66,9 @@ class Twin:
         LAUNCHED.clear()
         self.wrapped.clear()
         self.kernel[(1,)](tensor, size, more)
-        return LAUNCHED[-1].constant("B"), self.kernel.best_config.kwargs["B"], self.wrapped[-1:]
+        launched = LAUNCHED[-1]
+        block = self.kernel.best_config.kwargs["B"]
+        return launched.constant("B"), launched.hash, block, self.wrapped[-1:]
 
     def wrap_run(self) -> None:
         function = self.kernel.fn
@@ -84,7 +87,7 @@ def change(twin: Twin, draw: random.Random) -> str:
     key = (draw.choice(SIZES), str(draw.choice(TENSORS).dtype))
     config = triton.Config({"B": draw.choice(BLOCKS)})
     choice = draw.choice(CHANGES)
-    twin.has_own_cache |= choice in ("plain", "copy", "configs", "single")
+    twin.has_own_cache |= choice in ("plain", "copy", "configs", "single", "listed")
     if choice == "put":
         kernel.cache[key] = config
     elif choice == "pop":
@@ -108,9 +111,15 @@ def change(twin: Twin, draw: random.Random) -> str:
         next(iter(kernel.cache.values()), kernel.configs[0]).kwargs["B"] = config.kwargs["B"]
     elif choice == "replaced" and hasattr(kernel, "best_config") and not twin.has_own_cache:
         kernel.best_config.kwargs = config.kwargs
-    elif choice in ("configs", "single"):
+    elif choice == "warps" and hasattr(kernel, "best_config") and not twin.has_own_cache:
+        kernel.best_config.num_warps = 4 + draw.choice((0, 4))
+    elif choice in ("configs", "single", "listed"):
         blocks = draw.sample(BLOCKS, 1 if choice == "single" else 3)
-        kernel.configs = [triton.Config({"B": block}) for block in blocks]
+        configs = [triton.Config({"B": block}) for block in blocks]
+        if choice == "listed":
+            kernel.configs[:] = configs
+        else:
+            kernel.configs = configs
         kernel.cache = {}
     elif choice == "forget":
         while isinstance(kernel.fn, Wrapper):

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import triton.compiler
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from support.addition import equal_times
+from support.compiling_gpu import pretend_gpu
 
 __all__ = ["LAUNCHED", "PretendedKernel", "body", "launch", "make"]
 
@@ -67,29 +66,9 @@ def launch(kernel: Any, *sizes: int, dtype: torch.dtype = torch.float32) -> list
     return [launched.constant("B") for launched in LAUNCHED[before:]]
 
 
-class _Driver:
-    """A driver of one device, an H100."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 7
-
-    def get_device_interface(self) -> Any:
-        return SimpleNamespace(synchronize=lambda: None, current_device=lambda: 0)
-
-
 def _compile(src: Any, target: Any = None, options: Any = None, **_: Any) -> PretendedKernel:
     return PretendedKernel(src, options)
 
 
-driver.set_active(_Driver())
+pretend_gpu("cuda:90")
 triton.compiler.compile = _compile
-_PROPERTIES = SimpleNamespace(
-    name="NVIDIA H100", multi_processor_count=132, total_memory=80 << 30, major=9, minor=0
-)
-torch.cuda.get_device_properties = lambda device=0: _PROPERTIES

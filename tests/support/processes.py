@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from support.checkout import PROGRAMS, ROOT, environment
 from support.fork_server import (
@@ -29,7 +32,9 @@ __all__ = [
     "environment",
     "fork_program",
     "fork_python",
+    "in_fork",
     "in_own_process",
+    "run_command",
     "run_python",
 ]
 
@@ -84,6 +89,16 @@ def in_own_process(**env: str) -> Callable[[Callable[..., None]], Callable[..., 
     return decorate
 
 
+def in_fork(call: Callable[[], object]) -> None:
+    """Call a function in a forked child, within a minute."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        call()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def _nursery(env: dict[str, str]) -> Nursery:
     return kernel_nursery(environment(**env).get("TRITON_INTERPRET") or "0")
 
@@ -97,13 +112,16 @@ def _succeed(child: Child) -> subprocess.CompletedProcess[str]:
 def _run(
     arguments: list[str], check: bool, env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
+    return run_command(sys.executable, *arguments, env=environment(**env), check=check)
+
+
+def run_command(
+    *command: object, check: bool = True, timeout: float = 300.0, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; the options are those of `subprocess.run`."""
+    words = [*map(str, command)]
     return subprocess.run(
-        [sys.executable, *arguments],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        check=check,
-        timeout=240,
+        words, capture_output=True, text=True, check=check, timeout=timeout, **options
     )
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from dejavu_cache import Edges, Multiple, Pow2, cached_autotune
+from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune
 from dejavu_cache.model.buckets import Bucket
 from support.pretended_gpu import LAUNCHED
 
@@ -65,7 +65,13 @@ def draw_tensor(rng: random.Random) -> torch.Tensor:
     start = rng.choice([0, 0, 4, 16])
     flat = MEMORY[start : start + 4096].view(dtype)
     return rng.choice(
-        [flat[:512], flat[:1024:2], flat[:512].view(16, 32), flat[:512].view(16, 32).t()]
+        [
+            flat[:512],
+            flat[:256],
+            flat[:1024:2],
+            flat[:512].view(16, 32),
+            flat[:512].view(16, 32).t(),
+        ]
     )
 
 
@@ -103,7 +109,7 @@ def make_kernel(rng: random.Random) -> tuple[Any, Any]:
         prune_configs_by={"early_config_prune": prune},
         do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
         check=False,  # nothing is computed
-        mode=rng.choice(["tune", "reuse"]),
+        mode=rng.choice(["tune", "reuse", "strict"]),
         default=rng.choice([None, *CONFIGS]),
     )(triton.jit(body))
     return kernel, prune
@@ -115,22 +121,34 @@ def call_and_block(call: Any) -> int:
 
 
 def launch_at_random(seed: int, count: int) -> dict[str, int]:
-    """Return how many launches ran a config that was left out, and how many took the hot path."""
+    """Return how many launches ran a config that was left out, were hot, or found nothing tuned."""
     rng = random.Random(seed)
     kernels = [make_kernel(rng) for _ in range(12)]
-    pool = [draw_arguments(rng) for _ in range(40)]
-    counts = {"left out": 0, "hot": 0}
+    pool = [draw_arguments(rng) for _ in range(8)]
+    counts = {"left out": 0, "hot": 0, "not tuned": 0}
     by_triton: list[Any] = []
     JITFunction.run = note_calls(JITFunction.run, by_triton)
     for _ in range(count):
         kernel, prune = rng.choice(kernels)
-        arguments = rng.choice(pool) if rng.random() < 0.8 else draw_arguments(rng)
+        arguments = rng.choice(pool)
+        if rng.random() < 0.5:  # what one argument changes is what a key may lack
+            other = draw_arguments(rng)
+            name = rng.choice([*other])
+            arguments = {
+                each: (other if each == name else arguments)[each]
+                for each in other
+                if each in arguments or each == name
+            }
         positional = rng.choice([2, 6])
         args = list(arguments.values())[:positional]
         kwargs = dict(list(arguments.items())[positional:])
         left = prune(CONFIGS, dict(zip(arguments, args, strict=False)), **kwargs)
         by_triton.clear()
-        kernel[(1,)](*args, **kwargs)
+        try:
+            kernel[(1,)](*args, **kwargs)
+        except ScenarioNotTuned:
+            counts["not tuned"] += kernel.mode.value == "strict"
+            continue
         counts["hot"] += not by_triton
         block = LAUNCHED[-1].constant("B")
         counts["left out"] += block not in [config.kwargs["B"] for config in left]

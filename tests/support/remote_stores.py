@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Spool
 from dejavu_client.http.transport import Transport
 
 __all__ = ["close_all", "open_remote", "through"]

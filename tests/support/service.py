@@ -191,7 +191,7 @@ def client_of(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
 def call_on(database: Database) -> Call:
     """Return the call of somebody on the server's machine, for functions of routes."""
     server: Any = SimpleNamespace(database=database)
-    return Call(ANYBODY, server)
+    return Call(ANYBODY, server, server.database)
 
 
 def command(*arguments: str) -> list[str]:
@@ -211,7 +211,6 @@ class Running:
         self._environ = {
             **os.environ,
             "DEJAVU_SERVER_DATABASE": url,
-            "DEJAVU_SERVER_RATE": "0",
             "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
             **(extra or {}),
         }

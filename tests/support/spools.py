@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dejavu_client.http.circuit import ServerCalls
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
-from dejavu_client.http.sender import Sender
-from dejavu_client.http.spool import Spool
+from dejavu_client.http.sender import Sender, Spool
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json

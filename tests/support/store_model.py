@@ -38,10 +38,6 @@ class ExpectedRecord:
         """Whether a tune or a person has chosen a config; without one, the record is a miss."""
         return self.winner is not None or (self.pin is not None and self.pin.config is not None)
 
-    def may_win(self, config: Config) -> bool:
-        measurement = self.measurements.get(config)
-        return measurement is None or not measurement.is_wrong
-
 
 class LocalModel:
     """The newest measurement of a config stands."""
@@ -90,35 +86,40 @@ class ServerModel(LocalModel):
     def __init__(self) -> None:
         super().__init__()
         self.deleted_at: dict[Key, datetime] = {}
+        self.deleted_configs: dict[Key, set[Config]] = {}
         self.missed: set[Key] = set()
 
     def put(self, context: Context, record: Record) -> None:
         key = context, record.scenario
         deleted_at = self.deleted_at.get(key)
-        measurements = [
-            measurement
-            for measurement in record.measurements
-            if deleted_at is None or measurement.at > deleted_at
-        ]
+        sent = [measurement for measurement in record.measurements if not measurement.skipped]
+        measurements = [item for item in sent if deleted_at is None or item.at > deleted_at]
+        left_out = {item.config for item in sent} - {item.config for item in measurements}
         winner = record.winner
-        if deleted_at is not None:
-            left_out = record.by_config.keys() - {
-                measurement.config for measurement in measurements
-            }
-            if winner is not None and (winner.at <= deleted_at or winner.config in left_out):
-                winner = None
-            if key not in self.records and not measurements and winner is None:
-                return
-        expected = self.records.setdefault(key, ExpectedRecord())
+        if winner and (winner.config in left_out or (deleted_at and winner.at <= deleted_at)):
+            winner = None
+        may_show = key in self.records or deleted_at is None or measurements
+        expected = self.records.get(key) or ExpectedRecord()
         for theirs in measurements:
             ours = expected.measurements.get(theirs.config)
-            if not theirs.skipped and (ours is None or _overrules(theirs, ours)):
+            if ours is None or _overrules(theirs, ours):
                 expected.measurements[theirs.config] = theirs
         winners = [entry for entry in (expected.winner, winner) if entry is not None]
-        expected.winner = next((entry for entry in winners if expected.may_win(entry.config)), None)
-        expected.launches |= set(record.launches or ())
+        expected.winner = next(
+            (entry for entry in winners if self._may_win(key, expected, entry)), None
+        )
+        expected.launches |= set(record.launches or ()) if may_show else set()
+        if expected.measurements or expected.winner or expected.pin or expected.launches:
+            self.records[key] = expected
         if expected.is_chosen:
             self.missed.discard(key)
+
+    def _may_win(self, key: Key, expected: ExpectedRecord, winner: Winner) -> bool:
+        """Return whether a winner's config has a timing, or was never measured."""
+        measurement = expected.measurements.get(winner.config)
+        if measurement is None:
+            return winner.config not in self.deleted_configs.get(key, ())
+        return measurement.failure is None
 
     def misses(self) -> set[Key]:
         """Return what was missed since a config was last chosen for it, and has none now."""
@@ -127,9 +128,11 @@ class ServerModel(LocalModel):
 
     def forget(self, context: Context, scenarios: Iterable[Scenario] | None, at: datetime) -> int:
         """Delete records at a moment before which nothing of them is taken again."""
-        before = list(self.records)
+        before = dict(self.records)
         deleted = self.delete(context, scenarios)
-        self.deleted_at.update((key, at) for key in before if key not in self.records)
+        for key in before.keys() - self.records.keys():
+            self.deleted_at[key] = at
+            self.deleted_configs.setdefault(key, set()).update(before[key].measurements)
         return deleted
 
     def pin(self, context: Context, scenario: Scenario, pin: Pin) -> None:

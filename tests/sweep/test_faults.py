@@ -41,19 +41,6 @@ def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
     assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 3
 
 
-def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_from_the_next(
-    sweeps: Sweeps,
-) -> None:
-    for _ in range(2):
-        process = sweeps.start_family("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
-        process.communicate(timeout=240)
-        assert process.returncode == -signal.SIGKILL
-        assert len(sweeps.measurements_taken) == 4
-    sweeps.run("--option", "cases=3")
-    assert sweeps.recorded_times == sweeps.whole(3)
-    assert len(sweeps.measurements_taken) == 12, "nothing is measured twice"
-
-
 def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweeps) -> None:
     process = sweeps.start_family(BENCH_SECONDS="0.2")
     sweeps.wait_for(2)
@@ -231,17 +218,6 @@ def test_a_second_ctrl_c_says_what_is_kept_too(sweeps: Sweeps) -> None:
     assert "Traceback" not in err
 
 
-def test_a_full_local_disk_costs_nothing_but_the_journal(sweeps: Sweeps) -> None:
-    """The records reach the store all the same, and the last line tells the truth."""
-    sweeps_folder = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
-    sweeps_folder.parent.mkdir(parents=True)
-    sweeps_folder.touch()  # nothing can be written below it
-    printed = sweeps.run("--option", "cases=2")
-    assert "cannot be written" in printed
-    (context,) = FileStore(sweeps.store).contexts()
-    assert [len(entry.measurements) for entry in FileStore(sweeps.store).records(context)] == [4, 4]
-
-
 def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -> None:
     sweeps_folder = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
     sweeps_folder.parent.mkdir(parents=True)
@@ -249,25 +225,6 @@ def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -
     sweeps.store.touch()
     printed = sweeps.run("--option", "cases=1", code=1)
     assert "its measurements are not recorded" in printed
-
-
-def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
-    """Measurements made meanwhile stay on this machine; the next sweep hands them over."""
-    process = sweeps.start(BENCH_SECONDS="0.1")
-    sweeps.wait_for(6)
-    sweeps.store.rename(tmp_path / "elsewhere")
-    sweeps.store.write_text("a file stands where the folder was")
-    out, err = process.communicate(timeout=240)
-    assert "is away" in err
-    assert "waits for the next sweep" in err
-    assert process.returncode == 1
-    assert list((tmp_path / "cache").glob("dejavu-cache/sweeps/*/**/*.json"))
-    sweeps.store.unlink()
-    (tmp_path / "elsewhere").rename(sweeps.store)
-    sweeps.run()
-    assert sweeps.recorded_times == sweeps.whole()
-    assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1, out
-    assert not list((tmp_path / "cache").glob("dejavu-cache/sweeps/*/**/*.json"))
 
 
 class LostMachine(LocalHost):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment
+from support.processes import PROGRAMS, environment, run_command
 from support.records import context, record
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
-from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.stores import FileStore, Found, Store
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 from dejavu_cache.sweep.suite import load_suite
 
@@ -165,17 +165,18 @@ def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:
     """No case is tried, each of which would fail for this one reason."""
     command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention"]
     env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
-    done = subprocess.run(
-        [*command, "--dry-run", "--store", str(tmp_path)],
-        env=env, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = run_command(*command, "--dry-run", "--store", tmp_path, env=env, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "no GPU" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
 
 
 class AwayStore(FileStore):
-    """A folder that takes nothing."""
+    """A folder that gives and takes nothing."""
+
+    def get(self, *_: Any, **__: Any) -> Found | None:
+        """Raise what a server that is away raises."""
+        raise StoreError("it is away")
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         """Raise what a server that is away raises."""

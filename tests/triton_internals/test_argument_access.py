@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -217,7 +218,11 @@ def by_locals(configs: Any, named: Any, n: int, **rest: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "noted"), [(by_name, {"n"}), (by_rest, {"n", "seed"}), (by_locals, {"n", "seed"})]
+    ("function", "noted"),
+    [
+        (by_name, {"n"}),
+        *((function, {"n", "seed"}) for function in (by_rest, by_locals, partial(by_name))),
+    ],
 )
 def test_what_a_function_may_read_of_its_keywords_counts(
     function: Callable[..., Any], noted: set[str]

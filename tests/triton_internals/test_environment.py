@@ -85,22 +85,11 @@ LAUNCH = f"""{COUNT}
 """
 
 
-def test_the_digest_is_computed_once() -> None:
-    run_python(f"""{COUNT}
-    begin_digest()
-    begin_digest()
-    await_digest()
-    assert computed().misses == 1
-    triton_key()
-    assert computed().misses == 1
-    """)
-
-
 def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     fork_python(
         f"""{LAUNCH}
     began = []
-    driver = pretended_gpu.driver.active
+    driver = triton.runtime.driver.active
     target = driver.get_current_target()
 
     def get_target():
@@ -170,39 +159,42 @@ def test_a_launch_survives_a_process_without_another_thread() -> None:
     )
 
 
-def test_a_program_ends_although_it_is_computed_still() -> None:
-    start = time.monotonic()
-    done = run_python(f"""{COUNT}
+BEGUN = {
+    "once": """
+    begin_digest()
+    begin_digest()
+    await_digest()
+    assert computed().misses == 1
+    triton_key()
+    assert computed().misses == 1
+    """,
+    "as a program ends": """
     import time
     environment.triton_key = lambda: time.sleep(600)
     begin_digest()
     assert environment._begun[0].is_alive()
-    """)
-    assert time.monotonic() - start < 300
-    assert done.stderr == ""
-
-
-def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
-    run_python(f"""{COUNT}
-    import os, signal, time
+    """,
+    "as a child is forked, which does not wait": """
+    import os, time
+    from support.processes import in_fork
     environment.triton_key = lambda: time.sleep(600)
     begin_digest()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        await_digest()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    """)
-
-
-def test_an_error_is_left_to_triton() -> None:
-    done = run_python(f"""{COUNT}
+    in_fork(await_digest)
+    """,
+    "and an error is left to Triton": """
     def fail():
         raise OSError("no such file")
 
     environment.triton_key = fail
     begin_digest()
     await_digest()
-    """)
+    """,
+}
+
+
+@pytest.mark.parametrize("what", BEGUN)
+def test_the_digest_is_computed(what: str) -> None:
+    start = time.monotonic()
+    done = run_python(f"{COUNT}{BEGUN[what]}")
+    assert time.monotonic() - start < 300
     assert done.stderr == ""

@@ -50,6 +50,11 @@ def kernel(x, n, C: tl.constexpr, BLOCK: tl.constexpr, s=1.0):
     tl.store(x + n, s + C + BLOCK)
 
 
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+READ = {"size": 5}
+"""What a heuristic reads."""
+
+
 def key_of(**options: Any) -> ScenarioKey:
     return ScenarioKey(kernel, ["n"], {}, [triton.Config({"BLOCK": 16}, **options)])
 
@@ -152,6 +157,14 @@ def test_kinds_that_go_without_saying_are_left_out() -> None:
     assert str(KEY.launch_scenario((), launch())[0]) == "(n=3; C=1, s: fp32, x: float32)"
 
 
+@pytest.mark.parametrize("value", [1, True, 1.5, "text", None, torch.float16])
+def test_a_key_may_be_of_any_plain_type(value: Any) -> None:
+    key = ScenarioKey(kernel, ["C"], {}, CONFIGS)
+    found = key.launch_scenario((), launch(C=value))[0].args["C"]
+    expected = "float16" if value is torch.float16 else value
+    assert (found, type(found)) == (expected, type(expected))
+
+
 def test_a_block_that_a_hook_sets_is_no_part_of_the_scenario() -> None:
     key = key_of(pre_hook=print)
     scenarios = {key.launch_scenario((), launch(x=describe(SINGLE, block)))[0] for block in (8, 16)}
@@ -171,8 +184,7 @@ def test_an_option_that_names_a_file_is_not_stored() -> None:
 
 
 def with_heuristics(**heuristics: Any) -> ScenarioKey:
-    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-    return ScenarioKey(triton.heuristics(heuristics)(kernel), ["n"], {"n": Pow2()}, configs)
+    return ScenarioKey(triton.heuristics(heuristics)(kernel), ["n"], {"n": Pow2()}, CONFIGS)
 
 
 def test_a_constant_that_heuristics_compute_without_a_config_is_in_the_scenario() -> None:
@@ -181,6 +193,16 @@ def test_a_constant_that_heuristics_compute_without_a_config_is_in_the_scenario(
     assert few.args == many.args
     assert (few.dtypes["C"], many.dtypes["C"]) == ("=False", "=True")
     assert key.raw(0, (SINGLE, 5), {}) != key.raw(0, (SINGLE, 7), {})
+
+
+def test_what_a_heuristic_reads_beside_the_arguments_counts_at_each_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, arguments = with_heuristics(C=lambda args: READ["size"]), {"x": SINGLE, "n": 5}
+    before = key.raw(0, (), arguments), key.launch_scenario((), arguments)[0].dtypes["C"]
+    monkeypatch.setitem(READ, "size", 6)
+    after = key.raw(0, (), arguments), key.launch_scenario((), arguments)[0].dtypes["C"]
+    assert (before[0] != after[0], before[1], after[1]) == (True, "=5", "=6")
 
 
 @pytest.mark.parametrize(

@@ -217,12 +217,6 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: str) -> None:
     triton.knobs.cache.dir = tmp_path
     triton.compiler.compile = compiler.compile  # the real one again
     assert support.pretended_gpu.LAUNCHED == []
-    driver = triton.runtime.driver.active
-    driver.utils = SimpleNamespace(
-        get_device_properties=lambda device: {"max_shared_mem": 232448},
-        load_binary=lambda *binary: (object(), 0, 0, 0, 1024),
-    )
-    driver.launcher_cls = lambda src, metadata: lambda *arguments: None
     while_tuning: list[Any] = []
     calls: list[None] = []
     x = torch.zeros(4096)

@@ -179,17 +179,3 @@ def test_configs_that_all_failed_are_tried_once_more(same_process: bool) -> None
         before = again.benchmarked
         launch(again, 100)
         assert again.benchmarked - before == calls
-
-
-def test_a_hook_may_launch_the_scenario_that_is_being_tuned() -> None:
-    """Let the launch inside the tune take a fallback, since it would wait for itself."""
-    inner: list[Any] = []
-
-    def launch_again(arguments: dict[str, Any], reset_only: bool = False) -> None:
-        if not inner:
-            inner.append(None)
-            launch(kernel, 100)
-
-    kernel = make(pre_hook=launch_again)
-    launch(kernel, 100)
-    assert kernel.best_config is CONFIGS[1]

@@ -24,12 +24,9 @@ __all__ = ["BUSY_SECONDS", "ServerCalls", "jitter"]
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds after a failure in which no call is sent, and the limit to which this pause doubles."""
+"""Seconds after a failure in which no call is sent, and the limit to which this pause doubles.
 
-SHORTEST_BUSY = 0.5
-"""Seconds to leave a busy server alone at least, doubled each time that it asks again.
-
-What it asks for may be nothing, or a date, which is by another clock.
+So is a busy server left alone, which may ask for no pause, or name a date by another clock.
 """
 
 BUSY_SECONDS = 10.0
@@ -37,12 +34,6 @@ BUSY_SECONDS = 10.0
 
 PATIENCE = 8
 """How many times longer a launch waits for a silent server where it would tune otherwise."""
-
-MOST_PATIENCE = 60.0
-"""Seconds that a program may wait for a server beyond its usual wait, at first and at most."""
-
-REGAINED = 1 / 60
-"""Seconds of patience that each second gives back: a minute an hour."""
 
 jitter = random.SystemRandom()
 """Random numbers of its own: those of the program's `random` module may be seeded."""
@@ -53,16 +44,16 @@ class ServerCalls:
 
     A failure opens the circuit: for a pause, calls raise at once. Then one of them is sent, and
     closes the circuit or doubles the pause. A server that asks its clients to wait has not failed,
-    but is left alone as long as it asks.
+    but is left alone as long as it asks, and longer each time in a row.
 
     Args:
         client: the connection to the namespace.
         wait: seconds for which the server may be silent.
 
     Attributes:
-        is_hopeful: whether a server that is silent is worth a longer wait: none is that took no
-            connection or was silent to one who waited longer, until it has answered such a one;
-            that it answers look-ups says nothing of leases.
+        is_hopeful: whether a server that is silent is worth a longer wait: none is that was silent
+            to one who waited longer, until it has answered such a one; that it answers look-ups
+            says nothing of leases.
     """
 
     def __init__(self, client: ProtocolClient, wait: float) -> None:
@@ -71,21 +62,19 @@ class ServerCalls:
         self.wait = wait
         self.is_hopeful = True
         self._lock = ForkLock()
-        self._pause = self._next_try = 0.0
         self._busy: BusyError | None = None
-        self._busy_until = self._busy_pause = 0.0
-        self._patience_whole_at = 0.0
+        self._reason = ""
+        self._pause = self._next_try = self._failed_at = 0.0
 
     @property
     def closed(self) -> bool:
         """Whether the server answered when it was last asked."""
-        return self._pause == 0.0
+        return self._busy is not None or self._pause == 0.0
 
     @property
     def due_in(self) -> float:
         """Seconds until the server may be asked; zero or negative if it may be now."""
-        until = max(self._busy_until if self._busy else 0.0, self._next_try if self._pause else 0.0)
-        return until - time.monotonic()
+        return self._next_try - time.monotonic()
 
     def ask(
         self,
@@ -105,105 +94,80 @@ class ServerCalls:
             BusyError: the server asks to be asked later, or did so a moment ago.
             RemoteError: the request failed, or the circuit is open.
         """
-        self._require_due(at_once)
+        asked_at = self._require_due(at_once)
         try:
             answer = question(self.client.waiting(self.wait if silence is None else silence))
-        except BusyError as error:
-            raise self._note_busy(error) from None
         except (RefusedError, ServerFaultError):  # it answers, and may serve others
             self._note_answer()
             raise
         except RemoteError as error:
-            self._note_failure(error)
+            self._leave_alone(error, asked_at)
             raise
         self._note_answer()
         return answer
 
     def ask_patiently(self, question: Callable[[ProtocolClient], T], seconds: float) -> T:
-        """Call a server as `ask` does, but wait longer for one that is busy or silent.
+        """Call a server as `ask` does, but wait up to some seconds for one that is busy or silent.
 
-        A server that has taken the connection and is silent may be busy or hang. The wait for it is
-        `PATIENCE` times the usual one, and after that it must have answered such a call to be
-        waited for again.
-
-        Args:
-            question: as for `ask`.
-            seconds: how long to wait; shorter where the program's patience is spent.
+        A server that is silent may be busy or hang. The wait for it is `PATIENCE` times the usual
+        one, and after that it must have answered such a call to be waited for again.
         """
-        seconds = min(seconds, self.spend_patience())
         if seconds <= 0 or not (self.closed or self.is_hopeful):
             return self.ask(question)
-        start = time.monotonic()
-        try:
-            while True:
-                left = start + seconds - time.monotonic()
-                patience = min(PATIENCE * self.wait, left) if self.is_hopeful else 0.0
-                try:
-                    answer = self.ask(question, max(self.wait, patience), at_once=True)
-                    self.is_hopeful = True
-                    return answer
-                except BusyError as error:
-                    pause = error.retry_after
-                    if time.monotonic() + pause > start + seconds:
-                        raise
-                except UnreachableError:
-                    self.is_hopeful = False
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            patience = min(PATIENCE * self.wait, left) if self.is_hopeful else 0.0
+            try:
+                answer = self.ask(question, max(self.wait, patience), at_once=True)
+                self.is_hopeful = True
+                return answer
+            except BusyError as error:
+                pause = error.retry_after
+                if time.monotonic() + pause > deadline:
                     raise
-                time.sleep(pause)
-        finally:
-            self.spend_patience(max(time.monotonic() - start - self.wait, 0.0))
+            except UnreachableError:
+                self.is_hopeful = False
+                raise
+            time.sleep(pause)
 
-    def spend_patience(self, seconds: float = 0.0) -> float:
-        """Take seconds that a thread has waited, and return those that may still be spent.
-
-        All threads share them. A server that always asks for patience, or always answers late, then
-        costs a program a minute at first and a sixtieth of its time later, however many scenarios
-        it looks up.
-        """
+    def _require_due(self, at_once: bool) -> float:
+        """Raise an error where the server is left alone; else return when it is asked: now."""
         with self._lock:
             now = time.monotonic()
-            whole_at = max(self._patience_whole_at, now) + seconds / REGAINED
-            self._patience_whole_at = min(whole_at, now + MOST_PATIENCE / REGAINED)
-            return MOST_PATIENCE - (self._patience_whole_at - now) * REGAINED
+            if now < self._next_try and self._busy is not None:
+                raise BusyError(str(self._busy), self._busy.status, self._next_try - now)
+            if now < self._next_try and not at_once:
+                raise UnreachableError(f"{self._reason}; it is asked again later")
+            if not self.closed:
+                self._next_try = now + self._pause  # others do not wait for it at the same time
+            return now
 
-    def _require_due(self, at_once: bool) -> None:
-        """Raise an error where the server is left alone; else the caller must ask it."""
-        with self._lock:
-            now = time.monotonic()
-            if (busy := self._busy) and now < self._busy_until:
-                raise BusyError(str(busy), busy.status, self._busy_until - now)
-            if self._pause and now < self._next_try and not at_once:
-                url = self.client.url
-                raise UnreachableError(f"{url} did not answer; it is asked again later")
-            self._next_try = now + self._pause  # others do not wait for it at the same time
+    def _leave_alone(self, error: RemoteError, asked_at: float) -> None:
+        """Send nothing for a while: twice as long as the last time in a row.
 
-    def _note_failure(self, error: RemoteError) -> None:
-        """Open the circuit; if it is open, double the pause before the next call."""
-        with self._lock:
-            self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-            self._next_try = time.monotonic() + self._pause
-            self.is_hopeful &= isinstance(error, SilenceError) and error.is_connected
-
-    def _note_busy(self, error: BusyError) -> BusyError:
-        """Close the circuit, since the server answered, and leave it alone as long as it asks.
-
-        Returns:
-            The error with the seconds for which the server is left alone: from `SHORTEST_BUSY` to
-            `LONGEST_PAUSE`, more each time in a row, and different in each process of a fleet.
+        A busy server is left alone as long as it asks at least, and differently long by each
+        process of a fleet; the error gets the seconds.
         """
         with self._lock:
-            self._pause, now = 0.0, time.monotonic()
-            if now >= self._busy_until:  # else other threads were answered at the same time
-                self._busy_pause = max(self._busy_pause * 2, SHORTEST_BUSY)
-            seconds = max(error.retry_after, self._busy_pause) * jitter.uniform(1.0, 1.5)
-            seconds = min(seconds, LONGEST_PAUSE)
-            self._busy = BusyError(str(error), error.status, seconds)
-            self._busy_until = now + seconds
-            self.is_hopeful = True
-            return self._busy
+            if (self._busy is not None) != isinstance(error, BusyError):
+                self._pause = 0.0
+            if asked_at >= self._failed_at:  # else other threads asked at the same time
+                self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+            now = time.monotonic()
+            self._busy, self._reason = None, str(error)
+            self._failed_at, self._next_try = now, now + self._pause
+            if isinstance(error, BusyError):
+                seconds = max(error.retry_after, self._pause) * jitter.uniform(1.0, 1.5)
+                error.retry_after = min(seconds, LONGEST_PAUSE)
+                self._next_try = now + error.retry_after
+                self._busy = BusyError(str(error), error.status, error.retry_after)
+                self.is_hopeful = True
+            else:
+                self.is_hopeful &= isinstance(error, SilenceError)
 
     def _note_answer(self) -> None:
         """Close the circuit."""
         with self._lock:
-            self._pause = self._busy_pause = 0.0
             self._busy = None
+            self._pause = self._next_try = 0.0

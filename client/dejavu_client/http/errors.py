@@ -34,16 +34,7 @@ class UnreachableError(RemoteError):
 
 
 class SilenceError(UnreachableError):
-    """The server did not answer in time.
-
-    Attributes:
-        is_connected: whether the server had taken the connection, and so may only be busy.
-    """
-
-    def __init__(self, message: str, is_connected: bool) -> None:
-        """Keep beside the message how far the request had come."""
-        super().__init__(message)
-        self.is_connected = is_connected
+    """The server did not answer in time; it may only be busy."""
 
 
 class BusyError(UnreachableError):

@@ -9,7 +9,6 @@ import copy
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, cast
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -50,8 +49,7 @@ RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
 BUSY_STATUSES = {429, 503}
 """Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
 
-TOO_LARGE = 413
-REFUSALS_FOR_GOOD = {400, TOO_LARGE, 422}
+REFUSALS_FOR_GOOD = {400, 413, 422}
 """Statuses that are about the records sent, and not about who sends them or when."""
 
 REQUEST_RECORDS, REQUEST_BYTES = 1000, 2**20
@@ -172,24 +170,10 @@ class ProtocolClient:
         client._silence = silence
         return client
 
-    def check_ready(self) -> None:
-        """Raise an error unless the server and its database answer."""
-        self._send("GET", "/readyz", root=self.url)
-
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Yield the contexts that have records, of one kernel or of all."""
-        after = ""
-        while True:
-            filters = {"kernel": kernel, "after": after}
-            page = self._json(
-                "GET", "/contexts", params={name: value for name, value in filters.items() if value}
-            )
+        for page in self._pages("/contexts", "after", kernel=kernel):
             yield from self._validate(list[Context], page.get("contexts"))
-            earlier, after = after, str(page.get("next") or "")
-            if not after:
-                return
-            if after <= earlier:
-                raise NonsenseError(f"{self.url} lists its contexts without end")
 
     def records(self, context: Context) -> tuple[Record, ...]:
         """Return all records of a context."""
@@ -210,17 +194,13 @@ class ProtocolClient:
 
     def record(self, context: Context, scenario: Scenario) -> Record | None:
         """Return one record, or None if the server has none."""
-        answer = self.fetch_record(context, scenario)
+        answer = self._send("GET", f"/contexts/{context.digest}/records/{scenario.digest}")
         if answer.status == 404:
             return None
         record: Record = self._parse(Record, answer.body)
         if record.scenario != scenario:
             raise NonsenseError(f"{self.url} sent the record of {record.scenario} instead")
         return record
-
-    def fetch_record(self, context: Context, scenario: Scenario, etag: str = "") -> ServerAnswer:
-        """Ask for one record, unless `etag` is still current, and do not parse it."""
-        return self._send("GET", f"/contexts/{context.digest}/records/{scenario.digest}", etag)
 
     def scenario_texts(self, context: Context) -> list[str]:
         """Return the texts of a context's scenarios."""
@@ -244,32 +224,30 @@ class ProtocolClient:
         """Send a record set in parts, and return the parts that the server refuses for good.
 
         A part that is refused is sent again in halves, down to single records, so that the other
-        records of the set arrive. A record that is too large for a request is sent in parts of its
-        measurements, which the server merges.
+        records of the set arrive.
 
         Raises:
             RemoteError: the server does not answer, or refuses the sender. Some parts may have
                 arrived; to send them again changes nothing.
         """
         refusals: list[tuple[Document, RefusedError]] = []
-        parts = deque({**document, "records": part} for part in _split(document["records"]))
-        while parts:
-            part = parts.popleft()
-            records = part["records"]
-            try:
-                self.send_json(encode(part), len(records))
-            except RefusedError as error:
-                if error.status not in REFUSALS_FOR_GOOD:
-                    raise
-                if len(records) == 1 and error.status == TOO_LARGE:
-                    records = _divide_record(records[0])
-                if len(records) == 1 or len(refusals) >= MOST_REFUSALS:
-                    refusals.append((part, error))
-                    continue
-                middle = len(records) // 2
-                for half in (records[middle:], records[:middle]):
-                    parts.appendleft({**part, "records": half})
+        for records in _split(document["records"]):
+            self._upload_part({**document, "records": records}, refusals)
         return refusals
+
+    def _upload_part(self, part: Document, refusals: list[tuple[Document, RefusedError]]) -> None:
+        records = part["records"]
+        try:
+            self.send_json(encode(part), len(records))
+        except RefusedError as error:
+            if error.status not in REFUSALS_FOR_GOOD:
+                raise
+            if len(records) == 1 or len(refusals) >= MOST_REFUSALS:
+                refusals.append((part, error))
+                return
+            middle = len(records) // 2
+            for half in (records[:middle], records[middle:]):
+                self._upload_part({**part, "records": half}, refusals)
 
     def send_json(self, body: bytes, records: int) -> None:
         """Send a record set, encoded as JSON, in one request; `records` is their number."""
@@ -356,9 +334,9 @@ class ProtocolClient:
         misses = self._json("GET", "/misses", params=params).get("misses")
         return cast(list[MissedLaunch], self._validate(list[MissedLaunch], misses))
 
-    def list_writers(self) -> list[dict[str, Any]]:
-        """Return the tokens and hosts that wrote measurements, as the server lists them."""
-        return self._rows(self._json("GET", "/writers"), "writers")
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return a list, `writers` or `quarantines`, with all that the server has of its rows."""
+        return self._rows(self._json("GET", f"/{name}"), name)
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
@@ -366,10 +344,6 @@ class ProtocolClient:
         answer = self._json("POST", "/quarantines", wish, seconds=LONG_WORK, repeatable=repeatable)
         self._validate(_Quarantined, answer)
         return answer
-
-    def list_quarantines(self) -> list[dict[str, Any]]:
-        """Return the quarantines of the namespace, the latest first, as the server lists them."""
-        return self._rows(self._json("GET", "/quarantines"), "quarantines")
 
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
@@ -379,26 +353,17 @@ class ProtocolClient:
         return answer
 
     def log_entries(
-        self, filters: Mapping[str, str], page_size: int, all_namespaces: bool
+        self, filters: Mapping[str, str], all_namespaces: bool
     ) -> Iterator[dict[str, Any]]:
         """Yield the entries of the log of changes, newest first, and ask for them page by page.
 
         Args:
             filters: parameters of the request, as the protocol names them; empty ones are left out.
-            page_size: the entries of a page, of which a server gives at most 1000.
             all_namespaces: whether entries of all namespaces, and of none, are wanted.
         """
         root = f"{self.url}/v1" if all_namespaces else None
-        params: dict[str, Any] = {name: value for name, value in filters.items() if value}
-        params["limit"] = min(page_size, 1000)
-        before = math.inf
-        while True:
-            page = self._json("GET", "/log", root=root, params=params)
+        for page in self._pages("/log", "before", root=root, limit=1000, **filters):
             yield from self._rows(page, "entries")
-            params["before"] = page.get("next")
-            if not isinstance(params["before"], int) or params["before"] >= before:
-                return  # the last page, or a server that would go on for ever
-            before = params["before"]
 
     def pin(self, context: Context, scenario: Scenario, config: Config | None, by: str) -> None:
         """Pin a scenario's config for all users, or remove the pin if `config` is None."""
@@ -421,9 +386,9 @@ class ProtocolClient:
         return int(self._validate(Count, answer.get("records")))
 
     def _send(
-        self, method: str, path: str, etag: str = "", *, root: str | None = None, **request: Any
+        self, method: str, path: str, *, root: str | None = None, **request: Any
     ) -> ServerAnswer:
-        """Send a request; return an answer with a status of 2xx, 304 or 404, and raise any other.
+        """Send a request; return an answer with a status of 2xx or 404, and raise any other.
 
         Raises:
             UnreachableError: the server does not answer, or a proxy answers in its place.
@@ -433,8 +398,6 @@ class ProtocolClient:
             NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
         """
         headers = {"Accept-Encoding": "gzip", **self._token.headers()}
-        if etag:
-            headers["If-None-Match"] = etag
         if "content" in request:
             headers["Content-Type"] = "application/json"
         url = (self._namespace_url if root is None else root) + path
@@ -442,7 +405,7 @@ class ProtocolClient:
             method, url, server=self.url, silence=self._silence, headers=headers, **request
         )
         status = answer.status
-        if status in (304, 404) or status < 300:
+        if status == 404 or status < 300:
             return answer
         if status < 400:
             raise NonsenseError(f"{self.url} answered with a redirect, which is not followed")
@@ -458,6 +421,22 @@ class ProtocolClient:
         raise RefusedError(
             f"{self.url} refused with {status}: {_problem_detail(answer.body)}", status
         )
+
+    def _pages(
+        self, path: str, following: str, *, root: str | None = None, **params: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list; the parameter `following` asks for the one after another."""
+        seen: set[Any] = set()
+        while True:
+            wanted = {name: value for name, value in params.items() if value}
+            page = self._json("GET", path, root=root, params=wanted)
+            yield page
+            params[following] = str(page.get("next") or "")
+            if not params[following]:
+                return
+            if params[following] in seen:
+                raise NonsenseError(f"{self.url} lists {path} without end")
+            seen.add(params[following])
 
     def _json(self, method: str, path: str, body: Any = None, **request: Any) -> dict[str, Any]:
         """Send a JSON value, which may be encoded already, and return the answer's object."""
@@ -516,16 +495,6 @@ def _split(rows: Iterable[Any]) -> Iterator[list[Any]]:
         size += length
     if part:
         yield part
-
-
-def _divide_record(record: Any) -> list[Any]:
-    """Divide a record into two of the same scenario; its winner goes with the second half."""
-    measurements = record.get("measurements") or []
-    if len(measurements) < 2:
-        return [record]
-    middle = len(measurements) // 2
-    first = {"scenario": record["scenario"], "measurements": measurements[:middle]}
-    return [first, {**record, "measurements": measurements[middle:]}]
 
 
 def _to_json(model: ValueModel) -> Any:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,8 +30,7 @@ from dejavu_cache.system.notices import whoami
 from .circuit import BUSY_SECONDS, ServerCalls, jitter
 from .errors import BusyError, RefusedError, RemoteError, UnreachableError
 from .protocol_client import ChangedCopies, ProtocolClient, split_server_url
-from .sender import Sender
-from .spool import Spool
+from .sender import Sender, Spool
 from .transport import TokenSource
 
 __all__ = ["CopyCheck", "RemoteStore", "open_remote"]
@@ -89,7 +88,6 @@ class RemoteStore(Store):
         wait: seconds for which the server may be silent, while a connection is set up and again
             while it answers.
         spool: where records wait while the server is unreachable; by default in the user's cache.
-        lease_seconds: lifetime of a lease that is not renewed.
     """
 
     remote = True
@@ -100,7 +98,6 @@ class RemoteStore(Store):
         *,
         wait: float,
         spool: Spool | None = None,
-        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         """Open the namespace, and send in the background what an earlier process spooled."""
         self.url = f"{client.url}?namespace={client.namespace}"
@@ -108,14 +105,13 @@ class RemoteStore(Store):
         self.calls = ServerCalls(client, wait)
         self.spool = Spool(self.url) if spool is None else spool  # an empty spool is falsy
         self.sender = Sender(self.calls, self.spool)
-        self._lease_seconds = lease_seconds
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings: dict[Context, list[str]] = {}
         self._changes: Counter[Context] = Counter()
         self._copy_check = CopyCheck()
         # A store that is garbage-collected without `close` must leave no thread. Not at exit: what
         # is queued is sent first.
-        weakref.finalize(self, self.sender.stop).atexit = False
+        weakref.finalize(self, self.sender.interrupt).atexit = False
         if len(self.spool):
             self.sender.wake()
 
@@ -279,7 +275,7 @@ class RemoteStore(Store):
     def close(self) -> None:
         """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""
         self.sender.finish(FLUSH_SECONDS)
-        self.sender.stop()
+        self.sender.interrupt()
 
 
 def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -294,14 +290,12 @@ class _ServerLease:
     """The right to tune one scenario of a store's namespace."""
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
-        self._client, self._calls, self._sender = store.client, store.calls, store.sender
-        self._seconds = store._lease_seconds
+        self._store = store
         self._context = context
         self._scenario = scenario
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
         self._is_over = threading.Event()
-        self._etag, self._has_winner = "", False
 
     def acquire(self, wait: float) -> bool:
         """Acquire the lease; return False if another holder still has it after `wait` seconds.
@@ -313,7 +307,7 @@ class _ServerLease:
             RemoteError: the server does not answer, or refuses.
         """
         deadline = time.monotonic() + wait
-        self._lease = self._calls.ask_patiently(self._request, min(wait, BUSY_SECONDS))
+        self._lease = self._store.calls.ask_patiently(self._request, min(wait, BUSY_SECONDS))
         answered, asked = time.monotonic(), 0
         while self._lease is None and (remaining := deadline - time.monotonic()) > 0:
             # The processes of a fleet must not ask all at once.
@@ -322,7 +316,7 @@ class _ServerLease:
             if not self._is_tuned() and asked % ASKS_FOR_LEASE:
                 continue
             try:
-                self._lease = self._calls.ask(self._request, at_once=True)
+                self._lease = self._store.calls.ask(self._request, at_once=True)
                 answered = time.monotonic()
             except BusyError:
                 answered = time.monotonic()
@@ -332,18 +326,14 @@ class _ServerLease:
         return self._lease is not None
 
     def _request(self, client: ProtocolClient) -> str | None:
-        return client.lease(self._context, self._scenario, self._holder, self._seconds)
+        return client.lease(self._context, self._scenario, self._holder, LEASE_SECONDS)
 
     def _is_tuned(self) -> bool:
         """Return whether the scenario had a winner when the server was last reached."""
         with suppress(RemoteError):
-            answer = self._calls.ask(
-                lambda client: client.fetch_record(self._context, self._scenario, self._etag)
-            )
-            if answer.status != 304:
-                self._has_winner = bool(self._client.read_object(answer.body).get("winner"))
-                self._etag = answer.headers.get("etag", "")
-        return self._has_winner
+            record = self._store._look_up(self._context, self._scenario, 0.0)
+            return record is not None and record.winner is not None
+        return False
 
     @contextmanager
     def keep_alive(self) -> Iterator[None]:
@@ -353,19 +343,19 @@ class _ServerLease:
             yield
         finally:
             self._is_over.set()
-            self._sender.release(str(self._lease))
+            self._store.sender.release(str(self._lease))
 
     def _renew(self) -> bool:
-        if self._is_over.wait(self._seconds / 3) or program_is_ending():
+        if self._is_over.wait(LEASE_SECONDS / 3) or program_is_ending():
             return False
         with suppress(RemoteError):
             try:
-                self._client.renew(str(self._lease), self._seconds)
+                self._store.client.renew(str(self._lease), LEASE_SECONDS)
             except RefusedError as error:
                 if error.status != 404:
                     raise
                 # It expired while the server was away; nobody else may have taken it since.
-                self._lease = self._request(self._client) or self._lease
+                self._lease = self._request(self._store.client) or self._lease
         return True
 
 
@@ -385,13 +375,44 @@ class _ContextState:
     recalls: dict[str, list[str]] = field(default_factory=dict)
     told_at: float = 0.0
 
+    def describe(self, scenarios: Collection[Scenario]) -> dict[str, Any]:
+        """Return the state of some scenarios as the server is asked about it."""
+        digests = [scenario.digest for scenario in scenarios]
+        is_complete = all(digest in self.tags for digest in digests)
+        return {
+            "revision": self.revision if is_complete else "",
+            "scenarios": {digest: self.tags.get(digest, "") for digest in digests},
+        }
+
+    def note(self, changed: ChangedCopies, scenarios: Collection[Scenario]) -> None:
+        """Note what has changed of the scenarios that were asked about."""
+        # Nothing else is kept, or a server could fill the memory.
+        for digest in (scenario.digest for scenario in scenarios):
+            self.tags[digest] = "" if digest in changed.gone else self.tags.get(digest, "")
+            self.recalls.pop(digest, None)
+            if parts := changed.recalls.get(digest):
+                self.recalls[digest] = parts
+        for record in changed.records:
+            with uninterrupted():
+                if (digest := record.scenario.digest) in self.tags:
+                    text = canonical_json(record).encode()
+                    self.tags[digest] = hashlib.sha256(text).hexdigest()[:16]
+        self.told_at, self.revision = time.monotonic(), changed.revision
+
+    def repeat(self) -> dict[str, list[str]]:
+        """Return the recalls; after some time, for the last time."""
+        recalls = dict(self.recalls)
+        if time.monotonic() - self.told_at > REPEATED_SECONDS:
+            self.recalls.clear()
+        return recalls
+
 
 class CopyCheck:
     """Asks a server what has changed of a machine's copies since it was last asked."""
 
     def __init__(self) -> None:
         """Begin without knowledge of any record."""
-        self._states: dict[Context, _ContextState] = {}
+        self._states: dict[Context, _ContextState] = defaultdict(_ContextState)
 
     def changes(
         self, client: ProtocolClient, copies: Mapping[Context, Collection[Scenario]]
@@ -400,60 +421,20 @@ class CopyCheck:
         changed: dict[Context, list[Record]] = {}
         # Described before the first answer, which renews the revisions.
         requests = [
-            (part, {context.digest: self._describe(context, part[context]) for context in part})
+            (part, {of.digest: self._states[of].describe(part[of]) for of in part})
             for part in _split(copies)
         ]
         for part, request in requests:
             answer = client.revalidate(request)
-            for context in part:
+            for context, scenarios in part.items():
                 if context.digest in answer:
-                    records = self._read(context, answer[context.digest], part[context])
-                    changed.setdefault(context, []).extend(records)
+                    self._states[context].note(answer[context.digest], scenarios)
+                    changed.setdefault(context, []).extend(answer[context.digest].records)
         return {
             context: CopyChanges(changed.get(context, []), recalls)
             for context in copies
-            if (recalls := self._repeat(context)) or context in changed
+            if (recalls := self._states[context].repeat()) or context in changed
         }
-
-    def _repeat(self, context: Context) -> dict[str, list[str]]:
-        """Return a context's recalls; after some time, for the last time."""
-        state = self._states.get(context, _ContextState())
-        recalls = dict(state.recalls)
-        if time.monotonic() - state.told_at > REPEATED_SECONDS:
-            state.recalls.clear()
-        return recalls
-
-    def _describe(self, context: Context, scenarios: Collection[Scenario]) -> dict[str, Any]:
-        state = self._states.get(context, _ContextState())
-        digests = [scenario.digest for scenario in scenarios]
-        is_complete = all(digest in state.tags for digest in digests)
-        return {
-            "revision": state.revision if is_complete else "",
-            "scenarios": {digest: state.tags.get(digest, "") for digest in digests},
-        }
-
-    def _read(
-        self, context: Context, changed: ChangedCopies, scenarios: Collection[Scenario]
-    ) -> list[Record]:
-        """Note a context's new state, and return the changed records of the scenarios."""
-        state = self._states.setdefault(context, _ContextState())
-        # Only what was asked about is kept, or a server could fill the memory.
-        for digest in (scenario.digest for scenario in scenarios):
-            state.tags[digest] = "" if digest in changed.gone else state.tags.get(digest, "")
-            state.recalls.pop(digest, None)
-            if parts := changed.recalls.get(digest):
-                state.recalls[digest] = parts
-        for record in changed.records:
-            with uninterrupted():
-                if record.scenario.digest in state.tags:
-                    state.tags[record.scenario.digest] = _tag(record)
-        state.told_at = time.monotonic()
-        state.revision = changed.revision
-        return changed.records
-
-
-def _tag(record: Record) -> str:
-    return hashlib.sha256(canonical_json(record).encode()).hexdigest()[:16]
 
 
 def _split(

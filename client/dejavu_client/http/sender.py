@@ -1,7 +1,13 @@
-"""Background thread that sends records and misses, so that no launch waits for the server."""
+"""Records on their way to a server: on disk until it has confirmed them, sent by a thread.
+
+The thread handles encoded records only. It never parses one into its model, which would be unsafe
+at the program's end: see `dejavu_cache.system.background_threads`.
+"""
 
 from __future__ import annotations
 
+import fnmatch
+import hashlib
 import json
 import math
 import os
@@ -11,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import Timeout
 
@@ -25,15 +32,14 @@ from dejavu_cache.system.background_threads import (
     uninterrupted,
 )
 from dejavu_cache.system.fork_lock import ForkCondition
-from dejavu_cache.system.notices import warn_once
-from dejavu_cache.system.safe_files import read_file
+from dejavu_cache.system.notices import counted, warn_once
+from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
 from .circuit import ServerCalls
 from .errors import RefusedError, RemoteError, ServerFaultError
 from .protocol_client import Document, ProtocolClient, encode
-from .spool import Spool, parse_record_set_json
 
-__all__ = ["Sender"]
+__all__ = ["Sender", "Spool", "SpooledFile"]
 
 IDLE = 5.0
 """Seconds between checks of the spool while the queue is empty."""
@@ -47,6 +53,127 @@ PAUSE = 60.0
 TRIM_EVERY = 600.0
 """Seconds between two looks at the size of the spool."""
 
+MOST_BYTES = 256 * 2**20
+"""Bytes on disk that a spool may take."""
+
+_BLOCK = 4096
+"""Bytes that the smallest file takes on disk."""
+
+
+class SpooledFile(NamedTuple):
+    """A file of a spool: its path, its size in bytes on disk, and when it was written."""
+
+    path: Path
+    size: int
+    written: float
+
+    @property
+    def reason(self) -> str:
+        """Why it is not sent again, if it is set aside."""
+        try:
+            return read_file(self.path).partition(b"\n")[0].decode(errors="replace")
+        except OSError:
+            return "unknown"
+
+
+class Spool:
+    """Record sets that wait for one namespace of one server, one file each, named by content.
+
+    A file is deleted only after the server has confirmed its records, and sending it twice has the
+    same effect as sending it once. A process that dies in between therefore loses and repeats
+    nothing. What the server refuses for good lies in `set-aside`, below a line with the reason.
+
+    A spool takes at most `MOST_BYTES`. Beyond that, `trim` deletes what was set aside first, and
+    what has waited longest next.
+
+    Files, and not a database: a home folder may be on a network file system, where SQLite can lock
+    nothing, and whoever finds a file there can read it.
+
+    Args:
+        server: the server's URL with its namespace; each has a folder of its own.
+        root: the folder of all spools; by default in the user's cache folder.
+    """
+
+    def __init__(self, server: str, root: Path | None = None) -> None:
+        """Name the spool of `server` in `root`; its folder is created with the first record set."""
+        self.server = server
+        name = hashlib.sha256(server.encode()).hexdigest()[:16]
+        self.folder = (root or user_folder("spool")) / name
+        self.lock = self.folder / ".lock"
+        self._aside = self.folder / "set-aside"
+
+    def __len__(self) -> int:
+        """Return how many record sets wait."""
+        return len(self.waiting())
+
+    def waiting(self) -> list[SpooledFile]:
+        """Return the files that wait to be sent, the oldest first."""
+        return _files(self.folder, "*.json")
+
+    def set_aside(self) -> list[SpooledFile]:
+        """Return what is not sent again, the oldest first."""
+        return _files(self._aside, "*.txt")
+
+    def write(self, text: bytes) -> Path | None:
+        """Write an encoded record set to disk and return its file.
+
+        Returns:
+            The file, or None after a warning if the disk cannot be written.
+        """
+        path = self.folder / f"{_digest(text)}.json"
+        try:
+            # A process that dies loses nothing; a machine that does may lose the last seconds.
+            replace_file(path, text, durable=False)
+        except OSError as error:
+            warn_once(
+                f"{self.folder}",
+                f"records for {self.server} cannot be spooled in {self.folder}: {error}; "
+                "they are lost if this process ends before it has sent them",
+            )
+            return None
+        return path
+
+    def remove(self, path: Path) -> None:
+        """Delete a file whose records the server has confirmed."""
+        with suppress(OSError):
+            path.unlink()
+
+    def put_aside(self, text: bytes, reason: str) -> None:
+        """Write a record set, or what was found in its place, to where it is not sent again.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._aside / f"{_digest(text)}.txt"
+        try:
+            replace_file(path, reason.encode() + b"\n" + text, self.folder)
+        except OSError as error:
+            message = f"{reason}; and it cannot be set aside: {error.strerror}"
+            raise OSError(error.errno, message, str(path)) from None
+        warn_once(
+            f"aside {self.folder}",
+            f"records that {self.server} does not take are set aside in {self._aside}: {reason}",
+        )
+
+    def trim(self) -> None:
+        """Delete what is beyond `MOST_BYTES`, and log what that loses."""
+        files = (*self.set_aside(), *self.waiting())
+        excess = sum(file.size for file in files) - MOST_BYTES
+        lost = 0
+        for file in files:
+            if excess <= 0:
+                break
+            excess -= file.size
+            with suppress(OSError):  # another process may have sent it just now
+                file.path.unlink()
+                lost += 1
+        if lost:
+            warn_once(
+                f"trim {self.folder}",
+                f"{counted(lost, 'record set')} for {self.server} deleted from {self.folder}, "
+                f"which keeps {MOST_BYTES >> 20} MiB: send them in time with `dejavu-cache sync`",
+            )
+
 
 class Sender(Finisher):
     """Queue of records, misses and lease releases, and the thread that sends them in order.
@@ -54,9 +181,6 @@ class Sender(Finisher):
     `put` writes records to the spool before it returns, and the thread deletes them there once the
     server has confirmed them: however the process ends, they are not lost. It asks a server that is
     away again and again, and then sends what waits, also what other processes left.
-
-    The thread handles encoded records only. It never parses one into its model, which would be
-    unsafe at the program's end: see `dejavu_cache.system.background_threads`.
 
     Args:
         calls: the calls to the server.
@@ -140,11 +264,7 @@ class Sender(Finisher):
             self.flush(seconds)
 
     def interrupt(self) -> None:
-        """End the thread, whose request is interrupted too; what was not sent is spooled."""
-        self.stop()
-
-    def stop(self) -> None:
-        """End the thread once the queue is empty; `wake` starts another."""
+        """End the thread once the queue is empty or waits on disk; `wake` starts another."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
@@ -291,7 +411,7 @@ class Sender(Finisher):
         except FileNotFoundError:
             return None
         try:
-            return parse_record_set_json(text)
+            return _parse_record_set(text)
         except ValueError as error:
             self._spool.put_aside(text, f"the file is damaged: {error}")
             self._remove(item)
@@ -335,6 +455,44 @@ def _join(documents: Iterable[Document]) -> list[Document]:
             before["records"] += document["records"]
             before["format"] = max(before.get("format", 1), document.get("format", 1))
     return list(joined.values())
+
+
+def _parse_record_set(text: bytes) -> Document:
+    """Parse a record set only as far as sending it needs.
+
+    Raises:
+        ValueError: it is no record set.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not (
+        isinstance(document, dict)
+        and isinstance(document.get("context"), dict)
+        and isinstance(document.get("records"), list)
+        and isinstance(document.get("format", 1), int)
+    ):
+        raise ValueError("it is no record set")
+    return document
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _files(folder: Path, pattern: str) -> list[SpooledFile]:
+    """Return a folder's files of names like `pattern`; none if it is gone or unreadable."""
+    files: list[SpooledFile] = []
+    try:  # `Path.glob` raises if another process deletes the folder meanwhile
+        names = fnmatch.filter(os.listdir(folder), pattern)
+    except OSError:
+        return files
+    for name in names:
+        with suppress(OSError):  # another process has sent it
+            status = (folder / name).lstat()
+            files.append(SpooledFile(folder / name, max(status.st_size, _BLOCK), status.st_mtime))
+    return sorted(files, key=lambda file: (file.written, file.path))
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()

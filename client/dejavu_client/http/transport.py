@@ -67,12 +67,6 @@ _LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 """Errors of requests that no server can have received."""
 
-_VARIABLES = {
-    "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE",
-}  # fmt: skip
-"""Environment variables that decide how httpx connects; those of proxies in small letters too."""
-
-
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 """Characters of a bearer token (RFC 6750)."""
 
@@ -152,7 +146,7 @@ class Transport(Finisher):
             raise NonsenseError(f"{server} sent a damaged gzip stream: {error}") from None
         except SilenceError as error:
             hint = _hint(error, repeatable)
-            raise SilenceError(f"{server} {error}{hint}", error.is_connected) from None
+            raise SilenceError(f"{server} {error}{hint}") from None
         except (httpx.HTTPError, UnicodeError) as error:  # a host may have no name that IDNA allows
             reason = str(error) or type(error).__name__
             hint = _hint(error, repeatable)
@@ -187,7 +181,7 @@ class Transport(Finisher):
                 if not is_silent:
                     self.interrupt()
                     message = f"had not answered after {seconds:.0f} s"
-                raise SilenceError(message, progress.is_connected) from None
+                raise SilenceError(message) from None
             if isinstance(outcome, BaseException):
                 raise outcome
             return outcome
@@ -232,10 +226,10 @@ class Transport(Finisher):
                 try:  # to set up OpenSSL
                     self._client = httpx.Client(transport=self._handler)
                 except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
-                    names = ", ".join(name for name in os.environ if name.upper() in _VARIABLES)
                     raise UnreachableError(
-                        "no connection is possible with what this environment says of proxies and "
-                        f"certificates ({names or 'the system certificates'}): {error}"
+                        "no connection is possible with the proxies and certificates of this "
+                        "machine (ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, "
+                        f"SSL_CERT_DIR): {error}"
                     ) from error
             return self._client
 
@@ -254,20 +248,17 @@ class _Progress:
     several round trips to set up a connection, and one for each answer from then on.
 
     Attributes:
-        is_connected: whether a server has taken the connection, and so may only be busy.
         is_left: whether nobody waits for the answer any more.
     """
 
     def __init__(self) -> None:
         self._silence = [0.0, 0.0]
-        self._is_waiting = self._is_exchange = self.is_connected = self.is_left = False
+        self._is_waiting = self._is_exchange = self.is_left = False
 
     def trace(self, event: str) -> None:
         """Note that a step has started or ended: httpcore's `trace` extension."""
         self._is_exchange = event.startswith("http")
         self._is_waiting = event.endswith(".started")
-        if self._is_exchange or event.endswith(".connect_tcp.complete"):
-            self.is_connected = True
 
     def tick(self) -> float:
         """Count a tick if the request waits now; return the seconds of the longer silence."""

@@ -13,12 +13,9 @@ from ..services.access import NAMESPACE
 from ..services.log import LogFilter, read_log
 from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
-from ..storage.sql import chunks, database_time
+from ..storage.sql import database_time
 from .front import list_namespaces
-from .rendering import Wanted, render_page, router
-
-_MOST_ENTRIES = 100
-"""Entries of the log on a page."""
+from .rendering import PAGE_SIZE, Wanted, render_page, router
 
 
 class ActivityFilter(Wanted):
@@ -40,18 +37,13 @@ def show_activity(
         since = present - timedelta(wanted.days)
         days = summaries.count_by_day(connection, namespace, present.date(), wanted.days)
         wrote = summaries.list_writers(
-            connection, namespace, since.timestamp(), wanted.actor, wanted.limit
+            connection, namespace, since.timestamp(), wanted.actor, PAGE_SIZE
         )
     log = None
     if call.principal.may("admin", namespace):
-        most = 1000 if wanted.export else _MOST_ENTRIES
-        asked = LogFilter(actor=wanted.actor or None, since=since, before=wanted.before, limit=most)
+        asked = LogFilter(actor=wanted.actor or None, since=since, before=wanted.before)
         log = read_log(call.database, call.principal, namespace, asked)
-    entries = [entry.model_dump() for entry in log.entries] if log else []
-    lists = {"days": days, "writers": wrote, "log": entries}
-    return render_page(
-        "activity.html", call, namespace, wanted, lists, log=log, writers=wrote, days=days
-    )
+    return render_page("activity.html", call, namespace, wanted, log=log, writers=wrote, days=days)
 
 
 class ComparisonFilter(Wanted):
@@ -76,7 +68,6 @@ def compare_namespaces(
         call,
         namespace,
         wanted,
-        {"differences": rows},
         to=other,
         others=sorted(readable - {namespace}),
         is_compared=is_compared,
@@ -103,10 +94,10 @@ def _differences(
             for name in (namespace, other)
         )
         tuned = [row for row in (ours | theirs).values() if row.records]
-        shown = tuned if wanted.export else wanted.paginate(tuned)
-        counts: dict[int, dict[str, int]] = {}
-        for chunk in chunks([ours[row.digest].id for row in shown if row.digest in ours]):
-            counts |= summaries.count_differences(connection, chunk, other)
+        shown = wanted.paginate(tuned)
+        both = [row.digest for row in shown if row.digest in ours.keys() & theirs]
+        ids = ([side[digest].id for digest in both] for side in (ours, theirs))
+        counts = summaries.count_differences(connection, *ids)
     rows = []
     for row in shown:
         here, there = (

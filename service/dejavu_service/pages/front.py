@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import Query, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import FileResponse, RedirectResponse
 from pydantic import Field
 
 from ..server import LOGIN_COOKIE
-from ..services.requests import Call, CurrentCall, read_body
+from ..services.requests import Call, CurrentCall, body_chunks
 from ..storage import summaries
-from .rendering import FOLDER, Wanted, render_page, respond, router, stylesheet
+from .rendering import FOLDER, Wanted, render_page, respond, router
 
 __all__ = ["list_namespaces"]
 
@@ -27,16 +27,14 @@ _OWN_PAGE = re.compile(r"/(?:pages/|namespaces)[\w./?&=%+~:,*-]*")
 @router.get("/style.css")
 def show_style() -> Response:
     """Return the stylesheet of the pages."""
-    return Response(stylesheet(), media_type="text/css")
+    return FileResponse(FOLDER / "style.css")
 
 
 @router.get("/favicon.svg")
 @router.get("/favicon.ico")
 def show_icon() -> Response:
     """Return the icon of the pages."""
-    headers = {"Cache-Control": "public, max-age=86400"}
-    icon = (FOLDER / "favicon.svg").read_text()
-    return Response(icon, media_type="image/svg+xml", headers=headers)
+    return FileResponse(FOLDER / "favicon.svg", headers={"Cache-Control": "public, max-age=86400"})
 
 
 @router.get("/login")
@@ -48,7 +46,7 @@ def show_login() -> Response:
 @router.post("/login")
 async def log_in(request: Request, call: CurrentCall) -> Response:
     """Verify a token, and let the browser keep it until it is closed, hidden from scripts."""
-    body = await read_body(request, _MOST_BYTES)
+    body = b"".join([chunk async for chunk in body_chunks(request, _MOST_BYTES)])
     fields = dict(parse_qsl(body.decode(errors="replace")))
     token, where = fields.get("token", "").strip(), fields.get("next", "")
     if await call.server.principals.find(token) is None:
@@ -87,8 +85,7 @@ def show_namespaces(call: CurrentCall, wanted: Annotated[NamespacesFilter, Query
     """List the namespaces whose name contains a text."""
     listed = list_namespaces(call, wanted.q)
     return render_page(
-        "namespaces.html", call, "", wanted, {"namespaces": listed},
-        listed=wanted.paginate(listed), total=len(listed),
+        "namespaces.html", call, "", wanted, listed=wanted.paginate(listed), total=len(listed)
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Response
@@ -37,6 +37,13 @@ _BY_NUMBER = ("median", "excess", "differs", "slower")
 """Columns by which scenarios are sorted in descending order; others are arguments."""
 
 
+def _divide(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that all rows share, by name, and the names whose values differ."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    varying = [name for name in names if len({canonical_json(row.get(name)) for row in rows}) > 1]
+    return {name: rows[0][name] for name in names if name not in varying}, varying
+
+
 class ScenarioColumns:
     """The arguments of scenarios, divided into those that vary and those that do not.
 
@@ -47,13 +54,7 @@ class ScenarioColumns:
 
     def __init__(self, scenarios: Iterable[Scenario]) -> None:
         """Divide the arguments of some scenarios."""
-        rows = [scenario.values for scenario in scenarios]
-        names = dict.fromkeys(name for row in rows for name in row)
-        distinct = {
-            name: {canonical_json(row.get(name)): row.get(name) for row in rows} for name in names
-        }
-        self.varying = [name for name, values in distinct.items() if len(values) > 1]
-        self.shared = {name: rows[0][name] for name in names if name not in self.varying}
+        self.shared, self.varying = _divide([scenario.values for scenario in scenarios])
 
     def cells(self, scenario: Scenario) -> list[Any]:
         """Return a scenario's values of the varying arguments."""
@@ -84,12 +85,8 @@ class ConfigNames:
 
     def __init__(self, configs: Iterable[Config]) -> None:
         """Find what some configs share; a config alone keeps its full name."""
-        rows = [{**config.params, **config.options} for config in set(configs)]
-        self.shared = {
-            name: value
-            for name, value in (rows[0] if len(rows) > 1 else {}).items()
-            if all(name in row and row[name] == value for row in rows)
-        }
+        rows = [{**config.params, **config.options} for config in dict.fromkeys(configs)]
+        self.shared, _ = _divide(rows) if len(rows) > 1 else ({}, [])
 
     def name(self, config: Config) -> str:
         """Return a config's values without the shared ones."""
@@ -274,7 +271,6 @@ def _show_scenarios(
         call,
         sides[0].namespace,
         wanted,
-        {"scenarios": _list_records(rows, sides)},
         sides=sides,
         columns=columns,
         names=names,
@@ -304,14 +300,6 @@ def _count_rows(rows: Sequence[ScenarioRow]) -> dict[str, int]:
     }
 
 
-def _list_records(rows: Iterable[ScenarioRow], sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        for side, summary in zip(sides, row.tuned, strict=True):
-            if summary is not None:
-                found = {"namespace": side.namespace, "context": side.row.context}
-                yield found | summary._asdict() | {"scenario": row.scenario}
-
-
 @router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 def show_scenario(
     namespace: Namespace,
@@ -330,12 +318,12 @@ def show_scenario(
         arrived = record_texts.list_arrivals(
             connection, namespace, context, scenario, _MOST_ARRIVALS
         )
-        elsewhere = [
-            (row, loaded[scenario])
+        tuned = {
+            row.digest: (row, loaded[scenario])
             for row in summaries.load_contexts(connection, namespace, parsed.kernel.name)
-            if row.digest != context
-            and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
-        ]
+            if scenario in (loaded := summaries.load(connection, row.id, [scenario]))
+        }
+    _, summary = tuned.pop(context)
     arrivals = [
         item._asdict() | {"measurement": Measurement.model_validate_json(item.text)}
         for item in arrived
@@ -346,30 +334,27 @@ def show_scenario(
         record.measurements,
         key=lambda item: (item.median is None, item.median or 0.0, item.config.text),
     )
-    medians = [item.median for item in measured if item.median is not None]
     timing = record.by_config.get(chosen) if chosen else None
     others = [item for item in measured if item.median is not None and item is not timing]
-    best = medians[0] if medians else 0.0
-    excess = timing.median / best - 1 if timing and timing.median and best else 0.0
+    best, excess = summary.best or 0.0, summary.excess or 0.0
     return render_page(
         "scenario.html",
         call,
         namespace,
         wanted,
-        {"measurements": (item.model_dump() for item in measured), "arrivals": arrivals},
         context=parsed,
         record=record,
         chosen=chosen,
         timing=timing,
         measured=measured,
         best=best,
-        slowest=medians[-1] if medians else 0.0,
+        slowest=summary.slowest or 0.0,
         runner_up=others[0] if others else None,
         near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others),
         excess=excess,
-        is_loud=record.pinned is not None and excess >= _LOUD,
+        is_loud=summary.pinned and excess >= _LOUD,
         names=ConfigNames(item.config for item in measured),
-        elsewhere=elsewhere,
+        elsewhere=tuned.values(),
         arrivals=arrivals,
         log=_log(call, namespace, parsed, record),
     )

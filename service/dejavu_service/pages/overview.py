@@ -19,7 +19,7 @@ from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
-from .rendering import Wanted, render_page, router
+from .rendering import PAGE_SIZE, Wanted, render_page, router
 
 __all__ = ["OverviewFilter", "overview"]
 
@@ -66,20 +66,14 @@ class KernelRow(NamedTuple):
         values = [getattr(row, name) for row in self.current + self.outdated]
         return max(values, default=0.0) if name == "changed_at" else sum(values)
 
-    def coverage(self, known: int) -> list[dict[str, Any]]:
-        """Return what is tuned on each GPU and Triton, of what is known of any."""
-        rows: list[dict[str, Any]] = [
-            {
-                "kernel": self.name, "gpu": row.device, "triton": row.triton,
-                "tuned": row.records, "known": known, "method": row.context.problem.method,
-                "missed": row.missing, "tuning_seconds": row.seconds, "saved_seconds": row.saved,
-                "changed_at": row.changed_at, "changed_by": row.changed_by,
-            }
-            for row in self.current
-        ]  # fmt: skip
-        return rows + [
-            {"kernel": self.name, "gpu": device, "triton": triton, "tuned": 0, "known": known}
-            for device, triton in self.lacking
+    def gaps(self, total: int) -> list[dict[str, Any]]:
+        """Return the GPUs and Tritons that lack some of what is known of any."""
+        tuned = [(row.device, row.triton, row.records) for row in self.current]
+        lacking = [(device, triton, 0) for device, triton in self.lacking]
+        return [
+            {"kernel": self.name, "triton": triton, "tuned": count, "known": total}
+            for _, triton, count in tuned + lacking
+            if count < total
         ]
 
 
@@ -89,9 +83,7 @@ def show_overview(
 ) -> Response:
     """Show what is tuned of every kernel, what that cost, and what reuse saved."""
     seen = overview(call.database, call.principal, namespace, wanted)
-    covered = (row.coverage(seen["known"][row.name]) for row in seen["kernels"])
-    lists = {"kernels": (row for rows in covered for row in rows)}
-    return render_page("overview.html", call, namespace, wanted, lists, **seen)
+    return render_page("overview.html", call, namespace, wanted, **seen)
 
 
 def overview(
@@ -118,7 +110,7 @@ def overview(
         ]
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: -kernel.total(wanted.sort))
-        shown = kernels if wanted.export else wanted.paginate(kernels, size)
+        shown = wanted.paginate(kernels, size)
         counts = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
     return {
         "kernels": shown,
@@ -178,7 +170,7 @@ def show_worklist(
     with call.database.read() as connection:
         devices = misses.count_by_device(connection, namespace, kernel)
         listed = misses.list_misses(
-            connection, namespace, kernel, wanted.limit, device, wanted.offset
+            connection, namespace, kernel, PAGE_SIZE, device, (wanted.page - 1) * PAGE_SIZE
         )
         holders = leases.list_holders(connection, namespace)
         gaps = _gaps(connection, namespace, wanted) if device else None
@@ -196,7 +188,6 @@ def show_worklist(
         call,
         namespace,
         wanted,
-        {"gaps": gaps or [], "misses": rows},
         gaps=gaps,
         most_gaps=_MOST_GAPS,
         rows=rows,
@@ -211,6 +202,5 @@ def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> lis
     gaps = []
     for kernel in _by_kernel(summaries.load_contexts(connection, namespace), wanted.device):
         if wanted.kernel in ("", kernel.name):
-            known = summaries.count_known(connection, kernel.comparable)
-            gaps += [row for row in kernel.coverage(known) if row["tuned"] < row["known"]]
+            gaps += kernel.gaps(summaries.count_known(connection, kernel.comparable))
     return sorted(gaps, key=lambda row: row["tuned"] - row["known"])

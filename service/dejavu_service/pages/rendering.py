@@ -1,12 +1,10 @@
-"""What all pages share: turns, lists as files, templates, and errors as pages."""
+"""What all pages share: turns, templates, and errors as pages."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
@@ -24,14 +22,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dejavu_cache import __version__
-from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
-from ..errors import NotFoundError
 from ..server import is_page
 from ..services.access import ANYBODY, NOBODY, READER
 from ..services.requests import Call
-from ..storage.sql import to_datetime
 
 __all__ = [
     "FOLDER",
@@ -42,7 +37,6 @@ __all__ = [
     "render_page",
     "respond",
     "router",
-    "stylesheet",
 ]
 
 FOLDER = Path(__file__).parent / "templates"
@@ -58,8 +52,6 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
-_MOST_EXPORTED = 10_000
-"""Rows of a file, where the database cuts a list off."""
 _T = TypeVar("_T")
 
 
@@ -68,75 +60,18 @@ class Wanted(BaseModel):
 
     Attributes:
         page: The page of a list, from 1.
-        export: The name of a list and `csv` or `json`, to get all of it as a file.
     """
 
     page: int = Field(default=1, ge=1, le=100_000)
-    export: str = Field(default="", pattern=r"^([a-z]{1,20}\.(csv|json))?$")
 
     @property
     def query(self) -> str:
         """Query of the first page of the same list, for links to other pages."""
-        return urlencode(self.model_dump(exclude={"page", "export"}, exclude_defaults=True))
-
-    @property
-    def limit(self) -> int:
-        """Number of rows to ask the database for."""
-        return _MOST_EXPORTED if self.export else PAGE_SIZE
-
-    @property
-    def offset(self) -> int:
-        """Number of rows to leave out before."""
-        return 0 if self.export else (self.page - 1) * PAGE_SIZE
+        return urlencode(self.model_dump(exclude={"page"}, exclude_defaults=True))
 
     def paginate(self, rows: Sequence[_T], size: int = PAGE_SIZE) -> Sequence[_T]:
         """Return the rows of the page; none beyond the last one."""
         return rows[(self.page - 1) * size : self.page * size]
-
-
-_Lists = Mapping[str, Iterable[Mapping[str, Any]]]
-
-
-def _export(wanted: str, lists: _Lists) -> Response:
-    """Return one of a page's lists as a file.
-
-    Raises:
-        NotFoundError: The page has no such list.
-    """
-    name, _, kind = wanted.partition(".")
-    if name not in lists:
-        raise NotFoundError(f"this page has no list {name!r}, but {', '.join(lists)}")
-    rows = [dict(_flatten(row)) for row in lists[name]]
-    headers = _HEADERS | {"Content-Disposition": f'attachment; filename="{wanted}"'}
-    if kind == "json":
-        text = json.dumps(rows, default=str, indent=1)
-        return Response(text, media_type="application/json", headers=headers)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)))
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return Response(out.getvalue(), media_type="text/csv", headers=headers)
-
-
-def _flatten(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a row's values, with times as such, and parts of models under names of their own."""
-    for name, value in row.items():
-        if isinstance(value, Context):
-            yield "kernel", value.kernel.name
-            yield "gpu", value.environment.device.name
-            yield "triton", value.environment.triton
-        elif isinstance(value, Scenario):
-            yield from ((f"scenario.{key}", item) for key, item in value.values.items())
-        elif isinstance(value, float) and name.endswith(("_at", "_seen")):
-            yield name, to_datetime(value)
-        else:
-            yield name, value
-
-
-def _cell(value: Any) -> Any:
-    """Return a value as spreadsheets take it: they compute a text that begins like a formula."""
-    text = str(value)
-    return f"'{text}" if not isinstance(value, (int, float)) and text[:1] in "=+-@" else value
 
 
 class _PageRoute(APIRoute):
@@ -150,7 +85,7 @@ class _PageRoute(APIRoute):
 
         async def handle_in_turn(request: Request) -> Response:
             who = request.scope.get("principal", NOBODY).name
-            async with request.app.state.server.making_pages.turn(who):
+            async with request.app.state.server.rendering.turn(who):
                 return await handler(request)
 
         return handle_in_turn
@@ -162,22 +97,14 @@ router = APIRouter(
 """All pages, which are no part of the protocol."""
 
 
-def stylesheet() -> str:
-    """Return the stylesheet of the pages."""
-    return (FOLDER / "style.css").read_text()
-
-
 def render_page(
     template: str,
     call: Call,
     namespace: str,
     wanted: Wanted,
-    lists: _Lists | None = None,
     **values: object,
 ) -> Response:
-    """Render a page for the caller, or one of its lists as a file."""
-    if wanted.export:
-        return _export(wanted.export, lists or {})
+    """Render a page for the caller."""
     principal = call.principal
     return respond(
         template,

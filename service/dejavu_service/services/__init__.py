@@ -1,1 +1,1 @@
-"""Rules of the service: roles, append-only merging, leases, pins and promotion, without HTTP."""
+"""A resource each: its routes, its rights and its rules."""

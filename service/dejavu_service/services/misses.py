@@ -17,7 +17,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
 from ..storage.database import Database
-from ..storage.sql import chunks, epoch, insert, to_datetime
+from ..storage.sql import epoch, insert, to_datetime
 from ..storage.tables import contexts, misses, records
 from .access import Principal
 from .requests import (
@@ -74,8 +74,8 @@ def count_misses(
     """Add reported misses to the worklist.
 
     Nobody can fill the database with them: a report that could lead to more than `MOST_MISSES`, or
-    to more than `MOST_MISSED_CONTEXTS` without records, only adds to what is on the worklist.
-    Writers may lead to twice as many as those who only read.
+    to more than `MOST_MISSED_CONTEXTS` without records, is not counted. Writers may lead to twice
+    as many as those who only read.
 
     Args:
         database: The server's database.
@@ -97,7 +97,8 @@ def count_misses(
     reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]
     with database.write() as connection:
         share = _ROOM_OF_WRITERS if is_writer else 1
-        reported = _select_fitting(connection, namespace, reported, share)
+        if not _has_room(connection, reported, share):
+            return 0
         ids = stored_contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
@@ -109,30 +110,12 @@ def count_misses(
     return counts.total()
 
 
-def _select_fitting(
-    connection: Connection, namespace: str, reported: _Report, share: int
-) -> _Report:
-    """Return all misses if there is room for them, and else those that are on the worklist."""
+def _has_room(connection: Connection, reported: _Report, share: int) -> bool:
     listed = connection.execute(select(func.count()).select_from(misses)).scalar_one()
     empty = stored_contexts.count_empty(connection)
     added = len({context.digest for context, _, _ in reported})
-    if (
-        listed + len(reported) <= share * MOST_MISSES
-        and empty + added <= share * MOST_MISSED_CONTEXTS
-    ):
-        return reported
-    query = (
-        select(contexts.c.digest, misses.c.scenario)
-        .join(misses, misses.c.context_id == contexts.c.id)
-        .where(contexts.c.namespace == namespace)
-    )
-    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
-    listed_scenarios = {
-        (context, scenario)
-        for chunk in chunks(scenarios)
-        for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
-    }
-    return [miss for miss in reported if (miss[0].digest, miss[1].digest) in listed_scenarios]
+    is_full = listed + len(reported) > share * MOST_MISSES
+    return not is_full and empty + added <= share * MOST_MISSED_CONTEXTS
 
 
 def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, PrivateAttr, StrictBool
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, update
+from pydantic import BaseModel, ConfigDict, StrictBool
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
-from dejavu_cache.model.scenario import Moment, canonical_json
+from dejavu_cache.model.scenario import Moment
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import records, summaries
 from ..storage.database import Database
-from ..storage.records import Act, Part
 from ..storage.sql import contains, divide, ends_with, epoch, starts_with, to_datetime
 from ..storage.tables import acts, contexts, parts
-from . import merging
 from .access import Principal
 from .log import write_log
 from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
@@ -42,7 +50,7 @@ router = versioned_router()
 
 _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
-_MOST_SCENARIOS, _MOST_PARTS = 1000, 5_000
+_MOST_SCENARIOS, _MOST_PARTS = 5000, 20_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
 a scenario with more parts is a page of its own."""
 _PAUSE = 0.11
@@ -108,17 +116,6 @@ class Quarantined(BaseModel):
     measurements: int = 0
     winners: int = 0
 
-    _contexts: set[str] = PrivateAttr(default_factory=set)
-
-    def add(self, context: str, changed: Collection[Part]) -> None:
-        """Count what has changed of a record in a context."""
-        if changed:
-            self._contexts.add(context)
-            self.contexts = len(self._contexts)
-            self.records += 1
-            self.winners += sum(part.kind == "winner" for part in changed)
-            self.measurements += sum(part.kind == "measurement" for part in changed)
-
 
 class Quarantine(BaseModel):
     """A quarantine, and whom it concerned."""
@@ -127,7 +124,7 @@ class Quarantine(BaseModel):
     actor: str
     wanted: dict[str, Any]
     parts: int
-    """Parts that it hides now: none once it is undone, and no winner that only lost its timing."""
+    """Parts that it hides now: none once it is undone."""
     created: datetime
     undone: datetime | None = None
 
@@ -146,7 +143,8 @@ def list_writers(
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)
-    writers = summaries.count_measurements(namespace)
+    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    writers = summaries.count_measurements(own)
     measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
     query = (
         select(writers.c.sender, writers.c.measured_by, measured, last)
@@ -203,34 +201,51 @@ def quarantine_writer(
             "name the token or the host that wrote what is to go, or the context, the scenario and "
             "the config that it is about"
         )
-    counted = Quarantined(id=None if preview else secrets.token_hex(8))
-    act = counted.id
-    if act is not None:
-        content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
-        content = {name: value for name, value in content.items() if value is not None}
-        with database.write() as connection:
-            text = canonical_json(content)
-            records.add_act(connection, Act(act, namespace, "quarantine", principal.name, text))
-            write_log(connection, principal, "quarantine", namespace, id=act, **content)
-    is_meant = _is_meant(namespace, wanted)
+    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
+    if wanted.context is not None:
+        own = own.where(contexts.c.digest == wanted.context)
+    is_meant = _is_meant(parts.c.context_id.in_(own), wanted)
+    if preview:
+        with database.read() as connection:
+            return _count(connection, is_meant, None)
+    content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
+    content = {name: value for name, value in content.items() if value is not None}
+    with database.write() as connection:
+        act = records.add_act(connection, namespace, "quarantine", principal.name, content)
+        write_log(connection, principal, "quarantine", namespace, id=act, **content)
     for digest, page in _pages(database, is_meant):
-        with database.read() if act is None else database.write() as connection:
+        with database.write() as connection:
             # What is taken after an undo could never be given back.
-            if act is not None and not _lock(connection, namespace, act, undone_at=None):
+            if not _lock(connection, namespace, act, undone_at=None):
                 break
             context = stored_contexts.lock_existing(connection, namespace, digest)
-            if context is None:
-                continue
-            own = (parts.c.context_id == context.id, parts.c.scenario.in_(page))
-            query = select(parts.c.id).where(*own, is_meant)
-            part_ids = set(connection.execute(query).scalars())
-            promotions = _load_promotions(connection, namespace)
-            loaded = records.load(connection, context.id, page, whole=True)
-            for record in loaded.values():
-                counted.add(digest, merging.withdraw(record, part_ids, act or "", promotions))
-            if act is not None:
-                records.save(connection, context, loaded.values(), principal.name)
-    return counted
+            if context is not None:
+                shown = and_(parts.c.context_id == context.id, parts.c.scenario.in_(page))
+                is_shown = _is_meant(shown, wanted)
+                records.hide(connection, context, page, is_shown, act, principal.name)
+    with database.read() as connection:
+        return _count(connection, parts.c.hidden_by == act, act)
+
+
+def _count(connection: Connection, meant: ColumnElement[bool], act: str | None) -> Quarantined:
+    """Count the parts that are meant, and the records and contexts that have them."""
+    concerned = (
+        select(
+            parts.c.context_id,
+            func.sum(case((parts.c.kind == "measurement", 1), else_=0)).label("measurements"),
+            func.sum(case((parts.c.kind == "winner", 1), else_=0)).label("winners"),
+        )
+        .where(meant)
+        .group_by(parts.c.context_id, parts.c.scenario)
+        .subquery()
+    )
+    query = select(
+        func.count(concerned.c.context_id.distinct()).label("contexts"),
+        func.count().label("records"),
+        func.coalesce(func.sum(concerned.c.measurements), 0).label("measurements"),
+        func.coalesce(func.sum(concerned.c.winners), 0).label("winners"),
+    )
+    return Quarantined(id=act, **connection.execute(query).one()._asdict())
 
 
 def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str, list[str]]]:
@@ -258,19 +273,16 @@ def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str
             yield digest, [row.scenario for row in page]
 
 
-def _load_promotions(connection: Connection, namespace: str) -> Mapping[str, float]:
-    """Load the times of a namespace's promotions by their id."""
-    query = select(acts).filter_by(namespace=namespace, kind="promote")
-    return {row.id: row.at for row in connection.execute(query)}
+def _is_meant(own: ColumnElement[bool], wanted: WriterFilter) -> ColumnElement[bool]:
+    """Return whether a part is meant: a winner goes with its sender's measurement of its config.
 
+    A winner does not say which host it came from, and would stand by another's measurement.
 
-def _is_meant(namespace: str, wanted: WriterFilter) -> ColumnElement[bool]:
-    own = select(contexts.c.id).where(contexts.c.namespace == namespace)
-    if wanted.context is not None:
-        own = own.where(contexts.c.digest == wanted.context)
-    # What a promotion has replaced would stand again without it, and is taken with the rest.
-    is_replaced = parts.c.hidden_by.in_(select(acts.c.id).where(acts.c.kind == "promote"))
-    clauses: list[ColumnElement[bool]] = [or_(parts.c.hidden_by.is_(None), is_replaced)]
+    Args:
+        own: Which parts may be.
+        wanted: Whose are meant.
+    """
+    clauses = [own, parts.c.hidden_by.is_(None)]
     if wanted.since is not None:
         clauses.append(parts.c.received_at >= wanted.since.timestamp())
     if wanted.until is not None:
@@ -283,11 +295,13 @@ def _is_meant(namespace: str, wanted: WriterFilter) -> ColumnElement[bool]:
         clauses.append(_token_matches(parts.c.sender, wanted.token))
     if wanted.host is not None:
         clauses.append(_host_matches(parts.c.measured_by, wanted.host))
-    # A winner does not say which host it came from: it goes with its measurement.
-    kinds = ["measurement", "winner"]
-    if wanted.token is None or wanted.host is not None or wanted.config is not None:
-        kinds.remove("winner")
-    return and_(parts.c.context_id.in_(own), parts.c.kind.in_(kinds), *clauses)
+    is_measured = and_(*clauses, parts.c.kind == "measurement")
+    key = (parts.c.context_id, parts.c.scenario, parts.c.config, parts.c.sender)
+    goes_with_it = tuple_(*key).in_(select(*key).where(is_measured))
+    winners = and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
+    if wanted.token is not None and wanted.host is None and wanted.config is None:
+        winners = or_(winners, and_(*clauses, parts.c.kind == "winner"))
+    return or_(is_measured, winners)
 
 
 def _host_matches(measured_by: ColumnElement[Any], host: str) -> ColumnElement[bool]:
@@ -352,9 +366,12 @@ def undo_quarantine(
             chosen = update(acts).where(acts.c.id == quarantine_id)
             connection.execute(chosen.values(undone_at=epoch()))
             write_log(connection, call.principal, "undo quarantine", namespace, id=quarantine_id)
-    restored = Quarantined(id=quarantine_id)
+        restored = _count(connection, is_hidden, quarantine_id)
     for digest, page in _pages(call.database, is_hidden):
-        _give_back(call.database, call.principal, (namespace, digest), page, restored)
+        with call.database.write() as connection:
+            context = stored_contexts.lock_existing(connection, namespace, digest)
+            if context is not None:
+                records.hide(connection, context, page, is_hidden, None, call.principal.name)
     return restored
 
 
@@ -362,21 +379,3 @@ def _lock(connection: Connection, namespace: str, act: str, **values: None) -> R
     """Lock a quarantine, with some values, until the transaction ends; None if there is none."""
     query = select(acts).filter_by(id=act, namespace=namespace, kind="quarantine", **values)
     return connection.execute(query.with_for_update()).first()
-
-
-def _give_back(
-    database: Database,
-    principal: Principal,
-    key: stored_contexts.ContextKey,
-    scenarios: list[str],
-    restored: Quarantined,
-) -> None:
-    """Let what is hidden in some scenarios of a context arrive again."""
-    assert restored.id is not None
-    with database.write() as connection:
-        context = stored_contexts.lock_existing(connection, *key)
-        if context is not None:
-            loaded = records.load(connection, context.id, scenarios, whole=True)
-            for record in loaded.values():
-                restored.add(context.digest, merging.give_back(record, restored.id))
-            records.save(connection, context, loaded.values(), principal.name)

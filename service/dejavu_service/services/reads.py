@@ -13,7 +13,6 @@ import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -205,7 +204,8 @@ class ReadRoute(APIRoute):
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self  # for metrics and logs
-        call = Call(scope["principal"], scope["app"].state.server)
+        server = scope["app"].state.server
+        call = Call(scope["principal"], server, server.database)
         response = await self.endpoint(**scope["path_params"], request=Request(scope), call=call)
         await response(scope, receive, send)
 
@@ -267,7 +267,7 @@ async def _read(
     current = await reader.revision((namespace, context))
     answer, copy = None, sent.get(b"if-none-match")
     if current is not None:
-        if copy is not None and _names(copy, f'"{current.revision}"'):
+        if copy is not None and f'"{current.revision}"'.encode() in copy:
             return _respond(Answer(current.revision, None), b"")
         wanted = ((namespace, context), part, current.revision)
         answer = reader.recall(*wanted)
@@ -281,12 +281,6 @@ async def _read(
     if copy is None and current is not None and missing is not None:
         reader.fetches[current.id] += 1
     return _respond(answer, sent.get(b"accept-encoding", b""))
-
-
-def _names(if_none_match: bytes, tag: str) -> bool:
-    """Return whether a header names an entity tag, or any."""
-    named = if_none_match.decode("latin-1").split(",")
-    return any(item.strip().removeprefix("W/") in ("*", tag) for item in named)
 
 
 class _StoredResponse(Response):
@@ -304,7 +298,7 @@ def _respond(answer: Answer, accept_encoding: bytes) -> Response:
     if body is None:
         return _StoredResponse(304, headers)
     headers.append((b"content-type", b"application/json"))
-    if answer.is_gzipped and not _accepts_gzip(accept_encoding):
+    if answer.is_gzipped and b"gzip" not in accept_encoding:
         response = StreamingResponse(_expand(body))
         # A gzip stream ends with the length of what it expands to.
         length = int.from_bytes(body[-4:], "little")
@@ -323,12 +317,3 @@ def _expand(body: bytes) -> Iterator[bytes]:
     while piece:
         yield piece
         piece = stream.decompress(stream.unconsumed_tail, _PIECE)
-
-
-@lru_cache(maxsize=64)
-def _accepts_gzip(accept_encoding: bytes) -> bool:
-    for item in accept_encoding.decode("latin-1").split(","):
-        coding, _, weight = item.strip().lower().replace(" ", "").partition(";q=")
-        if coding in ("gzip", "*"):
-            return weight not in ("0", "0.0", "0.00", "0.000")
-    return False

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
-from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import Query, Response
@@ -14,14 +13,13 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, record_texts, records
+from ..storage import contexts, merging, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
-from ..storage.records import Act, Part, StoredRecord
-from . import merging
+from ..storage.merging import Part, StoredRecord
 from .access import Principal
 from .log import write_log
 from .requests import (
@@ -155,72 +153,51 @@ def merge_record_set(
     if not sent.records:
         return total
     context = contexts.lock(connection, namespace, sent.context)
-    # A part at a time, because the records of a large set do not fit into the memory together.
+    may_pin = principal.may("admin", namespace)
+    # An admin's import is not stopped in its middle.
+    limit = None if restore else merging.MOST_RECORD_CHARACTERS
+    # Some at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
-        part = sent.records[start : start + _PART]
-        _merge_part(connection, principal, context, part, restore, total)
+        some = sent.records[start : start + _PART]
+        digests = [*map(attrgetter("scenario.digest"), some)]
+        merged = records.load(connection, context.id, digests)
+        for record, digest in zip(some, digests, strict=True):
+            stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
+            total.refused += merging.receive(
+                stored, record, principal.name, context.present, pins=may_pin, restore=restore
+            )
+        changed = merged.values()
+        came = records.save(connection, context, changed, principal.name, most_characters=limit)
+        for part in came:
+            if part.kind == "measurement":
+                total.measurements += part.stands
+                total.beside += not part.stands
+        # An import is logged as a whole.
+        for stored in changed if may_pin and not restore else ():
+            _log_pin(connection, principal, context, stored)
     return total
 
 
-def _merge_part(
-    connection: Connection,
-    principal: Principal,
-    context: LockedContext,
-    sent: Sequence[Record],
-    restore: bool,
-    total: Merged,
-) -> None:
-    """Merge some of a record set's records into a locked context, and add to the counts."""
-    act = Act(secrets.token_hex(8), context.namespace, "pin", principal.name)
-    merged = records.load(connection, context.id, [record.scenario.digest for record in sent])
-    may_pin = principal.may("admin", context.namespace)
-    for record in sent:
-        digest = record.scenario.digest
-        stored = merged.setdefault(digest, StoredRecord(digest, record.scenario.text))
-        earlier = stored.pin
-        total.refused += merging.receive(
-            stored,
-            record,
-            principal.name,
-            context.present,
-            act=act.id,
-            pins=may_pin,
-            restore=restore,
-        )
-        # An import is logged as a whole.
-        if stored.pin is not earlier and not restore:
-            _log_pin(connection, principal, context, stored, earlier)
-    # An admin's import is not stopped in its middle.
-    limit = None if restore else merging.MOST_RECORD_CHARACTERS
-    saved = records.save(
-        connection, context, merged.values(), principal.name, act=act, most_characters=limit
-    )
-    for part in saved:
-        if part.is_new_measurement:
-            total.measurements += part.stands
-            total.beside += not part.stands
-
-
 def _log_pin(
-    connection: Connection,
-    principal: Principal,
-    context: LockedContext,
-    record: StoredRecord,
-    earlier: Part | None,
+    connection: Connection, principal: Principal, context: LockedContext, record: StoredRecord
 ) -> None:
-    """Log a pin, which decides what runs, with the config that is pinned or was before."""
-    assert record.pin is not None
-    pin: Pin = record.pin.model
+    """Log a new pin, which decides what runs, with the config that is pinned or was before."""
+    pin = record.pin
+    if pin is None or (pin.stored is not None and pin.stored.stands):
+        return
+    pins = (part for part in record.parts.values() if part.kind == "pin")
+    stood = (part for part in pins if part.stored is not None and part.stored.stands)
+    earlier = next((part.model.config for part in stood), None)
     write_log(
         connection,
         principal,
-        "unpin" if pin.config is None else "pin",
+        "unpin" if pin.model.config is None else "pin",
         context.namespace,
         context.kernel,
         context=context.digest,
         scenario=str(Scenario.model_validate_json(record.scenario_text)),
-        config=str(pin.config or (earlier.model.config if earlier else None)),
-        by=pin.by,
+        config=str(pin.model.config or earlier),
+        by=pin.model.by,
     )
 
 
@@ -290,19 +267,18 @@ def set_pin(
         locked = contexts.lock_existing(connection, namespace, context)
         stored = {} if locked is None else records.load(connection, locked.id, [scenario])
         record = stored.get(scenario)
-        if locked is None or record is None or not record.is_visible:
+        if locked is None or record is None or record.length is None:
             raise NotFoundError("there is no record of this scenario: post one before pinning it")
         earlier = record.pin
         if config is None and (earlier is None or earlier.model.config is None):
-            return record.text
+            return record.render()[0]
         chosen = Pin.after(
             earlier.model if earlier else None, config, by or principal.name, locked.present
         )
-        act = Act(secrets.token_hex(8), namespace, "pin", principal.name)
-        merging.replace_pin(record, Part.of(chosen, principal.name), act.id)
-        records.save(connection, locked, [record], principal.name, act=act)
-        _log_pin(connection, principal, locked, record, earlier)
-        return record.text
+        record.bring(Part.of(chosen, principal.name))
+        records.save(connection, locked, [record], principal.name)
+        _log_pin(connection, principal, locked, record)
+        return record.render()[0]
 
 
 class Deleted(BaseModel):
@@ -324,9 +300,7 @@ def delete_records(
         locked = contexts.lock_existing(connection, namespace, context)
         if locked is None:
             return Deleted(deleted=0)
-        wanted = canonical_json({"context": context, "scenarios": scenario})
-        act = Act(secrets.token_hex(8), namespace, "delete", call.principal.name, wanted)
-        deleted = records.delete_records(connection, locked.id, scenario, act)
+        deleted = records.delete_records(connection, locked, scenario, call.principal.name)
         if deleted:
             detail = {"context": context, "scenarios": scenario, "records": deleted}
             write_log(connection, call.principal, "delete", namespace, locked.kernel, **detail)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from ..errors import AccessDeniedError, TooLargeError
+from ..errors import AccessDeniedError, InvalidRequestError, ServiceError, TooLargeError
 from ..problems import RESPONSES, ProblemError
 from ..storage.database import Database
 from .access import EVERYWHERE, NAMESPACE, READER, Principal, Role
@@ -44,11 +42,8 @@ __all__ = [
     "accepts",
     "body_chunks",
     "json_response",
-    "read_body",
-    "read_json",
     "require_few",
     "responds_with",
-    "takes_own_turn",
     "validate_json",
     "versioned_router",
 ]
@@ -61,8 +56,9 @@ DIGEST = r"^[0-9a-f]{24}$"
 """Pattern of the digests of contexts, scenarios and configs."""
 PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
 """Pattern of a text without control characters."""
-_LARGE = 128 * 1024
-"""Bytes of a body beyond which it is read only in its turn."""
+_LARGE = 32 * 1024
+"""Bytes of a body beyond which it is read, and kept, only in a turn. What is wrong with one of so
+many bytes may take 4 MiB to say, in each of 40 threads."""
 MOST_VALUES = 100_000
 """Values of one request: each takes up to 100 bytes of memory, and 300 more if it is wrong, however
 short it is written. A MiB of records, as clients send it, has some 65,000."""
@@ -101,28 +97,22 @@ register_url_convertor("digest", _DigestConvertor())
 
 
 class Call(NamedTuple):
-    """The principal who makes a request, and the server that answers it.
+    """The principal who makes a request, and the server that answers it, with its database.
 
     Attributes:
-        credential: The token that the request presented; empty if it presented none.
+        credential: The token that the request presented, if it presented one.
     """
 
     principal: Principal
     server: Server
-    credential: str = ""
-
-    @property
-    def database(self) -> Database:
-        """Database of the server."""
-        return self.server.database
+    database: Database
+    credential: str | None = None
 
 
 async def _current_call(request: Request) -> Call:
-    return Call(
-        request.scope["principal"],
-        request.app.state.server,
-        request.scope.get("credential", ""),
-    )
+    server: Server = request.app.state.server
+    scope = request.scope
+    return Call(scope["principal"], server, server.database, scope.get("credential"))
 
 
 CurrentCall = Annotated[Call, Depends(_current_call)]
@@ -144,22 +134,21 @@ def json_response(text: str) -> Response:
 
 
 class _Rule(NamedTuple):
-    """The role that a route's body needs, its largest size, and whether it is sent in its turn."""
-
-    role: Role
+    role: Role | None
     max_bytes: int | None
-    in_turn: bool
+    writes: bool
 
 
 def accepts(
-    role: Role, max_bytes: int | None = 64 * 1024, *, writes: bool = True
+    role: Role | None, max_bytes: int | None = 64 * 1024, *, writes: bool = True
 ) -> Callable[[_Endpoint], _Endpoint]:
     """Declare who may send a body to an endpoint, which every endpoint with a body must do.
 
     Args:
-        role: The role that is needed in the path's namespace, or in all if the path has none.
+        role: The role that is needed in the path's namespace; None if anybody may send one.
         max_bytes: The largest size; None for the server's setting `max_body`, the limit of all.
-        writes: Whether the endpoint writes, which nobody may without a token of their own.
+        writes: Whether the endpoint runs in a turn to write, which nobody gets who may only read
+            since no token is needed for that.
     """
 
     def declare(endpoint: _Endpoint) -> _Endpoint:
@@ -167,11 +156,6 @@ def accepts(
         return endpoint
 
     return declare
-
-
-def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
-    """Declare that an endpoint reads its body itself, and takes its turn to write later."""
-    return accepts("read", writes=False)(endpoint)
 
 
 class _StrictRoute(APIRoute):
@@ -188,69 +172,50 @@ class _StrictRoute(APIRoute):
         model: Any = self.body_field.field_info.annotation if self.body_field else None
         if model is not None and rule is None:
             raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
-        writes = rule.in_turn if rule else not (self.methods or set()) <= {"GET", "HEAD"}
+        writes = rule.writes if rule else not (self.methods or set()) <= {"GET", "HEAD"}
 
         async def handle(request: Request) -> Response:
             server: Server = request.app.state.server
+            namespace = request.path_params.get("namespace")
             async with AsyncExitStack() as turns:
                 if model is not None and rule is not None:
-                    body = await _read_by_rule(request, model, rule, turns)
+                    principal: Principal = request.scope["principal"]
+                    if rule.role is not None:
+                        principal.require(rule.role, namespace or EVERYWHERE)
+                    if writes and principal is READER:
+                        raise AccessDeniedError("without a token you may only read here: send one")
+                    largest = server.settings.max_body
+                    largest = min(rule.max_bytes or largest, largest)
+                    body = await _read_json(request, model, largest, turns)
                     # FastAPI only asks whether there is a body, and for the value of its JSON.
                     request._body, request._json = b"{}" if body else b"", body
                 if writes:
-                    turn = server.writing.turn(request.path_params.get("namespace"))
-                    await turns.enter_async_context(turn)
+                    await turns.enter_async_context(server.writing.turn(namespace))
                 return await respond(request)
 
         return handle if writes or model is not None else respond
 
 
-async def _read_by_rule(
-    request: Request, model: type[_Model], rule: _Rule, turns: AsyncExitStack
+async def _read_json(
+    request: Request, model: type[_Model], max_bytes: int, turns: AsyncExitStack
 ) -> _Model | None:
-    server: Server = request.app.state.server
-    principal: Principal = request.scope["principal"]
-    principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
-    if rule.in_turn and principal is READER:
-        raise AccessDeniedError("without a token you may only read here: send one")
-    size = _declared_size(request)
-    if size is None or size > _LARGE:
-        await turns.enter_async_context(server.large_bodies.turn(principal.name))
-    largest = server.settings.max_body
-    return await read_json(request, model, min(rule.max_bytes or largest, largest))
-
-
-async def read_json(request: Request, model: type[_Model], max_bytes: int) -> _Model | None:
-    """Read a body of JSON and validate it in a thread; None if it is empty.
+    """Read a body of JSON, a large one in its turn, and validate it in a thread; None if empty.
 
     Raises:
         ClientDisconnect: The client hung up before the end.
-        ProblemError: 400, 413 or 415: it is not JSON, too long, or not said to be JSON.
-        RequestValidationError: It is no value of the model.
+        InvalidJsonError, InvalidValueError: As in `validate_json`.
+        ProblemError: 413 or 415: it is too long, or not said to be JSON.
     """
     # No page of another site can send this type unasked.
     sent_type = request.headers.get("content-type", "").partition(";")[0]
     if sent_type.strip().lower() != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
-    body = await read_body(request, max_bytes)
-    if not body:
-        return None
-    try:
-        async with request.app.state.server.parsing.turn(request.scope["principal"].name):
-            return await run_in_threadpool(validate_json, body, model)
-    except InvalidJsonError as error:
-        raise ProblemError(400, f"the body is not JSON: {error}") from None
-    except InvalidValueError as error:
-        errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors]
-        raise RequestValidationError(errors) from None
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read a body into memory; the same errors as of `body_chunks`."""
-    body = bytearray()
-    async for chunk in body_chunks(request, max_bytes):
-        body += chunk
-    return bytes(body)
+    size = _declared_size(request)
+    if size is None or size > _LARGE:
+        turn = request.app.state.server.bodies.turn(request.scope["principal"].name)
+        await turns.enter_async_context(turn)
+    body = b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+    return await run_in_threadpool(validate_json, body, model) if body else None
 
 
 async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
@@ -279,11 +244,13 @@ def _declared_size(request: Request) -> int | None:
     return int(declared) if declared.isdigit() else None
 
 
-class InvalidJsonError(ValueError):
+class InvalidJsonError(ServiceError):
     """The text is not JSON, or has a character that databases cannot store."""
 
+    status = 400
 
-class InvalidValueError(ValueError):
+
+class InvalidValueError(InvalidRequestError):
     """The text is JSON, and its value is not that of the model.
 
     Attributes:
@@ -331,19 +298,13 @@ def validate_json(text: bytes, model: type[_Model], most_values: float = MOST_VA
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidJsonError(str(error)) from None
-    validator: TypeAdapter[_Model] = _validator(model)
+        raise InvalidJsonError(f"this is not JSON: {error}") from None
     try:
-        return validator.validate_python(value)
+        return model.model_validate(value)
     except ValidationError as error:
         described = _describe(error)
     # Not above, where it would keep pydantic's error, which takes as much memory as all values.
     raise described
-
-
-@cache
-def _validator(model: type[BaseModel]) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
 
 
 def _describe(error: ValidationError) -> InvalidValueError:

@@ -29,10 +29,6 @@ class SingleFlight(Generic[_Key, _Value]):
             task.add_done_callback(lambda done: self._remove(key, done))
         return task
 
-    def __contains__(self, key: _Key) -> bool:
-        """Return whether there is a task in progress for a key."""
-        return key in self._tasks
-
     async def get(self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
         """Wait for the task's result; cancelling one caller does not cancel the task.
 

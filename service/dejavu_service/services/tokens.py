@@ -11,36 +11,25 @@ import json
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
-from fastapi import Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
-from starlette.concurrency import run_in_threadpool
+from sqlalchemy import Connection, Row, delete, select, update
 
-from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
+from ..errors import NotFoundError, TokenExistsError
 from ..storage.database import Database
-from ..storage.sql import epoch, insert, starts_with, to_datetime
+from ..storage.sql import epoch, insert, to_datetime
 from ..storage.tables import leases, tokens
-from .access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
+from .access import ANYBODY, NAMESPACE_PATTERN, Principal, Role
 from .log import write_log
-from .requests import (
-    CurrentCall,
-    ShortText,
-    accepts,
-    read_json,
-    takes_own_turn,
-    versioned_router,
-)
+from .requests import CurrentCall, ShortText, accepts, versioned_router
 
 __all__ = [
     "EXCHANGE_PATH",
     "Issued",
     "Token",
     "TokenWish",
-    "VerifiedToken",
     "any_issued",
-    "count_valid",
     "issue",
     "list_tokens",
     "revoke",
@@ -53,9 +42,6 @@ router = versioned_router()
 EXCHANGE_PATH = "/v1/token-exchange"
 _PREFIX = "dejavu"
 """Starts every token, so that secret scanners recognise one."""
-_ID = r"^[0-9a-f]{16}$"
-_LARGEST = 32 * 1024
-"""Bytes of a body with an identity token."""
 _Pattern = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
 
 
@@ -96,13 +82,6 @@ class TokenWish(BaseModel):
         return None if self.days is None else self.days * 86400
 
 
-class VerifiedToken(NamedTuple):
-    """The principal of a token, and the seconds until it expires (None if it never does)."""
-
-    principal: Principal
-    expires_in: float | None
-
-
 def issue(
     database: Database,
     principal: Principal,
@@ -115,17 +94,15 @@ def issue(
 
     Args:
         database: The server's database.
-        principal: Who asks; needs the role `admin` in all namespaces.
+        principal: Who asks, for the log.
         name: Who or what will use the token.
         grants: The roles of the token, as a principal has them.
         ttl: Seconds until the token expires; None if it never does.
         identity: The id of the token; by default a random one.
 
     Raises:
-        AccessDeniedError: The principal is not an admin of all namespaces.
         TokenExistsError: There is or was a token of this id.
     """
-    principal.require("admin", EVERYWHERE)
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     with database.write() as connection:
         statement = insert(connection, tokens).values(
@@ -145,12 +122,9 @@ def issue(
     return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
 
 
-def list_tokens(
-    database: Database, principal: Principal, after: str = "", limit: int | None = None
-) -> list[Token]:
-    """List tokens by their ids, also expired and revoked ones: all, or some after an id."""
-    principal.require("admin", EVERYWHERE)
-    query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
+def list_tokens(database: Database) -> list[Token]:
+    """List all tokens, also expired and revoked ones, the oldest first."""
+    query = select(tokens).order_by(tokens.c.created_at, tokens.c.id)
     with database.read() as connection:
         return [_token(row) for row in connection.execute(query)]
 
@@ -160,24 +134,12 @@ def any_issued(connection: Connection) -> bool:
     return connection.execute(select(tokens.c.id).limit(1)).first() is not None
 
 
-def count_valid(connection: Connection, beginning: str) -> int:
-    """Count the tokens that have not expired, revoked ones included, by how their ids begin."""
-    query = select(func.count()).where(starts_with(tokens.c.id, beginning), _lives())
-    return connection.execute(query).scalar_one()
-
-
-def _lives() -> ColumnElement[bool]:
-    return or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
-
-
-def revoke(database: Database, principal: Principal, identity: str) -> None:
+def revoke(database: Database, identity: str) -> None:
     """Revoke a token, and release its leases: nobody else could before they expire.
 
     Raises:
-        AccessDeniedError: The principal is not an admin of all namespaces.
         NotFoundError: There is no token of this id, or it is revoked already.
     """
-    principal.require("admin", EVERYWHERE)
     with database.write() as connection:
         query = select(tokens).filter_by(id=identity, revoked_at=None).with_for_update()
         row = connection.execute(query).one_or_none()
@@ -185,11 +147,15 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
         connection.execute(update(tokens).filter_by(id=identity).values(revoked_at=epoch()))
         connection.execute(delete(leases).where(leases.c.owner == _name(row)))
-        write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
+        write_log(connection, ANYBODY, "revoke token", "", id=identity, name=row.name)
 
 
-def verify(database: Database, presented: str) -> VerifiedToken | None:
-    """Look up the principal of a token; None if the token is wrong, expired or revoked."""
+def verify(database: Database, presented: str) -> tuple[Principal, float | None] | None:
+    """Look up a token; None if it is wrong, expired or revoked.
+
+    Returns:
+        Its principal, and the seconds until it expires; None if it never does.
+    """
     prefix, _, rest = presented.partition("_")
     identity, _, secret = rest.partition("_")
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():
@@ -203,7 +169,7 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
         return None
     if row.expires_in is not None and row.expires_in <= 0:
         return None
-    return VerifiedToken(Principal(_name(row), json.loads(row.grants)), row.expires_in)
+    return Principal(_name(row), json.loads(row.grants)), row.expires_in
 
 
 def _name(row: Row[Any]) -> str:
@@ -227,41 +193,6 @@ def _token(row: Row[Any]) -> Token:
     )
 
 
-class TokenPage(BaseModel):
-    """Tokens without their secrets, and the id to continue after; null on the last page."""
-
-    tokens: list[Token]
-    next: str | None
-
-
-@router.post("/tokens", status_code=201)
-@accepts("admin")
-def create_token(wish: TokenWish, call: CurrentCall) -> Issued:
-    """Issue a token; its secret is in this answer and nowhere else."""
-    issued = issue(call.database, call.principal, wish.name, wish.grants, wish.ttl)
-    call.server.principals.clear()  # from the first token on, nobody is answered without one
-    return issued
-
-
-@router.get("/tokens")
-def list_token_page(
-    call: CurrentCall,
-    after: Annotated[str | None, Query(pattern=_ID)] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> TokenPage:
-    """List all tokens, including expired and revoked ones, page by page."""
-    listed = list_tokens(call.database, call.principal, after or "", limit + 1)
-    is_last = len(listed) <= limit
-    return TokenPage(tokens=listed[:limit], next=None if is_last else listed[limit - 1].id)
-
-
-@router.delete("/tokens/{token}", status_code=204)
-def revoke_token(token: Annotated[str, Path(pattern=_ID)], call: CurrentCall) -> None:
-    """Revoke a token; other replicas notice within seconds."""
-    revoke(call.database, call.principal, token)
-    call.server.principals.clear()
-
-
 class IdentityToken(BaseModel):
     """A token that another issuer signed, for this server's audience."""
 
@@ -270,25 +201,11 @@ class IdentityToken(BaseModel):
     token: str = Field(min_length=1)
 
 
-@router.post(
-    EXCHANGE_PATH.removeprefix("/v1"),
-    status_code=201,
-    openapi_extra={
-        "security": [],
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": IdentityToken.model_json_schema()}},
-        },
-    },
-)
-@takes_own_turn
-async def exchange_token(request: Request, call: CurrentCall) -> Issued:
+@router.post(EXCHANGE_PATH.removeprefix("/v1"), status_code=201, openapi_extra={"security": []})
+@accepts(None)
+def exchange_token(sent: IdentityToken, call: CurrentCall) -> Issued:
     """Issue a short-lived token of this server for an identity token, by the server's rules."""
     exchange = call.server.identities
     if exchange is None:
         raise NotFoundError("this server exchanges no tokens: its admin sets DEJAVU_SERVER_OIDC")
-    sent = await read_json(request, IdentityToken, _LARGEST)
-    if sent is None:
-        raise InvalidRequestError('send {"token": TEXT}')
-    async with call.server.exchanging:
-        return await run_in_threadpool(exchange.exchange, call.database, sent.token)
+    return exchange.exchange(call.database, sent.token)

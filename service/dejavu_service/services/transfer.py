@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -18,25 +17,24 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from dejavu_cache.model.record import RecordSet
-from dejavu_cache.model.scenario import Context, canonical_json
+from dejavu_cache.model.scenario import Context
 from dejavu_cache.system.notices import counted
 
 from ..errors import (
     AccessDeniedError,
     InvalidRequestError,
     NotFoundError,
-    ServerStoppingError,
     TooLargeError,
+    UnavailableError,
 )
 from ..problems import ProblemError
-from ..storage import contexts, record_texts, records
+from ..storage import contexts, merging, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
-from ..storage.records import Act, StoredRecord
+from ..storage.merging import StoredRecord
 from ..storage.sql import divide
 from ..storage.tables import contexts as stored
 from ..storage.tables import parts
-from . import merging
 from .access import NAMESPACE, Principal
 from .log import write_log
 from .reads import RecordReader
@@ -51,7 +49,6 @@ from .requests import (
     Namespace,
     accepts,
     body_chunks,
-    takes_own_turn,
     validate_json,
     versioned_router,
 )
@@ -127,7 +124,7 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
     """Export a record set on each line."""
     call.principal.require("read", namespace)
     lines = _export_lines(call.database, namespace, kernel, call.server.reader)
-    turn = call.server.exporting.turn(call.principal.name)
+    turn = call.server.transfers.turn(call.principal.name)
     return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
 
 
@@ -177,11 +174,11 @@ def _export_lines(
         "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
     },
 )
-@takes_own_turn
+@accepts("admin", writes=False)
 async def import_records(namespace: Namespace, request: Request, call: CurrentCall) -> Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
-    async with call.server.importing.turn(call.principal.name):
+    async with call.server.transfers.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, call.server.settings.max_import)
             async with call.server.writing.turn(namespace):
@@ -230,7 +227,7 @@ def import_lines(
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
         InvalidRequestError: A line is malformed; nothing was written.
-        ServerStoppingError: The server stops; the lines before stay, and can be sent again.
+        UnavailableError: The server stops; the lines before stay, and can be sent again.
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
@@ -250,7 +247,7 @@ def import_lines(
     imported = Imported()
     for record_set in _parse_lines(lines):
         if is_stopping():
-            raise ServerStoppingError(
+            raise UnavailableError(
                 f"the server stops and has imported {imported.sets} of "
                 f"{counted(checked.sets, 'context')}: "
                 "send the same again, which changes nothing of these"
@@ -303,8 +300,6 @@ def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Pr
         digests = contexts.list_digests(connection, namespace, kernel)
     if not digests:
         raise NotFoundError(f"namespace {namespace!r} has no records of {kernel or 'any kernel'}")
-    wanted = canonical_json({"source": namespace, "kernel": kernel})
-    act = Act(secrets.token_hex(8), target, "promote", call.principal.name, wanted)
     if writers is not None:  # so that nothing is copied if something is wrong from the start
         with call.database.read() as connection:
             for digest in digests:
@@ -312,7 +307,9 @@ def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Pr
     copied = 0
     for digest in digests:
         with call.database.write() as connection:
-            copied += _promote_context(connection, call.principal, namespace, digest, act, writers)
+            copied += _promote_context(
+                connection, call.principal, namespace, target, digest, writers
+            )
     return Promoted(records=copied)
 
 
@@ -343,11 +340,11 @@ def _promote_context(
     connection: Connection,
     principal: Principal,
     source: str,
+    target: str,
     digest: str,
-    act: Act,
     writers: Sequence[str] | None,
 ) -> int:
-    locked = _lock(connection, source, act.namespace, digest)
+    locked = _lock(connection, source, target, digest)
     if locked is None:
         return 0
     theirs, ours = locked
@@ -361,15 +358,13 @@ def _promote_context(
         promoted = records.load(connection, theirs.id, scenarios)
         merged = records.load(connection, ours.id, scenarios, whole=True)
         for scenario, record in promoted.items():
-            target = merged.setdefault(scenario, StoredRecord(scenario, record.scenario_text))
-            merging.override(target, record, sender, act.id, ours.present)
+            changed = merged.setdefault(scenario, StoredRecord(scenario, record.scenario_text))
+            merging.promote(changed, record, sender, ours.present)
         limit = merging.MOST_RECORD_CHARACTERS
-        records.save(
-            connection, ours, merged.values(), principal.name, act=act, most_characters=limit
-        )
+        records.save(connection, ours, merged.values(), principal.name, most_characters=limit)
         copied += len(promoted)
     detail = {"source": source, "context": digest, "records": copied}
-    write_log(connection, principal, "promote", act.namespace, ours.kernel, **detail)
+    write_log(connection, principal, "promote", target, ours.kernel, **detail)
     return copied
 
 

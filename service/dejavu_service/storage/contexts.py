@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, func, select, update
@@ -69,7 +70,7 @@ class LockedContext(NamedTuple):
 
 
 def ensure(
-    connection: Connection, namespace: str, wanted: Iterable[Context], *, hold: bool = False
+    connection: Connection, namespace: str, wanted: Collection[Context], *, hold: bool = False
 ) -> dict[str, int]:
     """Insert the contexts that do not exist yet, without records.
 
@@ -82,25 +83,19 @@ def ensure(
     Returns:
         The ids of all `wanted` contexts by their digest.
     """
-    by_digest = {context.digest: context for context in wanted}
+    by_digest = dict(zip(map(attrgetter("digest"), wanted), wanted, strict=True))
     query = select(contexts.c.digest, contexts.c.id).where(
         contexts.c.namespace == namespace, contexts.c.digest.in_(list(by_digest))
     )
     if hold:
         query = query.order_by(contexts.c.digest).with_for_update(read=True, key_share=True)
     ids = dict(connection.execute(query).all())
-    rows = [
-        {
-            "namespace": namespace,
-            "digest": digest,
-            "kernel": by_digest[digest].kernel.name,
-            "device": by_digest[digest].environment.device.name,
-            "text": by_digest[digest].text,
-            "revision": secrets.token_hex(8),
-            "records": 0,
-        }
-        for digest in sorted(by_digest.keys() - ids.keys())
-    ]
+    rows: list[dict[str, Any]] = []
+    for digest in sorted(by_digest.keys() - ids.keys()):
+        context = by_digest[digest]
+        row = {"namespace": namespace, "digest": digest, "kernel": context.kernel.name}
+        row |= {"device": context.environment.device.name, "text": context.text}
+        rows.append(row | {"revision": secrets.token_hex(8), "records": 0})
     if not rows:
         return ids
     statement = insert(connection, contexts).values(created_at=epoch(), used_at=epoch())

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from dejavu_cache.errors import SettingsError
 
-from ..errors import MissingDatabaseError
+from ..errors import SchemaError
 
 __all__ = [
     "DAMAGED",
@@ -92,12 +91,12 @@ def require_file(text: str) -> None:
     """Check that the file of a SQLite URL exists, for commands that must not create it.
 
     Raises:
-        MissingDatabaseError: There is no such file.
+        SchemaError: There is no such file.
         SettingsError: As in `parse_url`.
     """
     url = parse_url(text)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        raise MissingDatabaseError(
+        raise SchemaError(
             f"there is no database {url.database}: name it by --database or DEJAVU_SERVER_DATABASE"
         )
 
@@ -154,17 +153,13 @@ class Database:
         """Path of a SQLite database; None for Postgres."""
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
 
-    @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> AbstractContextManager[Connection]:
         """Open a read transaction."""
-        with self.engine.connect() as connection:
-            yield connection
+        return self.engine.connect()
 
-    @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> AbstractContextManager[Connection]:
         """Open a write transaction, committed durably at the end or rolled back on an error."""
-        with self._writing.begin() as connection:
-            yield connection
+        return self._writing.begin()
 
     def note_damage(self, error: BaseException | None) -> bool:
         """Remember it if a driver's error says that the data is damaged; return whether it does."""

@@ -39,8 +39,10 @@ class RevisionLookups:
         self._database = database
         self._connection: Any = None
         self._found: dict[ContextKey, Revision | None] = {}
-        self._waiting: dict[ContextKey, list[asyncio.Future[Revision | None]]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._wanted: set[ContextKey] = set()
+        """Keys of the next query, and the query, which begins once the one before it has ended."""
+        self._next: asyncio.Task[dict[ContextKey, Revision]] | None = None
+        self._asking = asyncio.Lock()
 
     async def get(self, key: ContextKey) -> Revision | None:
         """Look up the current revision of a context; None if the context does not exist.
@@ -51,11 +53,11 @@ class RevisionLookups:
         """
         if self._database.is_sqlite:
             return self._found[key] if key in self._found else self._ask_sqlite(key)
-        answer: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, []).append(answer)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._answer_all())
-        return await answer
+        self._wanted.add(key)
+        if self._next is None:
+            self._next = asyncio.create_task(self._ask_next())
+        # Whoever goes away takes nothing from the others.
+        return (await asyncio.shield(self._next)).get(key)
 
     def _ask_sqlite(self, key: ContextKey) -> Revision | None:
         """Ask in the event loop, which takes less time than a thread would.
@@ -75,27 +77,14 @@ class RevisionLookups:
         self._found[key] = Revision(*rows[0]) if rows else None
         return self._found[key]
 
-    async def _answer_all(self) -> None:
-        while self._waiting:
+    async def _ask_next(self) -> dict[ContextKey, Revision]:
+        async with self._asking:
             # Those who were answered last run first: if they ask again at once, they join this
             # query, which makes queries fewer and larger.
             await asyncio.sleep(0)
-            waiting, self._waiting = self._waiting, {}
-            revisions_found: dict[ContextKey, Revision] = {}
-            failure: Exception | None = None
-            try:
-                for namespace, digest, *revision in await self._ask_postgres(list(waiting)):
-                    revisions_found[namespace, digest] = Revision(*revision)
-            except Exception as error:
-                failure = error
-            for key, answers in waiting.items():
-                for answer in answers:
-                    if answer.done():  # the request was cancelled
-                        continue
-                    if failure is None:
-                        answer.set_result(revisions_found.get(key))
-                    else:
-                        answer.set_exception(failure)
+            keys, self._wanted, self._next = list(self._wanted), set(), None
+            rows = await self._ask_postgres(keys)
+        return {(namespace, digest): Revision(*row) for namespace, digest, *row in rows}
 
     async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         is_kept = self._connection is not None
@@ -130,10 +119,9 @@ class RevisionLookups:
         return rows  # type: ignore[no-any-return]
 
     async def close(self) -> None:
-        """Close the connection."""
-        if self._asking is not None:
-            self._asking.cancel()
-        connection, self._connection = self._connection, None
+        """Close the connection, once the query in progress has given it back."""
+        async with self._asking:
+            connection, self._connection = self._connection, None
         if connection is not None:
             closed = connection.close()
             if not self._database.is_sqlite:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
 from dejavu_cache.model.record import FORMAT
 
@@ -37,14 +37,19 @@ PART_BYTES = 4 * 2**20
 def load_hidden(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, set[str]]:
-    """Load the digests of the parts that no copy may keep, by their scenario's digest."""
+    """Load the digests of the parts that no copy may keep, by their scenario's digest.
+
+    They are hidden, or were replaced by a promotion or a later pin: copies, which keep the latest
+    part, would not follow otherwise.
+    """
+    is_replaced = or_(parts.c.replaced_by.is_not(None), parts.c.kind == "pin")
     query = (
         select(parts.c.scenario, parts.c.digest)
         .join(contexts, contexts.c.id == parts.c.context_id)
         .where(
             contexts.c.namespace == namespace,
             contexts.c.digest == digest,
-            parts.c.hidden_by.is_not(None),
+            or_(parts.c.hidden_by.is_not(None), and_(~parts.c.stands, is_replaced)),
         )
     )
     hidden: dict[str, set[str]] = defaultdict(set)

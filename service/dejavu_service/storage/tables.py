@@ -70,8 +70,7 @@ contexts = Table(
     sqlite_autoincrement=True,
 )
 
-# What took parts of records from readers: a deletion, a quarantine, a promotion or a pin that
-# replaced others.
+# What took parts of records from readers: a deletion or a quarantine.
 acts = Table(
     "acts",
     metadata,
@@ -137,6 +136,8 @@ parts = Table(
     # Whether it is in the record that readers get.
     Column("stands", Boolean, nullable=False),
     Column("hidden_by", ForeignKey("acts.id")),
+    # The digest of the promoted part that replaced it, for as long as nothing hides that one.
+    Column("replaced_by", String(64)),
     Column("sender", Text, nullable=False),
     # User and host of a measurement.
     Column("measured_by", Text, nullable=False),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
@@ -29,6 +29,9 @@ from ..errors import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
 from .sync import describe_set_aside, describe_waiting
+
+if TYPE_CHECKING:
+    from ...http.sender import Spool
 
 __all__ = ["register"]
 
@@ -51,7 +54,7 @@ def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
 
     A finding is ok, a note, or wrong. Exits with 1 if any is wrong.
     """
-    findings = [*_check_versions(), *_check_settings(store), *_check_spools()]
+    findings = [*_check_versions(), *_check_settings(store)]
     if as_json:
         show_json([finding._asdict() for finding in findings])
     else:
@@ -133,6 +136,8 @@ def _check_settings(url: str) -> Iterator[Finding]:
                 yield Finding("wrong", tier.url, f"{error}; {remedy}")
         else:
             yield _check_answer(tier, settings.wait)
+            if (spool := getattr(tier, "spool", None)) is not None:
+                yield from _check_spool(spool)
     for folder in prewarmed_folders(url or settings.url):
         yield from _check_prewarmed(folder)
 
@@ -210,20 +215,12 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
         yield Finding("wrong", str(path), text)
 
 
-def _check_spools() -> Iterator[Finding]:
-    """Tell what waits for servers, whether or not they are configured now."""
-    from ...http.spool import all_spools  # imports what other commands do not need
-
-    try:
-        spools = list(all_spools())
-    except OSError as error:
-        yield Finding("wrong", "waiting records", f"{error}; give this user access to the folder")
-        return
-    for spool in spools:
-        for line in describe_waiting(spool):
-            yield Finding("note", spool.server, f"{line}; `dejavu-cache sync` sends them")
-        for line in describe_set_aside(spool):
-            yield Finding("wrong", spool.server, f"{line}; import them elsewhere or delete them")
+def _check_spool(spool: Spool) -> Iterator[Finding]:
+    """Tell what waits for a server."""
+    for line in describe_waiting(spool):
+        yield Finding("note", spool.server, f"{line}; `dejavu-cache sync` sends them")
+    for line in describe_set_aside(spool):
+        yield Finding("wrong", spool.server, f"{line}; import them elsewhere or delete them")
 
 
 def _check_writable(store: FileStore) -> Finding:

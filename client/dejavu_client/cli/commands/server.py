@@ -54,7 +54,7 @@ def log(
     """List who pinned, promoted, deleted and imported what."""
     filters = {"actor": actor, "action": action, "since": since, "until": until}
     remote = open_server(store)
-    logged = remote.client.log_entries(filters, 1000 if kernel else limit, all_namespaces)
+    logged = remote.client.log_entries(filters, all_namespaces)
     chosen = (entry for entry in logged if kernel_matches(entry["kernel"], kernel))
     entries = list(islice(chosen, limit))
     if kernel and not entries:
@@ -150,8 +150,7 @@ def list_quarantines(
     as_json: JsonOption = False,
 ) -> None:
     """List the namespace's quarantines, the latest first."""
-    client = open_server(store).client
-    listed = client.list_writers() if writers else client.list_quarantines()
+    listed = open_server(store).client.rows("writers" if writers else "quarantines")
     if as_json:
         show_json(listed)
     elif writers:

@@ -31,7 +31,7 @@ from ..record_copy import merge_acknowledged
 
 if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
-    from ...http.spool import Spool
+    from ...http.sender import Spool
 
 __all__ = ["describe_set_aside", "describe_waiting", "register"]
 
