@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
-import re
 import subprocess
 import sys
 from collections.abc import Callable

@@ -9,7 +9,6 @@ import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from support.processes import ROOT, in_own_process
 from support.spools import deliver
 
 from dejavu_cache.errors import DejavuError
-from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.policy import Policy
 from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.stores.manifest import find_differences, read_manifest
-from dejavu_cache.testing import _context, _measurement, _record
+from dejavu_cache.testing import _context, _record
 
 
 class Bomb:
@@ -145,9 +143,6 @@ def readers(folder: Path) -> Iterator[Callable[[], object]]:
         yield lambda store=store: store.get(_context(), _record(1).scenario)  # type: ignore[misc]
         yield lambda store=store: [[*store.records(home)] for home in store.contexts()]  # type: ignore[misc]
         yield lambda store=store: list(store.records(_context()))  # type: ignore[misc]
-        yield lambda store=store: [  # type: ignore[misc]
-            found.tree.rank({"n": 7, "x": "float16"}) for found in store.trees()
-        ]
         yield store.close
     yield lambda: Policy.read(folder / "dejavu.toml")
     yield lambda: read_events(folder / "report")
@@ -161,12 +156,6 @@ def write_honest_artefacts(folder: Path) -> None:
     """Write one artefact of every kind as the library writes it."""
     store = FileStore(folder / "shared")
     store.put(_context(), [_record(1), _record(2)])
-    regret = Regret(mean=0.0, max=0.0, scenarios=3, folds=3)
-    tree = Tree(
-        context=_context(), configs=(_measurement(16).config,), root=Leaf(ranking=(0,)), bound=0.0,
-        regret=regret, at=datetime(2026, 1, 1, tzinfo=timezone.utc),
-    )  # fmt: skip
-    store.put_tree(tree)
     line = canonical_json(RecordSet(context=_context(), records=(_record(1),))) + "\n"
     for name in ("export.jsonl", "answer"):
         (folder / name).write_text(line)
