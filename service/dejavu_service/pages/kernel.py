@@ -94,7 +94,7 @@ class ConfigNames:
         differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
         return ", ".join(differing) or str(config)
 
-    def chosen(self, text: str | None) -> str:
+    def name_text(self, text: str | None) -> str:
         """Return the name of the config that readers get, given as JSON text."""
         return self.name(Config.model_validate_json(text)) if text else "no winner yet"
 
@@ -305,8 +305,8 @@ def _list_records(rows: Sequence[ScenarioRow], sides: Sequence[Side]) -> Iterato
     for row in rows:
         for side, summary in zip(sides, row.tuned, strict=True):
             if summary is not None:
-                place = {"namespace": side.namespace, "context": side.row.context}
-                yield place | summary._asdict() | {"scenario": row.scenario}
+                home = {"namespace": side.namespace, "context": side.row.context}
+                yield home | summary._asdict() | {"scenario": row.scenario}
 
 
 @router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")

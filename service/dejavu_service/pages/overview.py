@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Query, Response
@@ -66,13 +66,13 @@ class KernelRow(NamedTuple):
         values = [getattr(row, name) for row in self.current + self.outdated]
         return max(values, default=0.0) if name == "changed_at" else sum(values)
 
-    def coverage(self, known: int) -> Iterator[dict[str, Any]]:
+    def coverage(self, total: int) -> Iterator[dict[str, Any]]:
         """Yield what is tuned on each GPU and Triton, of what is known of any, and its cost."""
-        own = {"kernel": self.name, "known": known}
+        own = {"kernel": self.name, "known": total}
         cost = ("missing", "seconds", "saved", "changed_at", "changed_by")
         for row in self.current:
-            place = {"gpu": row.device, "triton": row.triton, "tuned": row.records}
-            yield own | place | {name: getattr(row, name) for name in cost}
+            on = {"gpu": row.device, "triton": row.triton, "tuned": row.records}
+            yield own | on | {name: getattr(row, name) for name in cost}
         for device, triton in self.lacking:
             yield own | {"gpu": device, "triton": triton, "tuned": 0}
 
@@ -83,8 +83,8 @@ def show_overview(
 ) -> Response:
     """Show what is tuned of every kernel, what that cost, and what reuse saved."""
     seen = overview(call.database, call.principal, namespace, wanted)
-    rows, known = seen["rows"], seen["known"]
-    lists = {"kernels": (place for row in rows for place in row.coverage(known[row.name]))}
+    covered = (row.coverage(seen["known"][row.name]) for row in seen["rows"])
+    lists = {"kernels": chain.from_iterable(covered)}
     return render_page("overview.html", call, namespace, wanted, lists, **seen)
 
 
@@ -201,6 +201,6 @@ def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> lis
     gaps = []
     for kernel in _by_kernel(summaries.load_contexts(connection, namespace), wanted.device):
         if wanted.kernel in ("", kernel.name):
-            known = summaries.count_known(connection, kernel.comparable)
-            gaps += [row for row in kernel.coverage(known) if row["tuned"] < known]
+            total = summaries.count_known(connection, kernel.comparable)
+            gaps += [row for row in kernel.coverage(total) if row["tuned"] < total]
     return sorted(gaps, key=lambda row: row["tuned"] - row["known"])

@@ -160,9 +160,8 @@ def _export(name: str, rows: list[dict[str, Any]]) -> Response:
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of a row by the names of columns, those of its parts as `scenario.M`."""
     if isinstance(value, Context):
-        kernel, place = value.kernel.name, value.environment
-        value = {"kernel": kernel, "gpu": place.device.name, "triton": place.triton}
-        name = ""
+        name, machine = "", value.environment
+        value = {"kernel": value.kernel.name, "gpu": machine.device.name, "triton": machine.triton}
     elif isinstance(value, Scenario):
         value = value.values
     elif isinstance(value, BaseModel):
