@@ -166,9 +166,9 @@ def _is_size(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
-def _middle(known: Iterable[Resources]) -> Resources | None:
+def _middle(reports: Iterable[Resources]) -> Resources | None:
     """Return the medians of what compilers reported; None if they did not."""
-    rows = [(one.registers, one.spills, one.shared) for one in known]
+    rows = [(report.registers, report.spills, report.shared) for report in reports]
     if not rows:
         return None
     registers, spills, shared = np.median(np.array(rows), axis=0).astype(int).tolist()

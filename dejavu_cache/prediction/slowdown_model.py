@@ -102,14 +102,14 @@ class Belief(NamedTuple):
         across = self.covariance[:, seen] + UNKNOWN_LEVEL
         gram = across[seen] + MEASURED_NOISE * np.eye(len(seen))
         weights = np.linalg.solve(gram, across.T)
-        found = np.fromiter(looks.values(), float) - self.mean[seen]
-        surprise = float(found @ np.linalg.solve(gram, found))
+        residuals = np.fromiter(looks.values(), float) - self.mean[seen]
+        surprise = float(residuals @ np.linalg.solve(gram, residuals))
         spread = (TRUST * self.spread + surprise) / (TRUST + len(seen))
         explained = np.einsum("ij,ji->i", across, weights)
         errors = np.sqrt(np.maximum(variance - explained, 1e-9) * spread)
         size = np.linalg.slogdet(gram)[1] + len(seen) * math.log(spread)
         evidence = -(surprise / spread + float(size)) / 2
-        return Posterior(self.mean + found @ weights, errors, evidence)
+        return Posterior(self.mean + residuals @ weights, errors, evidence)
 
 
 class SlowdownModel:
@@ -119,7 +119,7 @@ class SlowdownModel:
         environment: GPU, Triton and what else a timing depends on.
         scenario: the scenario in question.
         configs: its configs, by the programs that a launch of each runs; None where unknown.
-        known: records of the kernel, of any scenario and GPU; none at all will do.
+        records: those of the kernel, of any scenario and GPU; none at all will do.
 
     Attributes:
         configs: the configs, in order.
@@ -130,14 +130,14 @@ class SlowdownModel:
         environment: Environment,
         scenario: Scenario,
         configs: Mapping[Config, int | None],
-        known: Sequence[KnownRecord] = (),
+        records: Sequence[KnownRecord] = (),
     ) -> None:
         """Fit the model."""
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._measured: dict[int, float] = {}
-        resources = known_resources(known)
-        learned, slowdowns = _sample(known, scenario, self._index)
+        resources = known_resources(records)
+        learned, slowdowns = _sample(records, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
         encoder = Encoder([*learned, *asked], resources)
         here = encoder.encode(asked)
@@ -185,7 +185,11 @@ class SlowdownModel:
     def _posterior(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix]:
         """Return expected values and errors by the belief under which the looks are likelier."""
         after = [belief.after(looks) for belief in self._beliefs]
-        likeliest = max(after, key=lambda one: one.evidence) if len(looks) >= TRUST else after[0]
+        likeliest = (
+            max(after, key=lambda posterior: posterior.evidence)
+            if len(looks) >= TRUST
+            else after[0]
+        )
         return likeliest.expected, likeliest.errors
 
     def propose(self, count: int) -> list[Config]:
@@ -200,8 +204,7 @@ class SlowdownModel:
             expected, errors = self._posterior(looks)
             best = min(looks.values(), default=None)
             merit = -expected if best is None else improvement(best - expected, errors)
-            taken = [*looks, *failed]
-            merit[taken] = -math.inf
+            merit[[*looks, *failed]] = -math.inf
             index = int(merit.argmax())
             looks[index] = float(expected[index])
             chosen.append(self.configs[index])
@@ -238,25 +241,25 @@ class SlowdownModel:
         return min(float(_below((wanted - expected[left]) / errors[left]).sum()), 1.0)
 
 
-def known_resources(known: Iterable[KnownRecord]) -> dict[Config, Resources]:
+def known_resources(records: Iterable[KnownRecord]) -> dict[Config, Resources]:
     """Return what the compiler reported of each config, of several reports the last."""
     return {
         measurement.config: measurement.resources
-        for _, record in known
+        for _, record in records
         for measurement in record.measurements
         if measurement.resources is not None
     }
 
 
 def _sample(
-    known: Iterable[KnownRecord], scenario: Scenario, configs: Collection[Config]
+    records: Iterable[KnownRecord], scenario: Scenario, configs: Collection[Config]
 ) -> tuple[list[Point], Matrix]:
     """Return what a model of some configs learns from, and the logarithms of the slowdowns.
 
     Of too many points, those of the scenario in question stay, and of the others a drawn part.
     """
     points: list[tuple[Point, float]] = []
-    for environment, record in known:
+    for environment, record in records:
         times = [entry.median for entry in record.measurements if entry.median]
         for entry in record.measurements if times else ():
             if entry.config not in configs or entry.skipped:

@@ -198,14 +198,14 @@ class KnownRecords:
         for other in self.other_contexts(context):
             if (other.kernel, other.problem) == (context.kernel, context.problem):
                 near = self.near(other, scenario, exact)
-                places += [(other, one) for _, one in islice(near, NEAR_ELSEWHERE)]
+                places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
         del places[NEAR_HERE // 2 :]
         near = self.near(context, scenario, exact)
-        places += [(context, one) for _, one in islice(near, NEAR_HERE) if one != scenario]
-        for place, one in places[:NEAR_HERE]:
-            found = self.tiers.get(place, one)
-            if found is not None and len(found.record.measurements) > 1:
-                yield Neighbour(place, found)
+        places += [(context, neighbour) for _, neighbour in islice(near, NEAR_HERE)]
+        for place in places[:NEAR_HERE]:
+            recorded = self.tiers.get(*place) if place != (context, scenario) else None
+            if recorded is not None and len(recorded.record.measurements) > 1:
+                yield Neighbour(place[0], recorded)
 
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
         """Merge a record into the stores, if they can be written.

@@ -96,11 +96,11 @@ class Resolution:
     def __str__(self) -> str:
         """Describe the resolution in several lines, for `explain`."""
         config = "Triton chooses it at the first launch" if self.config is None else self.config
-        found = f"{self.provenance} in {self.store}" if self.store else self.provenance
+        source = f" in {self.store}" if self.store else ""
         lines = [
             f"{self.context.kernel.name}{self.scenario}",
             f"  config: {config}",
-            f"  found:  {found}",
+            f"  found:  {self.provenance}{source}",
             *(f"  {note}" for note in self.notes),
         ]
         if self.by_triton:

@@ -143,7 +143,7 @@ class Tree(FrozenModel):
                 *map(printable, self._head()),
                 "",
                 "CONFIGS = (",
-                *(f"    { ({**one.params, **one.options})!r}," for one in self.configs),
+                *(f"    { ({**config.params, **config.options})!r}," for config in self.configs),
                 ")",
                 "",
                 "",
@@ -173,7 +173,10 @@ class Tree(FrozenModel):
 
     def _unknown(self) -> Iterator[str]:
         """Yield the conditions under which a tree does not answer."""
-        numbers = [name for name, one in self.inputs.items() if one.numbers and not one.values]
+        only_numbers = {
+            name: accepted.numbers and not accepted.values for name, accepted in self.inputs.items()
+        }
+        numbers = [name for name in self.inputs if only_numbers[name]]
         if numbers:
             yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
         for name, accepted in self.inputs.items():

@@ -100,15 +100,15 @@ class SlowdownTable:
         """Make the table of all records that have at least two timed configs."""
         times = {
             record.scenario: {
-                one.config: math.inf if one.median is None else max(one.median, _INSTANT)
-                for one in record.measurements
-                if not one.skipped
+                entry.config: math.inf if entry.median is None else max(entry.median, _INSTANT)
+                for entry in record.measurements
+                if not entry.skipped
             }
             for record in sorted(records, key=lambda record: record.scenario.text)
-            if sum(one.median is not None for one in record.measurements) > 1
+            if sum(entry.median is not None for entry in record.measurements) > 1
         }
         configs = sorted(
-            {one for row in times.values() for one, time in row.items() if time < math.inf},
+            {config for row in times.values() for config, time in row.items() if time < math.inf},
             key=lambda config: config.text,
         )
         slowdown = np.array(
@@ -248,7 +248,7 @@ def _choose_configs(burden: Matrix, most: int) -> list[int]:
 
 def _points_around(tuned: Sequence[Values]) -> list[Values]:
     """Return points one step of one number away from scenarios, and some of those two away."""
-    known = {
+    numbers_of = {
         name: sorted({values[name] for values in tuned if is_number(values.get(name))})
         for name in {name for values in tuned for name in values}
     }
@@ -257,7 +257,7 @@ def _points_around(tuned: Sequence[Values]) -> list[Values]:
         return [
             {**values, name: numbers[index]}
             for values in points
-            for name, numbers in sorted(known.items())
+            for name, numbers in sorted(numbers_of.items())
             if is_number(values.get(name))
             for index in (
                 numbers.index(values[name]) - 1,
@@ -272,10 +272,10 @@ def _points_around(tuned: Sequence[Values]) -> list[Values]:
     return [*once, *(twice[index] for index in drawn)]
 
 
-def _distinct(points: Iterable[Values], known: Iterable[Values]) -> list[Values]:
-    """Return the points without repetition that are not among those known."""
+def _distinct(points: Iterable[Values], others: Iterable[Values]) -> list[Values]:
+    """Return the points without repetition that are not among others."""
     new = {frozenset(values.items()): values for values in points}
-    for values in known:
+    for values in others:
         new.pop(frozenset(values.items()), None)
     return list(new.values())
 
