@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import gc
 import logging
-import os
 import resource
 import socket
 import time
@@ -27,23 +26,13 @@ from . import pages
 from .monitoring import configure_log
 from .problems import install_handlers
 from .server import Gate, Server, is_loopback
-from .services import (
-    health,
-    leases,
-    log,
-    misses,
-    quarantines,
-    reads,
-    records,
-    tokens,
-    transfer,
-)
+from .services import health, leases, log, misses, quarantines, reads, records, tokens, transfer
 from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
 
-__all__ = ["create_app", "has_tokens", "make_server", "prepare", "run", "token_command"]
+__all__ = ["create_app", "make_server", "prepare", "run", "token_command"]
 
 _logger = logging.getLogger(__name__)
 
@@ -80,18 +69,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.server = server
     install_handlers(app)
     # Reads are the most frequent requests.
-    for module in (
-        reads,
-        records,
-        leases,
-        misses,
-        quarantines,
-        transfer,
-        tokens,
-        log,
-        health,
-        pages,
-    ):
+    routed = (reads, records, leases, misses, quarantines, transfer, tokens, log, health, pages)
+    for module in routed:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_middleware(Gate, server=server)
@@ -136,7 +115,7 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
         SettingsError: The server would listen beyond loopback without tokens.
     """
     schema.require_current(database)
-    issued = has_tokens(database)
+    issued = tokens.any_issued(database)
     if not issued and not is_loopback(settings.host):
         raise SettingsError(
             f"{settings.host} can be reached by others, and there is no token yet: "
@@ -147,40 +126,30 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     return _make_first_token(settings, database)
 
 
-def has_tokens(database: Database) -> bool:
-    """Return whether a token was ever issued, so that requests need one."""
-    with database.read() as connection:
-        return tokens.any_issued(connection)
-
-
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     """Issue an admin token, and write it to a file that only this user can read.
 
     Raises:
-        SettingsError: the file cannot be written; no token is left whose secret nobody has.
+        SettingsError: The file is there already, or cannot be made; no token is issued.
     """
     path = settings.token_file
     if path is None:
         folder = database.file.parent if database.file else data_folder()
         path = folder / f"{database.file.name if database.file else 'server'}.token"
-    issued = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
-                file.write(f"{issued.token}\n")
-        except BaseException:
-            path.unlink()  # an empty file would keep the next start from writing one
-            if issued is not None:
-                tokens.revoke(database, issued.id)
-            raise
+        path.touch(0o600, exist_ok=False)
     except OSError as error:
         raise SettingsError(
             f"the first token cannot be written to {path} ({error.strerror}): name another file "
             f"in DEJAVU_SERVER_TOKEN_FILE, or run  {token_command(database)}"
         ) from None
+    try:
+        issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
+        path.write_text(f"{issued.token}\n")
+    except BaseException:
+        path.unlink()  # an empty file would keep the next start from writing one
+        raise
     return path
 
 

@@ -79,12 +79,13 @@ def serve(
     flags = {"host": host, "port": port, "without_tokens": without_tokens}
     with _open_database(database, flags) as (settings, opened):
         from . import app
+        from .services import tokens
 
         token_file = app.prepare(settings, opened)
         if token_file is not None:
             typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
             typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
-        elif settings.without_tokens and app.has_tokens(opened):
+        elif settings.without_tokens and tokens.any_issued(opened):
             typer.echo(
                 "--without-tokens has no effect: there are tokens, so every request needs one.",
                 err=True,
@@ -130,29 +131,17 @@ def pages(
 
 @database_app.command("upgrade")
 def upgrade(
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Change nothing; exits 1 if the schema is not up to date."),
-    ] = False,
     database: _URL = None,
 ) -> None:
     """Bring the schema up to date.
 
     Any number of processes may do so at once.
     """
-    with _open_database(database, existing=check) as (_, opened):
+    with _open_database(database) as (_, opened):
         from .storage import schema
 
-        if not check:
-            schema.upgrade(opened)
-            typer.echo(f"{opened.public_url} is up to date.")
-            return
-        state = schema.state(opened)
-        typer.echo(f"{opened.public_url}: {state.value}")
-        if not state.is_usable:
-            raise typer.Exit(1)
-        if state is schema.SchemaState.CURRENT:
-            schema.check_drift(opened)
+        schema.upgrade(opened)
+        typer.echo(f"{opened.public_url} is up to date.")
 
 
 @database_app.command("prune")
@@ -283,13 +272,11 @@ def _open_database(
     """
     from .settings import read_settings
     from .storage import schema
-    from .storage.database import Database, require_file
+    from .storage.database import Database
 
     with _reported_errors():
         settings = read_settings({"database": url, **(flags or {})})
-        if existing:
-            require_file(settings.database)
-        with closing(Database(settings.database)) as opened:
+        with closing(Database(settings.database, create=not existing)) as opened:
             if ready:
                 schema.require_current(opened)
             yield settings, opened

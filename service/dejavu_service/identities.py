@@ -21,7 +21,7 @@ from dejavu_cache.errors import SettingsError
 
 from .errors import (
     AccessDeniedError,
-    TokenExistsError,
+    InvalidRequestError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -211,7 +211,7 @@ class IdentityExchange:
                 ttl, identity = rule.minutes * 60, _token_id(presented, claims)
                 try:
                     return tokens.issue(database, granter, name, rights[1], ttl, identity)
-                except TokenExistsError:
+                except InvalidRequestError:
                     raise UnauthenticatedError(
                         "the identity token was exchanged before: ask its issuer for another one"
                     ) from None

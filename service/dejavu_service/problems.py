@@ -12,27 +12,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
-from psycopg.errors import (
-    DeadlockDetected,
-    DiskFull,
-    LockNotAvailable,
-    ReadOnlySqlTransaction,
-    SerializationFailure,
-)
 from pydantic import BaseModel
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from .errors import ServiceError
-from .storage.database import FILE_IS_GONE, UNPREPARED, is_damage
+from .errors import InvalidValueError, NotFoundError, ServiceError
+from .storage.database import IS_DAMAGED, reason
 
 __all__ = [
     "ANSWERED_ERRORS",
-    "IS_DAMAGED",
     "RESPONSES",
-    "ProblemError",
     "Refusal",
     "install_handlers",
     "problem",
@@ -64,10 +55,6 @@ class Refusal(BaseModel):
     errors: list[dict[str, Any]] | None = None
 
 
-class ProblemError(HTTPException):
-    """A refusal that is about HTTP itself: authentication, rate, size or form of a request."""
-
-
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase, "content": _CONTENT}
@@ -97,36 +84,6 @@ def problem(
     return Response(content, status, headers, media_type="application/problem+json")
 
 
-IS_DAMAGED = "the database is damaged: stop the server, restore the backup, and start it again"
-"""Said of a database whose data cannot be read back, which no retry mends."""
-
-_REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
-    "is busy with others who write": (
-        "is locked",
-        (DeadlockDetected, LockNotAvailable, SerializationFailure),
-    ),
-    "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
-    "has no room left on its disk": ("is full", (DiskFull,)),
-    "lacks tables that this version needs, or rights of the server's role to them": (
-        "no such table",
-        UNPREPARED,
-    ),
-    "was moved, replaced or deleted while the server ran, which must be restarted": (
-        FILE_IS_GONE,
-        (),
-    ),
-}
-"""Reasons for which a database refuses, with a part of SQLite's message and Postgres' errors."""
-
-
-def _reason(cause: BaseException | None) -> str:
-    for reason, (message, errors) in _REASONS.items():
-        is_sqlite = isinstance(cause, sqlite3.OperationalError)
-        if isinstance(cause, errors) or (is_sqlite and message in str(cause)):
-            return reason
-    return "does not answer"
-
-
 def install_handlers(app: FastAPI) -> None:
     """Answer all expected errors with problem details."""
 
@@ -142,22 +99,19 @@ def respond_to(error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return problem(error.status_code, _detail(error), headers=error.headers)
     if isinstance(error, ServiceError):
-        seconds = {429: "10", 503: "2"}.get(error.status)
-        headers = {"Retry-After": seconds} if seconds else None
         errors = getattr(error, "errors", None)
-        return problem(error.status, str(error), errors=errors, headers=headers)
+        return problem(error.status, str(error), errors=errors, headers=error.headers)
     if isinstance(error, RequestValidationError):
-        return _describe_errors(error)
+        return respond_to(_describe(error))
     if isinstance(error, (OverflowError, DataError)):
         return problem(
             422, "a number, a date or a text in the request is outside what can be stored"
         )
-    cause = error.orig if isinstance(error, DBAPIError) else error
+    said = reason(error.orig if isinstance(error, DBAPIError) else error)
     fields = {"error": str(error).partition("\n")[0]}
-    if is_damage(cause):
-        _logger.error(IS_DAMAGED, extra={"fields": fields})
-        return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
-    said = f"the database {_reason(cause)}"
+    if said == IS_DAMAGED:
+        _logger.error(said, extra={"fields": fields})
+        return problem(503, said, headers={"Retry-After": "60"})
     _logger.warning(said, extra={"fields": fields})
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
@@ -171,11 +125,9 @@ def _detail(error: HTTPException) -> str:
     return f"{error.detail}: see /v1/openapi.json for what is accepted here"
 
 
-def _describe_errors(error: RequestValidationError) -> Response:
-    errors = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()]
+def _describe(error: RequestValidationError) -> ServiceError:
+    errors = [{"loc": item["loc"], "msg": item["msg"]} for item in error.errors()]
+    described = InvalidValueError(errors, len(errors))
     if any(item["loc"][0] == "path" for item in errors):
-        parts = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in errors)
-        return problem(404, f"no such resource: {parts}")
-    first = f"{'.'.join(map(str, errors[0]['loc']))}: {errors[0]['msg']}"
-    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
-    return problem(422, first + more, errors=errors)
+        return NotFoundError(f"no such resource: {described}")
+    return described

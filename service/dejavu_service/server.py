@@ -25,12 +25,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import AccessDeniedError
+from .errors import (
+    AccessDeniedError,
+    BadMediaError,
+    TooManyError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from .identities import IdentityExchange
 from .monitoring import Metrics
-from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
+from .problems import ANSWERED_ERRORS, problem, respond_to
 from .services import tokens
-from .services.access import ANYBODY, NOBODY, READER, Principal
+from .services.access import NOBODY, READER, Principal
 from .services.reads import RecordReader
 from .services.single_flight import SingleFlight
 from .settings import ServerSettings
@@ -74,8 +80,6 @@ _SECONDS = 60.0
 """Seconds from a request's head to its answer, and between two pieces of the answer."""
 _LONG_SECONDS = 3600.0
 """The same for requests that concern a whole namespace."""
-_CHECK_SECONDS = 1.0
-"""Seconds after which requests whose time is over are looked for again."""
 _MAX_TOKENS = 1000
 """Tokens whose principals are cached."""
 _LONGEST_PATH = 500
@@ -137,8 +141,7 @@ class Gate:
         self._most_of_each = max(1, int(_SHARE * server.settings.requests))
         self._held: Counter[str] = Counter()
         """By caller, the requests in progress."""
-        self._passing: dict[asyncio.Task[Any], _Passage] = {}
-        self._checking: asyncio.TimerHandle | None = None
+        self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
@@ -163,32 +166,31 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
         """Pass a request on if there is room for it, for as long as it may take."""
-        if len(self._passing) >= self._server.settings.requests:
-            raise _busy("the server has too many requests now")
-        task = asyncio.current_task()
-        assert task is not None
-        self._passing[task] = passage
-        if self._checking is None:
-            self._check_later()
+        if self._in_progress >= self._server.settings.requests:
+            raise UnavailableError("the server has too many requests now: try again")
+        self._in_progress += 1
+        passage.allow_time()
         try:
             if scope["path"] not in _PUBLIC_PATHS:
                 scope["principal"] = await self._authenticate(scope, passage)
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
-            if task in self._passing:
+            if not passage.is_overdue:
                 raise
             # An answer that has begun is cut off by returning: the server closes its connection.
             if not passage.status:
-                raise _busy(f"the request took over {passage.seconds:g} s") from None
+                said = f"the request took over {passage.seconds:g} s: try again"
+                raise UnavailableError(said) from None
         finally:
-            self._passing.pop(task, None)
+            passage.timer.cancel()
+            self._in_progress -= 1
             self._hold(passage, None)
 
     def _hold(self, passage: _Passage, caller: str | None) -> None:
         """Count a request for its caller, instead of the one that it was counted for.
 
         Raises:
-            ProblemError: 429, the caller has its share of the requests that may be in progress.
+            TooManyError: The caller has its share of the requests that may be in progress.
         """
         if passage.caller is not None:
             self._held[passage.caller] -= 1
@@ -200,62 +202,42 @@ class Gate:
         self._held[caller] += 1
         if self._held[caller] > self._most_of_each:
             said = f"over {self._most_of_each} of your requests are in progress: wait for them"
-            raise ProblemError(429, said, headers={"Retry-After": "2"})
-
-    def _check_later(self) -> None:
-        """Look for requests whose time is over, one timer for all of them.
-
-        A timer for each request would take as long as reading a cached record.
-        """
-        loop = asyncio.get_running_loop()
-        self._checking = loop.call_later(_CHECK_SECONDS, self._end_overdue)
-
-    def _end_overdue(self) -> None:
-        now = time.monotonic()
-        overdue = [task for task, passage in self._passing.items() if passage.ends <= now]
-        for task in overdue:
-            del self._passing[task]
-            task.cancel()
-        self._checking = None
-        if self._passing:
-            self._check_later()
+            raise TooManyError(said)
 
     async def _authenticate(self, scope: Scope, passage: _Passage) -> Principal:
         """Return who sends a request, for whom it is counted.
 
         Raises:
-            ProblemError: The request is refused.
+            ServiceError: The request is refused.
         """
         sent: dict[bytes, bytes] = dict(scope["headers"])
         _refuse_foreign_page(scope, sent)
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise ProblemError(
-                415, "compressed bodies are not accepted: leave out Content-Encoding"
-            )
-        token = None
-        if scope["path"] not in _WITHOUT_TOKEN:
-            token = scope["credential"] = _presented_token(scope, sent)
-        principal = self._server.principals.recall(token) if token is not None else None
-        if principal is None:
+            raise BadMediaError("compressed bodies are not accepted: leave out Content-Encoding")
+        address, principals = client_address(scope), self._server.principals
+        if scope["path"] in _WITHOUT_TOKEN:
+            self._hold(passage, address)
+            return NOBODY
+        token = scope["credential"] = _presented_token(scope, sent)
+        principal = principals.recall(token)
+        if token is None or principal is None:
             # Guesses count for their address, and use up nothing of a token that is known.
-            self._hold(passage, client_address(scope))
-            if scope["path"] in _WITHOUT_TOKEN:
-                return NOBODY
-            if token is None:
-                return await self._without_token(sent)
-            principal = await self._server.principals.find(token, client_address(scope))
-            if principal is None:
-                said = "the token is wrong, expired or revoked: ask an admin for a new one"
-                raise _token_error(said)
+            self._hold(passage, address)
+            principal = principal or await principals.find(token, address)
+        if token is None:
+            return self._without_token(principal, sent)
+        if principal is None:
+            raise UnauthenticatedError(
+                "the token is wrong, expired or revoked: ask an admin for a new one"
+            )
         self._hold(passage, principal.name)
         return principal
 
-    async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
-        principal = await self._server.principals.find(None)
+    def _without_token(self, principal: Principal | None, sent: Mapping[bytes, bytes]) -> Principal:
         if principal is None:
             if self._server.settings.open_read:
                 return READER
-            raise _token_error(
+            raise UnauthenticatedError(
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
                 " (as a header: Authorization: Bearer TOKEN)",
             )
@@ -301,10 +283,10 @@ class _Passage:
         status: The status of the answer; 0 before it has begun.
         began: When the request came.
         seconds: Those to the answer, in which its body comes, and between two of its pieces.
-        ends: When its time is over.
+        timer: It ends the request when its time is over, which makes it overdue.
     """
 
-    __slots__ = ("_send", "began", "caller", "ends", "request_id", "scope", "seconds", "status")
+    timer: asyncio.TimerHandle
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send, self.status = scope, send, 0
@@ -313,8 +295,17 @@ class _Passage:
         is_fit = _REQUEST_ID.fullmatch(sent_id)
         self.request_id: bytes = sent_id if is_fit else b"%016x" % _ids.getrandbits(64)
         self.seconds = _LONG_SECONDS if scope["path"].endswith(_LONG) else _SECONDS
-        self.began = time.monotonic()
-        self.ends = self.began + self.seconds
+        self.began, self.is_overdue = time.monotonic(), False
+        self._task = asyncio.current_task()
+
+    def allow_time(self) -> None:
+        """End the request after `seconds` from now."""
+        self.timer = asyncio.get_running_loop().call_later(self.seconds, self._end)
+
+    def _end(self) -> None:
+        self.is_overdue = True
+        if self._task is not None:
+            self._task.cancel()
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, with the request's id."""
@@ -322,7 +313,8 @@ class _Passage:
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id)]
         elif message.get("more_body"):
-            self.ends = time.monotonic() + self.seconds
+            self.timer.cancel()
+            self.allow_time()
         await self._send(message)
 
     @property
@@ -350,15 +342,6 @@ class _Passage:
         return problem(500, detail)
 
 
-def _busy(said: str) -> ProblemError:
-    headers = {"Retry-After": "2", "Connection": "close"}
-    return ProblemError(503, f"{said}: try again", headers=headers)
-
-
-def _token_error(said: str) -> ProblemError:
-    return ProblemError(401, said, headers={"WWW-Authenticate": "Bearer"})
-
-
 class PrincipalCache:
     """Principals of tokens, as the database had them at most `TOKEN_SECONDS` ago."""
 
@@ -368,30 +351,22 @@ class PrincipalCache:
         self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
         self._turns = Turns(_LOOK_UPS, 2)
         self._entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
-        """By token, its principal and when the entry ends; by None, whom a request without a token
-        comes from, which is nobody as soon as there are tokens."""
+        """By token, or None for none, its principal and when the entry ends."""
 
-    def recall(self, presented: str) -> Principal | None:
-        """Return the principal of a token that was looked up a moment ago."""
+    def recall(self, presented: str | None) -> Principal | None:
+        """Return the principal of a token, or of none, that was looked up a moment ago."""
         principal, until = self._entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
 
     async def find(self, presented: str | None, address: str = "") -> Principal | None:
-        """Return the principal of a token that came from an address; None if it is no good.
+        """Look up the principal of a token that came from an address; None if it is no good.
 
-        Those who present the same token share one look-up, and its turn.
+        Those who present the same token, or none, share one look-up, and its turn.
         """
-        principal, until = self._entries.get(presented, (None, 0.0))
-        if time.monotonic() < until:
-            return principal
         return await self._looking_up.get(presented, lambda: self._look_up(presented, address))
 
     async def _look_up(self, presented: str | None, address: str) -> Principal | None:
         started = time.monotonic()
-        if presented is None:
-            principal = await run_in_threadpool(self._find_anybody)
-            self._entries[None] = principal, started + TOKEN_SECONDS
-            return principal
         async with self._turns.turn(address):
             verified = await run_in_threadpool(tokens.verify, self._database, presented)
         if verified is None:
@@ -403,10 +378,6 @@ class PrincipalCache:
         while len(self._entries) > _MAX_TOKENS:
             self._entries.popitem(last=False)
         return principal
-
-    def _find_anybody(self) -> Principal | None:
-        with self._database.read() as connection:
-            return None if tokens.any_issued(connection) else ANYBODY
 
 
 class Turns:
@@ -426,7 +397,7 @@ class Turns:
         """Wait for a turn, and hold it within the block.
 
         Raises:
-            ProblemError: 503, the requests before this one did not end in time.
+            UnavailableError: The requests before this one did not end in time.
         """
         queue = self._by_key.setdefault(key, asyncio.Semaphore(self._of_each))
         taken: list[asyncio.Semaphore] = []
@@ -436,11 +407,7 @@ class Turns:
                     await semaphore.acquire()
                     taken.append(semaphore)
             if len(taken) < 2:
-                raise ProblemError(
-                    503,
-                    "other requests of this kind take long: try again",
-                    headers={"Retry-After": "2"},
-                )
+                raise UnavailableError("other requests of this kind take long: try again")
             yield
         finally:
             for semaphore in taken:
@@ -478,7 +445,7 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
     programs send neither.
 
     Raises:
-        ProblemError: 403.
+        AccessDeniedError: Another site's page does.
     """
     origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site", b"").lower()
     if (scope["method"] in ("GET", "HEAD") and is_page(scope)) or (origin is None and not site):
@@ -489,7 +456,7 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
         named = b""
     is_own = origin is None or (named and named == sent.get(b"host", b"").lower())
     if site in (b"cross-site", b"same-site") or not is_own:
-        raise ProblemError(403, "a page of another site may not send this request")
+        raise AccessDeniedError("a page of another site may not send this request")
 
 
 def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
@@ -499,7 +466,7 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
     page could otherwise write with them.
 
     Raises:
-        ProblemError: 401, it is presented in another way.
+        UnauthenticatedError: It is presented in another way.
     """
     if b"authorization" not in sent:
         cookie = sent.get(b"cookie", b"").decode("latin-1")
@@ -507,5 +474,5 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
         return found.group(1) if found else None
     scheme, _, value = sent[b"authorization"].decode("latin-1").partition(" ")
     if scheme.lower() != "bearer":
-        raise _token_error("the token goes into  Authorization: Bearer TOKEN")
+        raise UnauthenticatedError("the token goes into  Authorization: Bearer TOKEN")
     return value.strip()

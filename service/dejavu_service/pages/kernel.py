@@ -194,7 +194,7 @@ def show_context(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         side = _load_side(connection, namespace, context)
-        call.server.reader.note_use((namespace, context))
+        call.server.reader.used.add((namespace, context))
         return _show_scenarios("context.html", connection, call, wanted, [side])
 
 
@@ -328,7 +328,7 @@ def show_scenario(
         item._asdict() | {"measurement": Measurement.model_validate_json(item.text)}
         for item in arrived
     ]
-    call.server.reader.note_use((namespace, context))
+    call.server.reader.used.add((namespace, context))
     chosen = record.pinned or (record.winner.config if record.winner else None)
     measured = sorted(
         record.measurements,

@@ -153,10 +153,6 @@ class RecordReader:
             return Answer(revision, None if text is None else text.encode())
         return Answer(revision, gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0), True)
 
-    def note_use(self, key: ContextKey) -> None:
-        """Note that a context was read, for the next `flush`."""
-        self.used.add(key)
-
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call, and how often."""
         used, self.used = self.used, set()

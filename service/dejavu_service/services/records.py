@@ -385,7 +385,7 @@ def _revalidate(call: Call, namespace: str, copies: Copies) -> str:
         for digest, copy in copies.contexts.items():
             revision = revisions.get(digest, "")
             if revision:
-                call.server.reader.note_use((namespace, digest))
+                call.server.reader.used.add((namespace, digest))
             if not revision or revision != copy.revision:
                 change = _changes(connection, (namespace, digest), revision, copy, room)
                 changes.append(f'"{digest}": {change}')

@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Row, delete, select, update
 
-from ..errors import NotFoundError, TokenExistsError
+from ..errors import InvalidRequestError, NotFoundError
 from ..storage.database import Database
 from ..storage.sql import epoch, insert, to_datetime
 from ..storage.tables import leases, tokens
@@ -101,7 +101,7 @@ def issue(
         identity: The id of the token; by default a random one.
 
     Raises:
-        TokenExistsError: There is or was a token of this id.
+        InvalidRequestError: There is or was a token of this id.
     """
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     with database.write() as connection:
@@ -114,7 +114,7 @@ def issue(
             expires_at=None if ttl is None else epoch() + ttl,
         )
         if not connection.execute(statement.on_conflict_do_nothing()).rowcount:
-            raise TokenExistsError(f"there is a token {identity} already")
+            raise InvalidRequestError(f"there is a token {identity} already")
         token = _token(connection.execute(select(tokens).filter_by(id=identity)).one())
         write_log(
             connection, principal, "create token", "", id=identity, name=name, grants=token.grants
@@ -129,9 +129,10 @@ def list_tokens(database: Database) -> list[Token]:
         return [_token(row) for row in connection.execute(query)]
 
 
-def any_issued(connection: Connection) -> bool:
-    """Return whether any token was ever issued, including expired and revoked ones."""
-    return connection.execute(select(tokens.c.id).limit(1)).first() is not None
+def any_issued(database: Database) -> bool:
+    """Return whether any token was ever issued, so that requests need one."""
+    with database.read() as connection:
+        return connection.execute(select(tokens.c.id).limit(1)).first() is not None
 
 
 def revoke(database: Database, identity: str) -> None:
@@ -150,12 +151,14 @@ def revoke(database: Database, identity: str) -> None:
         write_log(connection, ANYBODY, "revoke token", "", id=identity, name=row.name)
 
 
-def verify(database: Database, presented: str) -> tuple[Principal, float | None] | None:
-    """Look up a token; None if it is wrong, expired or revoked.
+def verify(database: Database, presented: str | None) -> tuple[Principal, float | None] | None:
+    """Look up a token; None if it is wrong, expired or revoked, or if one is needed and it is None.
 
     Returns:
         Its principal, and the seconds until it expires; None if it never does.
     """
+    if presented is None:
+        return None if any_issued(database) else (ANYBODY, None)
     prefix, _, rest = presented.partition("_")
     identity, _, secret = rest.partition("_")
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():

@@ -22,12 +22,13 @@ from dejavu_cache.system.notices import counted
 
 from ..errors import (
     AccessDeniedError,
+    InvalidJsonError,
     InvalidRequestError,
+    InvalidValueError,
     NotFoundError,
     TooLargeError,
     UnavailableError,
 )
-from ..problems import ProblemError
 from ..storage import contexts, merging, record_texts, records
 from ..storage.contexts import LockedContext
 from ..storage.database import Database
@@ -43,8 +44,6 @@ from .requests import (
     PRINTABLE,
     Call,
     CurrentCall,
-    InvalidJsonError,
-    InvalidValueError,
     KernelName,
     Namespace,
     accepts,
@@ -159,7 +158,7 @@ def _export_lines(
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
             sizes = dict(record_texts.list_sizes(connection, namespace, digest))
-        reader.note_use((namespace, digest))
+        reader.used.add((namespace, digest))
         for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
             with database.read() as connection:
                 texts = record_texts.load_texts(connection, namespace, digest, page)
@@ -198,11 +197,9 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
         try:
             await run_in_threadpool(file.write, chunk)
         except OSError as error:
-            raise ProblemError(
-                503,
+            raise UnavailableError(
                 "the server has no room for the import among its temporary files "
-                f"({error.strerror}): send it in parts, or ask its admin for room",
-                headers={"Retry-After": "10"},
+                f"({error.strerror}): send it in parts, or ask its admin for room"
             ) from None
 
 
