@@ -201,7 +201,7 @@ def make_server(settings: ServerSettings) -> StoppingServer:
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    return StoppingServer(config, app.state.server)
+    return StoppingServer(config)
 
 
 class StoppingServer(uvicorn.Server):
@@ -210,17 +210,13 @@ class StoppingServer(uvicorn.Server):
     For a while it serves and says that it is not ready, so that a load balancer sends no more.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
-        """Serve the app of `server`."""
-        super().__init__(config)
-        self._server = server
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, and close the connections."""
-        self._server.stopping.set()
+        server: Server = self.config.app.state.server  # type: ignore[union-attr]
+        server.stopping.set()
         # A client that keeps its connection would otherwise send on it when it is closed.
         self.server_state.default_headers.append((b"connection", b"close"))
-        deadline = time.monotonic() + self._server.settings.drain
+        deadline = time.monotonic() + server.settings.drain
         while time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(_DRAIN_STEP)
         await super().shutdown(sockets)

@@ -187,20 +187,11 @@ def create(
 
         grants = _join_grants(role, namespace or [], grant or [])
         wish = TokenWish.model_validate({"name": name, "grants": grants, "days": days})
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, wish.ttl)
-        granted = ", ".join(f"{role} for {name}" for name, role in issued.grants.items())
-        try:
-            typer.echo(issued.token)
-        except OSError as error:
-            tokens.revoke(opened, issued.id)
-            raise SettingsError(
-                f"{issued.id} is revoked, since it cannot be shown ({error.strerror}): "
-                "run the command again where its output can be written"
-            ) from None
-        typer.echo(
-            f"{issued.id}: {granted} in {opened.public_url}. Keep it: only a hash is stored.",
-            err=True,
-        )
+        ttl = None if wish.days is None else wish.days * 86400
+        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, ttl)
+        typer.echo(issued.token)
+        typer.echo(f"{issued.id}: {_rights(issued)} in {opened.public_url}.", err=True)
+        typer.echo("Keep it: only a hash is stored.", err=True)
 
 
 @token_app.command("list")
@@ -242,9 +233,6 @@ def _join_grants(role: str, namespaces: list[str], grants: list[str]) -> dict[st
 
 
 def _rights(token: Token) -> str:
-    roles = set(token.grants.values())
-    if len(roles) == 1:
-        return f"{roles.pop():5}  {','.join(token.grants):12}"
     return ",".join(f"{name}={role}" for name, role in token.grants.items())
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import random
 import re
+import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import anyio
@@ -57,7 +56,7 @@ LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 
 TOKEN_SECONDS = 5.0
-"""Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
+"""Seconds for which a looked-up token is trusted, so for which one that ended may still work."""
 LONGEST_WAIT = 10.0
 """Seconds that a request waits for a turn, of which it takes two at most.
 
@@ -96,8 +95,6 @@ _COOKIE = re.compile(rf"(?:^|;)\s*{LOGIN_COOKIE}=([A-Za-z0-9_-]{{1,200}})\s*(?=;
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 _logger = logging.getLogger("dejavu_service.requests")
-_ids = random.Random()
-"""Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 
 class Server:
@@ -125,7 +122,7 @@ class Server:
 
     async def close(self) -> None:
         """Close all connections to the database."""
-        await self.reader.close()
+        await self.reader.lookups.close()
         self.database.close()
 
 
@@ -293,7 +290,7 @@ class _Passage:
         self.caller: str | None = None
         sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
         is_fit = _REQUEST_ID.fullmatch(sent_id)
-        self.request_id: bytes = sent_id if is_fit else b"%016x" % _ids.getrandbits(64)
+        self.request_id: bytes = sent_id if is_fit else secrets.token_hex(8).encode()
         self.seconds = _LONG_SECONDS if scope["path"].endswith(_LONG) else _SECONDS
         self.began, self.is_overdue = time.monotonic(), False
         self._task = asyncio.current_task()
@@ -350,7 +347,7 @@ class PrincipalCache:
         self._database = database
         self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
         self._turns = Turns(_LOOK_UPS, 2)
-        self._entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
+        self._entries: OrderedDict[str | None, tuple[Principal, float]] = OrderedDict()
         """By token, or None for none, its principal and when the entry ends."""
 
     def recall(self, presented: str | None) -> Principal | None:
@@ -368,15 +365,11 @@ class PrincipalCache:
     async def _look_up(self, presented: str | None, address: str) -> Principal | None:
         started = time.monotonic()
         async with self._turns.turn(address):
-            verified = await run_in_threadpool(tokens.verify, self._database, presented)
-        if verified is None:
-            self._entries.pop(presented, None)
-            return None
-        principal, left = verified
-        fresh = TOKEN_SECONDS if left is None else min(TOKEN_SECONDS, left)
-        self._entries[presented] = principal, started + fresh
-        while len(self._entries) > _MAX_TOKENS:
-            self._entries.popitem(last=False)
+            principal = await run_in_threadpool(tokens.verify, self._database, presented)
+        if principal is not None:
+            self._entries[presented] = principal, started + TOKEN_SECONDS
+            while len(self._entries) > _MAX_TOKENS:
+                self._entries.popitem(last=False)
         return principal
 
 
@@ -447,15 +440,11 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
     Raises:
         AccessDeniedError: Another site's page does.
     """
-    origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site", b"").lower()
-    if (scope["method"] in ("GET", "HEAD") and is_page(scope)) or (origin is None and not site):
+    if scope["method"] in ("GET", "HEAD") and is_page(scope):
         return
-    try:
-        named = urlsplit(origin or b"").netloc.lower()
-    except ValueError:
-        named = b""
-    is_own = origin is None or (named and named == sent.get(b"host", b"").lower())
-    if site in (b"cross-site", b"same-site") or not is_own:
+    origin, own = sent.get(b"origin"), sent.get(b"host", b"(none)").lower()
+    is_foreign = origin is not None and origin.lower().partition(b"://")[2] != own
+    if is_foreign or sent.get(b"sec-fetch-site", b"").lower() in (b"cross-site", b"same-site"):
         raise AccessDeniedError("a page of another site may not send this request")
 
 

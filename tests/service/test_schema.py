@@ -36,6 +36,11 @@ def empty(empty_url: str) -> Any:
     opened.close()
 
 
+def state(database: Database) -> schema.SchemaState:
+    with database.read() as connection:
+        return schema.state(connection)
+
+
 def drift(database: Database) -> Any:
     """Return how the tables that a database has differ from those that the code describes."""
     with database.read() as connection:
@@ -43,9 +48,9 @@ def drift(database: Database) -> Any:
 
 
 def test_the_migrations_make_what_the_tables_say(empty: Database) -> None:
-    assert schema.state(empty) is schema.SchemaState.OUTDATED
+    assert state(empty) is schema.SchemaState.OUTDATED
     schema.upgrade(empty)
-    assert schema.state(empty) is schema.SchemaState.USABLE
+    assert state(empty) is schema.SchemaState.USABLE
     assert drift(empty) == []
     schema.upgrade(empty)
 
@@ -54,10 +59,10 @@ def test_the_migrations_make_what_the_tables_say(empty: Database) -> None:
 def test_records_survive_an_upgrade(database: Database, client: httpx.Client) -> None:
     client.post("/v1/main/records", json=body(record_set(*map(record, range(3)))))
     before = client.get(f"/v1/main/contexts/{context().digest}/records")
-    assert schema.state(database) is schema.SchemaState.OUTDATED
+    assert state(database) is schema.SchemaState.OUTDATED
     assert "db upgrade" in client.get("/readyz").json()["detail"]
     schema.upgrade(database)
-    assert schema.state(database) is schema.SchemaState.USABLE
+    assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").json() == {"status": "ok"}
     after = client.get(f"/v1/main/contexts/{context().digest}/records")
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
@@ -81,11 +86,11 @@ def test_several_upgrade_at_once(empty_url: str) -> None:
 def test_sqlite_upgrades_itself_and_postgres_asks(empty: Database) -> None:
     if empty.is_sqlite:
         schema.require_current(empty)
-        assert schema.state(empty) is schema.SchemaState.USABLE
+        assert state(empty) is schema.SchemaState.USABLE
         return
     with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database 'postgresql:"):
         schema.require_current(empty)
-    assert schema.state(empty) is schema.SchemaState.OUTDATED
+    assert state(empty) is schema.SchemaState.OUTDATED
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
@@ -135,7 +140,7 @@ def test_a_newer_schema_that_only_adds_is_served(database: Database, client: htt
         connection.execute(text("UPDATE alembic_version SET version_num = '1.99'"))
     for attempt in (schema.require_current, schema.upgrade):
         attempt(database)
-    assert schema.state(database) is schema.SchemaState.USABLE
+    assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").status_code == 200
     assert client.post("/v1/main/records", json=body(record_set())).status_code == 200
 

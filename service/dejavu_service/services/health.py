@@ -52,9 +52,9 @@ async def readyz(request: Request) -> Health | Response:
 
 def _look(database: Database) -> SchemaState:
     """Return the schema's state, after reading as the records are read."""
-    current = state(database)
-    if current is SchemaState.USABLE:
-        with database.read() as connection:
+    with database.read() as connection:
+        current = state(connection)
+        if current is SchemaState.USABLE:
             connection.execute(select(func.substr(records.c.text, 1, 1)).limit(1)).first()
     return current
 

@@ -290,11 +290,10 @@ def _describe(error: ValidationError) -> InvalidValueError:
         return InvalidValueError([{"loc": (), "msg": message}], 1)
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     errors = [
-        {"loc": _shorten(item["loc"]), "msg": item["msg"][:_LONGEST_MESSAGE]}
+        {
+            "loc": [part if isinstance(part, int) else part[:100] for part in item["loc"]],
+            "msg": item["msg"][:_LONGEST_MESSAGE],
+        }
         for item in listed[:_MOST_ERRORS]
     ]
     return InvalidValueError(errors, count)
-
-
-def _shorten(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    return tuple(part if isinstance(part, int) else part[:100] for part in path)

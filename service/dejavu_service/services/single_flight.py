@@ -19,23 +19,19 @@ class SingleFlight(Generic[_Key, _Value]):
         """Start with no tasks."""
         self._tasks: dict[_Key, asyncio.Task[_Value]] = {}
 
-    def start(
-        self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]
-    ) -> asyncio.Task[_Value]:
-        """Return the task in progress for a key, starting it with `work` if there is none."""
-        task = self._tasks.get(key)
-        if task is None:
-            task = self._tasks[key] = asyncio.create_task(work())
-            task.add_done_callback(lambda done: self._remove(key, done))
-        return task
-
     async def get(self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
-        """Wait for the task's result; cancelling one caller does not cancel the task.
+        """Wait for the task in progress for a key, or for `work` as a new one.
+
+        Whoever goes away takes nothing from the others.
 
         Raises:
             Exception: Whatever `work` raised.
         """
-        return await asyncio.shield(self.start(key, work))
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(work())
+            task.add_done_callback(lambda done: self._remove(key, done))
+        return await asyncio.shield(task)
 
     def _remove(self, key: _Key, task: asyncio.Task[_Value]) -> None:
         del self._tasks[key]

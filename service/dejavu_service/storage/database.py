@@ -39,7 +39,7 @@ __all__ = [
     "reason",
 ]
 
-_BUSY_SECONDS = 10
+_BUSY_SECONDS, _POOL = 10, 8
 _FILE_IS_GONE = "the file was moved, replaced or deleted"
 """Message where the path of a SQLite database, or of its WAL, leads to another file."""
 _POSTGRES = {
@@ -128,8 +128,8 @@ class Database:
             again, as it must be after the backup was restored.
     """
 
-    def __init__(self, url: str, pool: int = 8, *, create: bool = True) -> None:
-        """Prepare an engine that keeps `pool` connections and opens as many again under load.
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        """Prepare an engine that keeps 8 connections and opens as many again under load.
 
         Raises:
             SchemaError: The SQLite file does not exist, and the database shall not be created.
@@ -140,7 +140,7 @@ class Database:
         if self.file is not None and not create and not self.file.is_file():
             named = "name it by --database or DEJAVU_SERVER_DATABASE"
             raise SchemaError(f"there is no database {self.file}: {named}")
-        self.engine = _sqlite(self.url, pool) if self.is_sqlite else _postgres(self.url, pool)
+        self.engine = _sqlite(self.url) if self.is_sqlite else _postgres(self.url)
         self.is_damaged = False
         event.listen(self.engine, "handle_error", self._translate, retval=True)
         self._writing = self.engine.execution_options(dejavu_write=True)
@@ -204,11 +204,11 @@ class Database:
         self.engine.dispose()
 
 
-def _postgres(url: URL, pool: int) -> Engine:
+def _postgres(url: URL) -> Engine:
     engine = create_engine(
         url,
-        pool_size=pool,
-        max_overflow=pool,
+        pool_size=_POOL,
+        max_overflow=_POOL,
         pool_timeout=5,
         pool_pre_ping=True,
         pool_use_lifo=True,
@@ -225,13 +225,13 @@ def _begin_postgres(connection: Connection) -> None:
     driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
 
 
-def _sqlite(url: URL, pool: int) -> Engine:
+def _sqlite(url: URL) -> Engine:
     path = Path(str(url.database)).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
         url.set(database=str(path)),
-        pool_size=pool,
-        max_overflow=pool,
+        pool_size=_POOL,
+        max_overflow=_POOL,
         pool_timeout=_BUSY_SECONDS,
         hide_parameters=True,  # a log is read by more people than the records are
         # `_begin_sqlite` begins transactions, not the driver.

@@ -52,19 +52,14 @@ def migrations_folder() -> Path:
     return shipped if shipped.is_dir() else Path(__file__).parents[3] / "migrations"
 
 
-def state(database: Database) -> SchemaState:
-    """Compare a database's schema with the migrations."""
-    with database.read() as connection:
-        return _state(connection)
-
-
 def require_current(database: Database) -> None:
     """Upgrade a SQLite file if needed, and refuse a Postgres database that needs an upgrade.
 
     Raises:
         SchemaError: The schema is newer than this code, or older and not upgraded here.
     """
-    current = state(database)
+    with database.read() as connection:
+        current = state(connection)
     if current is SchemaState.OUTDATED and not database.is_sqlite:
         raise SchemaError(f"{database.public_url} {current.value} {database.option}")
     if current is not SchemaState.USABLE:
@@ -80,7 +75,7 @@ def upgrade(database: Database, revision: str = "head") -> None:
         SchemaError: The schema is newer than this code can serve, or a table was in use for long.
     """
     with _exclusive(database) as connection:
-        current = _state(connection)
+        current = state(connection)
         if current is SchemaState.USABLE:
             return
         if current is SchemaState.NEWER:
@@ -99,7 +94,8 @@ def upgrade(database: Database, revision: str = "head") -> None:
             ) from None
 
 
-def _state(connection: Connection) -> SchemaState:
+def state(connection: Connection) -> SchemaState:
+    """Compare a database's schema with the migrations."""
     head, older = _revisions()
     revision = MigrationContext.configure(connection).get_current_revision()
     if revision is None or (revision in older and revision != head):
