@@ -79,24 +79,9 @@ def serve(
     flags = {"host": host, "port": port, "without_tokens": without_tokens}
     with _open_database(database, flags) as (settings, opened):
         from . import app
-        from .services import tokens
 
-        token_file = app.prepare(settings, opened)
-        if token_file is not None:
-            typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
-            typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
-        elif settings.without_tokens and tokens.any_issued(opened):
-            typer.echo(
-                "--without-tokens has no effect: there are tokens, so every request needs one.",
-                err=True,
-            )
-        elif settings.without_tokens:
-            typer.echo(
-                f"Without tokens: {settings.host} answers this machine only, and everybody on it, "
-                "until a token is created.",
-                err=True,
-            )
-            typer.echo(f"To serve others:  {app.token_command(opened)}", err=True)
+        if said := app.prepare(settings, opened):
+            typer.echo(said, err=True)
         app.run(settings)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
 from pydantic import BaseModel
@@ -23,9 +22,9 @@ from .storage.database import IS_DAMAGED, reason
 
 __all__ = [
     "ANSWERED_ERRORS",
+    "HANDLERS",
     "RESPONSES",
     "Refusal",
-    "install_handlers",
     "problem",
     "respond_to",
 ]
@@ -33,8 +32,10 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 ANSWERED_ERRORS: tuple[type[Exception], ...] = (
-    HTTPException,
     ServiceError,
+    # A value is outside what can be stored.
+    OverflowError,
+    DataError,
     # The database does not answer, or is busy with others.
     OperationalError,
     InterfaceError,
@@ -80,29 +81,15 @@ def problem(
     """
     title = HTTPStatus(status).phrase
     said = Refusal(title=title, status=status, detail=detail, errors=errors)
-    content = json.dumps(said.model_dump(exclude_none=True))
+    content = said.model_dump_json(exclude_none=True)
     return Response(content, status, headers, media_type="application/problem+json")
-
-
-def install_handlers(app: FastAPI) -> None:
-    """Answer all expected errors with problem details."""
-
-    async def handle(_: Request, error: Exception) -> Response:
-        return respond_to(error)
-
-    for error in (*ANSWERED_ERRORS, RequestValidationError, OverflowError, DataError):
-        app.add_exception_handler(error, handle)
 
 
 def respond_to(error: Exception) -> Response:
     """Build the response to an expected error; of one of the database, also log it."""
-    if isinstance(error, HTTPException):
-        return problem(error.status_code, _detail(error), headers=error.headers)
     if isinstance(error, ServiceError):
         errors = getattr(error, "errors", None)
         return problem(error.status, str(error), errors=errors, headers=error.headers)
-    if isinstance(error, RequestValidationError):
-        return respond_to(_describe(error))
     if isinstance(error, (OverflowError, DataError)):
         return problem(
             422, "a number, a date or a text in the request is outside what can be stored"
@@ -116,18 +103,25 @@ def respond_to(error: Exception) -> Response:
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
-def _detail(error: HTTPException) -> str:
-    # Starlette's own exceptions have the status' name for a detail.
-    if error.detail != HTTPStatus(error.status_code).phrase:
-        return error.detail
+async def _refuse_route(_: Request, error: HTTPException) -> Response:
+    """Answer where there is no route for a path and a method."""
+    said = f"{error.detail}: see /v1/openapi.json for what is accepted here"
     if error.status_code == 404:
-        return "there is nothing at this path; see /v1/openapi.json for those there are"
-    return f"{error.detail}: see /v1/openapi.json for what is accepted here"
+        said = "there is nothing at this path; see /v1/openapi.json for those there are"
+    return problem(error.status_code, said, headers=error.headers)
 
 
-def _describe(error: RequestValidationError) -> ServiceError:
+async def _refuse_values(_: Request, error: RequestValidationError) -> Response:
+    """Answer where FastAPI finds a value of a path or a query wrong."""
     errors = [{"loc": item["loc"], "msg": item["msg"]} for item in error.errors()]
     described = InvalidValueError(errors, len(errors))
     if any(item["loc"][0] == "path" for item in errors):
-        return NotFoundError(f"no such resource: {described}")
-    return described
+        return respond_to(NotFoundError(f"no such resource: {described}"))
+    return respond_to(described)
+
+
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    HTTPException: _refuse_route,
+    RequestValidationError: _refuse_values,
+}
+"""Handlers of the errors that Starlette and FastAPI raise; the gate answers all others."""

@@ -155,9 +155,9 @@ class Gate:
             # Nobody is left to answer; the log says so by the number that nginx gave to this.
             passage.status = passage.status or 499
         except Exception as error:
-            passage.report(error)
-            if not passage.status:
-                await passage.refuse(error)(scope, receive, passage.send)
+            answer = passage.answer(error)
+            if answer is not None:
+                await answer(scope, receive, passage.send)
         finally:
             self._log(passage)
 
@@ -321,22 +321,21 @@ class _Passage:
         shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
         return {"request": self.request_id.decode(), "path": shown}
 
-    def report(self, error: Exception) -> None:
-        """Log an error that the request shall not end with."""
-        if self.status and isinstance(error.__cause__, ANSWERED_ERRORS):
-            # The server closes the connection, by which the client notices it.
-            cause = {"error": str(error.__cause__).partition("\n")[0]}
-            _logger.warning("an answer was cut off", extra={"fields": self.fields | cause})
-        elif not isinstance(error, ANSWERED_ERRORS):
+    def answer(self, error: Exception) -> ASGIApp | None:
+        """Return the answer to a request that ended with an error; None if one has begun."""
+        is_foreseen = isinstance(error, ANSWERED_ERRORS)
+        if not is_foreseen:
             _logger.exception("unforeseen", extra={"fields": self.fields})
-
-    def refuse(self, error: Exception) -> ASGIApp:
-        """Return the answer to a request that ended with an error."""
-        if isinstance(error, ANSWERED_ERRORS):
+        elif self.status:
+            # The server closes the connection, by which the client notices it.
+            cause = {"error": str(error).partition("\n")[0]}
+            _logger.warning("an answer was cut off", extra={"fields": self.fields | cause})
+        if self.status:
+            return None
+        if is_foreseen:
             return respond_to(error)
         name = self.request_id.decode()
-        detail = f"this should not happen: tell the server's admin about request {name}"
-        return problem(500, detail)
+        return problem(500, f"this should not happen: tell the server's admin about request {name}")
 
 
 class PrincipalCache:
