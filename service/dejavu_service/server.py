@@ -166,7 +166,8 @@ class Gate:
         if self._in_progress >= self._server.settings.requests:
             raise UnavailableError("the server has too many requests now: try again")
         self._in_progress += 1
-        passage.allow_time()
+        loop = asyncio.get_running_loop()
+        passage.timer = loop.call_later(passage.seconds, passage.end)
         try:
             if scope["path"] not in _PUBLIC_PATHS:
                 scope["principal"] = await self._authenticate(scope, passage)
@@ -211,16 +212,16 @@ class Gate:
         _refuse_foreign_page(scope, sent)
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
             raise BadMediaError("compressed bodies are not accepted: leave out Content-Encoding")
-        address, principals = client_address(scope), self._server.principals
         if scope["path"] in _WITHOUT_TOKEN:
-            self._hold(passage, address)
+            self._hold(passage, passage.address)
             return NOBODY
+        principals = self._server.principals
         token = scope["credential"] = _presented_token(scope, sent)
         principal = principals.recall(token)
         if token is None or principal is None:
             # Guesses count for their address, and use up nothing of a token that is known.
-            self._hold(passage, address)
-            principal = principal or await principals.find(token, address)
+            self._hold(passage, passage.address)
+            principal = principal or await principals.find(token, passage.address)
         if token is None:
             return self._without_token(principal, sent)
         if principal is None:
@@ -266,7 +267,7 @@ class Gate:
                 "method": scope["method"],
                 "status": status,
                 "ms": round(seconds * 1000, 2),
-                "client": client_address(scope),
+                "client": passage.address,
                 "who": getattr(scope.get("principal"), "name", None),
             }
             _logger.log(level, "answered", extra={"fields": fields})
@@ -276,6 +277,7 @@ class _Passage:
     """A request on its way through the gate, and what was sent of its answer.
 
     Attributes:
+        address: That which the request came from.
         caller: For whom it is counted: its principal, or its address if it has none.
         status: The status of the answer; 0 before it has begun.
         began: When the request came.
@@ -287,6 +289,7 @@ class _Passage:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send, self.status = scope, send, 0
+        self.address = scope["client"][0] if scope.get("client") else "unknown"
         self.caller: str | None = None
         sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
         is_fit = _REQUEST_ID.fullmatch(sent_id)
@@ -295,11 +298,8 @@ class _Passage:
         self.began, self.is_overdue = time.monotonic(), False
         self._task = asyncio.current_task()
 
-    def allow_time(self) -> None:
-        """End the request after `seconds` from now."""
-        self.timer = asyncio.get_running_loop().call_later(self.seconds, self._end)
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the request, whose time is over."""
         self.is_overdue = True
         if self._task is not None:
             self._task.cancel()
@@ -311,7 +311,7 @@ class _Passage:
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id)]
         elif message.get("more_body"):
             self.timer.cancel()
-            self.allow_time()
+            self.timer = asyncio.get_running_loop().call_later(self.seconds, self.end)
         await self._send(message)
 
     @property
@@ -409,11 +409,6 @@ class Turns:
 def is_page(scope: Scope) -> bool:
     """Return whether a request is for a page, and not for the protocol."""
     return not scope["path"].startswith("/v1/")
-
-
-def client_address(scope: Scope) -> str:
-    """Return the address that a request came from."""
-    return scope["client"][0] if scope.get("client") else "unknown"
 
 
 def is_loopback(host: str) -> bool:
