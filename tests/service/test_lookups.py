@@ -146,3 +146,24 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
         await grouped.close()
 
     asyncio.run(ask())
+
+
+def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
+    """A request that is read from its connection afterwards is such a callback."""
+    database = Database(sqlite_url)
+
+    async def ask() -> None:
+        lookups = RevisionLookups(database)
+        assert await lookups.get(KEY) is None
+        with database.write() as connection:
+            identity = contexts.ensure(connection, "main", [context()])[context().digest]
+            contexts.bump_revision(connection, identity, added=1)
+        assert await lookups.get(KEY) is None, "the same callback asks once"
+        await asyncio.sleep(0)
+        found = await lookups.get(KEY)
+        assert found is not None
+        assert found.records == 1
+        await lookups.close()
+
+    asyncio.run(ask())
+    database.close()

@@ -30,14 +30,16 @@ _LONGEST_QUERY = 5.0
 class RevisionLookups:
     """Look-ups by key, never older than the request, however many processes write.
 
-    SQLite is asked in the event loop, which takes less time than a thread would. With Postgres,
-    look-ups that arrive during a query wait for the next one, so that one query serves many.
+    What SQLite says holds for the callbacks that the event loop has ready: the requests behind them
+    came before. With Postgres, look-ups that arrive during a query wait for the next one. Either
+    way, under load one query serves many.
     """
 
     def __init__(self, database: Database) -> None:
         """Connect with the first look-up, beside the database's pool, all of which may be taken."""
         self._database = database
         self._connection: Any = None
+        self._found: dict[ContextKey, Revision | None] = {}
         self._wanted: set[ContextKey] = set()
         """Keys of the next query, and the query, which begins once the one before it has ended."""
         self._next: asyncio.Task[dict[ContextKey, Revision]] | None = None
@@ -51,7 +53,7 @@ class RevisionLookups:
             psycopg.Error: Postgres does not answer.
         """
         if self._database.is_sqlite:
-            return self._ask_sqlite(key)
+            return self._found[key] if key in self._found else self._ask_sqlite(key)
         self._wanted.add(key)
         if self._next is None:
             self._next = asyncio.create_task(self._ask_next())
@@ -59,7 +61,10 @@ class RevisionLookups:
         return (await asyncio.shield(self._next)).get(key)
 
     def _ask_sqlite(self, key: ContextKey) -> Revision | None:
-        """Ask over a connection of this room; in WAL mode, a reader never waits for a writer."""
+        """Ask in the event loop, which takes less time than a thread would.
+
+        In WAL mode, a reader never waits for a writer.
+        """
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
             self._connection.detach()
@@ -68,7 +73,10 @@ class RevisionLookups:
         except Exception as error:
             self._database.note_damage(error)
             raise
-        return Revision(*rows[0]) if rows else None
+        # Before any request that is still to be read runs, and so for none that comes later.
+        asyncio.get_running_loop().call_soon(self._found.pop, key)
+        self._found[key] = Revision(*rows[0]) if rows else None
+        return self._found[key]
 
     async def _ask_next(self) -> dict[ContextKey, Revision]:
         async with self._asking:
