@@ -258,7 +258,8 @@ class History:
         assert Record.model_validate_json(put.content) == self.read()
 
     def _unpin(self) -> None:
-        assert Record.model_validate_json(self.ask("DELETE", PIN).content) == self.read()
+        put = self.ask("PUT", PIN, json={"config": None})
+        assert Record.model_validate_json(put.content) == self.read()
 
     def _delete(self) -> None:
         self._dump = self.ask("GET", "export").content

@@ -18,7 +18,7 @@ from ..errors import NotFoundError
 from ..services.access import NAMESPACE
 from ..services.log import LogEntry, LogFilter, read_log
 from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
-from ..storage import contexts, record_texts, summaries
+from ..storage import record_texts, summaries
 from ..storage.summaries import ContextRow, Summary
 from .rendering import Wanted, render_page, router
 
@@ -312,9 +312,7 @@ def show_scenario(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         record = _load_record(connection, namespace, context, scenario)
-        text = contexts.load_text(connection, namespace, context)
-        assert text is not None
-        parsed = Context.model_validate_json(text)
+        parsed = summaries.load_contexts(connection, namespace, digest=context)[0].context
         arrived = record_texts.list_arrivals(
             connection, namespace, context, scenario, _MOST_ARRIVALS
         )

@@ -16,6 +16,7 @@ from sqlalchemy import (
     delete,
     false,
     func,
+    literal_column,
     or_,
     select,
     update,
@@ -27,7 +28,7 @@ from ..errors import TooLargeError
 from . import contexts
 from .contexts import LockedContext
 from .merging import Part, PartState, StoredRecord
-from .sql import epoch, excluded, insert
+from .sql import epoch, insert
 from .summaries import Summary
 from .tables import acts, misses, parts, records
 
@@ -36,16 +37,16 @@ __all__ = [
     "delete_records",
     "delete_unpinned",
     "hide",
-    "list_scenarios",
     "load",
     "save",
 ]
 
 
-# What an upsert sets of rows that are there.
 _NUMBERS = [name for name in Summary._fields if name not in ("scenario", "pinned")]
-_REPLACED = {
-    name: excluded(name)
+# What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for each
+# statement, a quarter of its time.
+_REPLACED: dict[str, Any] = {
+    name: literal_column(f"excluded.{name}")
     for name in (*_NUMBERS, "launches", "pinned", "promoted", "changed_at", "text")
 }
 _RECORD = [
@@ -323,11 +324,3 @@ def _empty(
     if deleted:
         contexts.bump_revision(connection, context_id, added=-deleted, by=by)
     return deleted
-
-
-def list_scenarios(connection: Connection, context_id: int) -> list[str]:
-    """List the digests of the scenarios that have records in a context, in their order."""
-    query = select(records.c.scenario).where(
-        records.c.context_id == context_id, records.c.text.is_not(None)
-    )
-    return list(connection.execute(query.order_by(records.c.scenario)).scalars())

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from dejavu_cache.model.scenario import Context
 
 from ..errors import TooLargeError
-from .sql import byte_length, chunks, contains, day_of, epoch, excluded, insert
+from .sql import byte_length, chunks, contains, day_of, epoch, insert
 from .tables import contexts, days, misses, parts, records
 
 __all__ = [
@@ -353,7 +353,7 @@ def add_to_day(connection: Connection, namespace: str, *, missed: int = 0, reuse
         return
     row = {"namespace": namespace, "missed": missed, "reused": reused}
     statement = insert(connection, days).values(day=day_of(epoch()), **row)
-    added = {name: days.c[name] + excluded(name) for name in ("missed", "reused")}
+    added = {name: days.c[name] + statement.excluded[name] for name in ("missed", "reused")}
     connection.execute(
         statement.on_conflict_do_update(index_elements=["namespace", "day"], set_=added)
     )
