@@ -43,8 +43,8 @@ __all__ = [
 
 
 _NUMBERS = [name for name in Summary._fields if name not in ("scenario", "pinned")]
-# What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for each
-# statement, a quarter of its time.
+# What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for
+# each statement, a quarter of its time.
 _REPLACED: dict[str, Any] = {
     name: literal_column(f"excluded.{name}")
     for name in (*_NUMBERS, "launches", "pinned", "promoted", "changed_at", "text")
