@@ -35,7 +35,7 @@ from ..storage.database import Database
 from ..storage.sql import contains, divide, ends_with, epoch, starts_with
 from ..storage.tables import acts, contexts, parts
 from .log import write_log
-from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
+from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
 
 __all__ = ["Quarantine", "QuarantineWish", "Quarantined", "Writer", "create_quarantine", "router"]
 
@@ -51,10 +51,7 @@ _PAUSE = 0.11
 
 
 class QuarantineWish(BaseModel):
-    """Which measurements and winners shall go from readers: those to which all fields apply.
-
-    It names a token, a host, or the context, the scenario and the config of measurements.
-    """
+    """Which measurements and winners shall go from readers: those to which all fields apply."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -66,10 +63,6 @@ class QuarantineWish(BaseModel):
     """The earliest time at which they came."""
     until: Moment | None = None
     """The time before which they came."""
-    context: Digest | None = None
-    """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: Digest | None = None
-    config: Digest | None = None
     preview: StrictBool = False
     """Whether to count only."""
 
@@ -151,21 +144,15 @@ def list_writers(
 def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
 ) -> Quarantined:
-    """Take from readers what a writer wrote, or a config's timings, and recall it from all copies.
+    """Take from readers what a writer wrote, and recall it from all copies, or count only.
 
     Measurements that others sent of the same configs, and that were kept beside, stand instead.
     """
     database, principal = call.database, call.principal
     principal.require("admin", namespace)
-    is_config_named = None not in (wish.context, wish.scenario, wish.config)
-    if wish.token is None and wish.host is None and not is_config_named:
-        raise InvalidRequestError(
-            "name the token or the host that wrote what is to go, or the context, the scenario and "
-            "the config that it is about"
-        )
+    if wish.token is None and wish.host is None:
+        raise InvalidRequestError("name the token or the host that wrote what is to go")
     own = select(contexts.c.id).where(contexts.c.namespace == namespace)
-    if wish.context is not None:
-        own = own.where(contexts.c.digest == wish.context)
     is_meant = _is_meant(parts.c.context_id.in_(own), wish)
     if wish.preview:
         response.status_code = 200
@@ -240,10 +227,6 @@ def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement
         clauses.append(parts.c.received_at >= wanted.since.timestamp())
     if wanted.until is not None:
         clauses.append(parts.c.received_at < wanted.until.timestamp())
-    if wanted.scenario is not None:
-        clauses.append(parts.c.scenario == wanted.scenario)
-    if wanted.config is not None:
-        clauses.append(parts.c.config == wanted.config)
     if wanted.token is not None:
         # A sender is `name (id)`, behind which a promotion writes from where it was.
         is_named = starts_with(parts.c.sender, f"{wanted.token} (")
@@ -254,7 +237,7 @@ def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement
     key = (parts.c.context_id, parts.c.scenario, parts.c.config, parts.c.sender)
     goes_with_it = tuple_(*key).in_(select(*key).where(is_measured))
     winners = and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
-    if wanted.token is not None and wanted.host is None and wanted.config is None:
+    if wanted.host is None:
         winners = or_(winners, and_(*clauses, parts.c.kind == "winner"))
     return or_(is_measured, winners)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
@@ -350,7 +350,10 @@ def _revalidate(call: Call, namespace: str, copies: Copies) -> str:
     changes: list[str] = []
     room = _MOST_BYTES
     with call.database.read() as connection:
-        revisions = contexts.load_revisions(connection, namespace, list(copies.contexts))
+        query = select(stored_contexts.c.digest, stored_contexts.c.revision).where(
+            stored_contexts.c.namespace == namespace, stored_contexts.c.digest.in_(copies.contexts)
+        )
+        revisions: dict[str, str] = dict(connection.execute(query).all())
         for digest, copy in copies.contexts.items():
             revision = revisions.get(digest, "")
             if revision:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_, update
 
 from dejavu_cache.model.scenario import Context
 
@@ -32,7 +32,6 @@ __all__ = [
     "count_records_per_device",
     "date_back",
     "ensure",
-    "load_revisions",
     "lock",
     "select_with_records",
     "touch",
@@ -120,18 +119,6 @@ def lock(
     return LockedContext(row[0], namespace, digest, row[1], to_datetime(row[2]))
 
 
-def load_revisions(
-    connection: Connection, namespace: str, digests: Sequence[str]
-) -> dict[str, str]:
-    """Load the current revisions of those contexts that exist, by their digest."""
-    query = select(contexts.c.digest, contexts.c.revision).where(contexts.c.namespace == namespace)
-    return {
-        digest: revision
-        for chunk in chunks(digests)
-        for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk)))
-    }
-
-
 def bump_revision(
     connection: Connection, context_id: int, *, added: int = 0, by: str | None = None
 ) -> None:
@@ -174,24 +161,13 @@ def select_with_records(
 
 def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     """Record that contexts were read, at most once a day for each."""
-    digests: dict[str, list[str]] = {}
-    for namespace, digest in keys:
-        digests.setdefault(namespace, []).append(digest)
-    for namespace, named in sorted(digests.items()):
-        for chunk in chunks(sorted(named)):
-            _touch(connection, namespace, chunk)
-
-
-def _touch(connection: Connection, namespace: str, digests: Sequence[str]) -> None:
-    stale = and_(
-        contexts.c.namespace == namespace,
-        contexts.c.digest.in_(digests),
-        contexts.c.used_at < epoch() - _DAY,
-    )
-    # An UPDATE alone would lock in whatever order it finds the rows.
-    query = select(contexts.c.id).where(stale).order_by(contexts.c.digest)
-    ids = connection.execute(query.with_for_update(key_share=True)).scalars().all()
-    connection.execute(update(contexts).where(contexts.c.id.in_(ids)).values(used_at=epoch()))
+    key = (contexts.c.namespace, contexts.c.digest)
+    for chunk in chunks(sorted(keys)):
+        is_stale = and_(tuple_(*key).in_(chunk), contexts.c.used_at < epoch() - _DAY)
+        # An UPDATE alone would lock in whatever order it finds the rows.
+        stale = select(contexts.c.id).where(is_stale).order_by(*key)
+        ids = connection.execute(stale.with_for_update(key_share=True)).scalars().all()
+        connection.execute(update(contexts).where(contexts.c.id.in_(ids)).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:

@@ -29,7 +29,6 @@ from . import contexts
 from .contexts import LockedContext
 from .merging import Part, PartState, StoredRecord
 from .sql import epoch, insert
-from .summaries import Summary
 from .tables import acts, misses, parts, records
 
 __all__ = [
@@ -42,7 +41,7 @@ __all__ = [
 ]
 
 
-_NUMBERS = [name for name in Summary._fields if name not in ("scenario", "pinned")]
+_NUMBERS = ("chosen", "median", "best", "slowest", "configs", "failed", "seconds", "compared")
 # What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for
 # each statement, a quarter of its time.
 _REPLACED: dict[str, Any] = {
@@ -164,10 +163,9 @@ def _save_records(
     tuned: list[str] = []
     for record in changed:
         text: str | None = None
-        numbers = dict.fromkeys(_NUMBERS) | {"scenario": record.scenario, "pinned": False}
+        numbers: dict[str, Any] = {**dict.fromkeys(_NUMBERS), "pinned": False}
         if record.is_visible:
-            text, summary = record.render()
-            numbers = summary._asdict()
+            text, numbers = record.render()
         if text and most_characters and len(text) > max(most_characters, record.length or 0):
             scenario = Scenario.model_validate_json(record.scenario_text)
             raise TooLargeError(
@@ -179,6 +177,7 @@ def _save_records(
         rows.append(
             {
                 "context_id": context_id,
+                "scenario": record.scenario,
                 "scenario_text": record.scenario_text,
                 "launches": record.launches,
                 "promoted": record.promoted,
