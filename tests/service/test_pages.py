@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import threading
@@ -346,6 +347,54 @@ def test_what_was_tuned_missed_and_reused_is_counted_by_day(
     counted = re.findall(r'class="bar".*?<title>([^<]*)</title>', page)
     assert counted == [f"{today}: {number}" for number in (8, 10, 1, 2)]
     assert page.count('class="day"') == 4 * 7
+
+
+LISTS = {
+    "/namespaces": ("namespaces", 2),
+    "/pages/main": ("kernels", 4),
+    f"{HOME}": ("scenarios", 2),
+    f"{HOME}/compare?to=pr-1": ("scenarios", 3),
+    "/pages/main/kernel?name=shop.kernels.matmul": ("scenarios", 4),
+    SCENARIO: ("measurements", 3),
+    f"{SCENARIO}?": ("arrivals", 3),
+    f"{SCENARIO}?page=1": ("log", 1),
+    "/pages/main/misses": ("misses", 1),
+    "/pages/main/misses?device=NVIDIA+H200": ("gaps", 1),
+    "/pages/main/activity": ("writers", 4),
+    "/pages/main/activity?days=14": ("days", 14),
+    "/pages/main/activity?actor=anybody": ("log", 1),
+    "/pages/main/compare?to=pr-1": ("differences", 4),
+}
+
+
+def test_every_list_is_there_as_csv_and_json(client: httpx.Client) -> None:
+    fill(client)
+    post(client, to="pr-1")
+    client.delete(f"/v1/main/contexts/{context('x').digest}/records")
+    client.put(
+        f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}",
+        json={"config": body(config(16))},
+    )
+    for path, (name, number) in LISTS.items():
+        page = client.get(path).text
+        path += "&" if "?" in path else "?"
+        listed = client.get(f"{path}export={name}.json")
+        assert len(listed.json()) == number, path
+        assert listed.headers["x-content-type-options"] == "nosniff"
+        assert listed.headers["cache-control"] == "private, no-store"
+        table = client.get(f"{path}export={name}.csv")
+        assert len(list(csv.DictReader(io.StringIO(table.text)))) == number, path
+        assert all(f"export={name}.{kind}" in page for kind in ("csv", "json"))
+    (missed,) = client.get("/pages/main/misses?export=misses.json").json()
+    assert (missed["kernel"], missed["scenario.M"]) == ("shop.kernels.matmul", 7)
+    assert datetime.fromisoformat(missed["last_seen"]).utcoffset() is not None
+    assert client.get("/pages/main?export=secrets.json").status_code == 404
+
+
+def test_no_name_of_a_kernel_is_a_formula(client: httpx.Client) -> None:
+    post(client, record(1, by="=cmd()"), of=context("=HYPERLINK(0)"))
+    table = client.get("/pages/main?export=kernels.csv").text
+    assert next(csv.DictReader(io.StringIO(table)))["kernel"] == "'=HYPERLINK(0)"
 
 
 def test_a_record_without_timings_is_shown_too(client: httpx.Client) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_client.http import remote_store
 from dejavu_client.http.errors import BusyError, RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
@@ -29,7 +30,7 @@ from dejavu_client.http.sender import Spool
 from support.kernels import launch, load
 from support.processes import dejavu, environment
 from support.records import MOMENT, config, context, measurement, record
-from support.remote_stores import open_remote
+from support.remote_stores import open_remote, through
 from support.service import Running, free_port, running_server
 from support.sweeping import wait_until
 
@@ -271,6 +272,31 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
         assert store.get(context(), record(1).scenario, fresh=True) is not None
     assert holder.wait(240) == 0
     holder.communicate()
+
+
+def test_who_waits_for_a_tune_is_not_sent_its_record_each_time(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ProtocolClient(str(client.base_url), transport=through(client))
+    store = RemoteStore(other, wait=30, spool=Spool("server", tmp_path))
+    store.put(context(), [record(1, measurement(32))], now=True)
+    lease = other.lease(context(), record(1).scenario, "another process", 300.0)
+    answers = list[tuple[str, int]]()
+    client.event_hooks = {
+        "response": [lambda got: answers.append((got.request.method, got.status_code))]
+    }
+    monkeypatch.setattr(remote_store, "ASK_SECONDS", 0.01)
+
+    def wait_for_lease() -> bool:
+        with store.lease(context(), record(1).scenario, wait=200) as granted:
+            return granted
+
+    with ThreadPoolExecutor(1) as waiting, store:
+        granted = waiting.submit(wait_for_lease)
+        wait_until(lambda: answers.count(("GET", 304)) > 1)
+        other.release(str(lease))
+        assert granted.result(240)
+    assert answers.count(("GET", 200)) == 2, "when it begins to wait, and as it asks first"
 
 
 def test_records_on_a_server_are_renamed(namespace_url: str, tmp_path: Path) -> None:

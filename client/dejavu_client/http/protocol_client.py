@@ -194,13 +194,18 @@ class ProtocolClient:
 
     def record(self, context: Context, scenario: Scenario) -> Record | None:
         """Return one record, or None if the server has none."""
-        answer = self._send("GET", f"/contexts/{context.digest}/records/{scenario.digest}")
+        answer = self.fetch_record(context, scenario)
         if answer.status == 404:
             return None
         record: Record = self._parse(Record, answer.body)
         if record.scenario != scenario:
             raise NonsenseError(f"{self.url} sent the record of {record.scenario} instead")
         return record
+
+    def fetch_record(self, context: Context, scenario: Scenario, etag: str = "") -> ServerAnswer:
+        """Ask for one record, unless `etag` is still current, and do not parse it."""
+        path = f"/contexts/{context.digest}/records/{scenario.digest}"
+        return self._send("GET", path, headers={"If-None-Match": etag} if etag else {})
 
     def scenario_texts(self, context: Context) -> list[str]:
         """Return the texts of a context's scenarios."""
@@ -385,7 +390,7 @@ class ProtocolClient:
     def _send(
         self, method: str, path: str, *, root: str | None = None, **request: Any
     ) -> ServerAnswer:
-        """Send a request; return an answer with a status of 2xx or 404, and raise any other.
+        """Send a request; return an answer with a status of 2xx, 304 or 404, and raise any other.
 
         Raises:
             UnreachableError: the server does not answer, or a proxy answers in its place.
@@ -394,7 +399,7 @@ class ProtocolClient:
             RefusedError: the server does not take the request.
             NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
         """
-        headers = {"Accept-Encoding": "gzip", **self._token.headers()}
+        headers = {"Accept-Encoding": "gzip", **self._token.headers(), **request.pop("headers", {})}
         if "content" in request:
             headers["Content-Type"] = "application/json"
         url = (self._namespace_url if root is None else root) + path
@@ -402,7 +407,7 @@ class ProtocolClient:
             method, url, server=self.url, silence=self._silence, headers=headers, **request
         )
         status = answer.status
-        if status == 404 or status < 300:
+        if status in (304, 404) or status < 300:
             return answer
         if status < 400:
             raise NonsenseError(f"{self.url} answered with a redirect, which is not followed")

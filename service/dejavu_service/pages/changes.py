@@ -15,7 +15,7 @@ from ..services.requests import Call, CurrentCall, Namespace
 from ..storage import summaries
 from ..storage.sql import database_time
 from .front import list_namespaces
-from .rendering import PAGE_SIZE, Wanted, render_page, router
+from .rendering import Wanted, render_page, router
 
 
 class ActivityFilter(Wanted):
@@ -36,14 +36,17 @@ def show_activity(
         present = database_time(connection)
         since = present - timedelta(wanted.days)
         days = summaries.count_by_day(connection, namespace, present.date(), wanted.days)
-        wrote = summaries.list_writers(
-            connection, namespace, since.timestamp(), wanted.actor, PAGE_SIZE
+        writers = summaries.list_writers(
+            connection, namespace, since.timestamp(), wanted.actor, wanted.rows().stop
         )
-    log = None
+    log, earlier = None, None
     if call.principal.may("admin", namespace):
-        asked = LogFilter(actor=wanted.actor or None, since=since, before=wanted.before)
-        log = read_log(call.database, call.principal, namespace, asked)
-    return render_page("activity.html", call, namespace, wanted, log=log, writers=wrote, days=days)
+        most = 1000 if wanted.export else 100
+        asked = LogFilter(actor=wanted.actor or None, since=since, before=wanted.before, limit=most)
+        read = read_log(call.database, call.principal, namespace, asked)
+        log, earlier = read.entries, read.next
+    lists = {"days": days, "writers": writers, "log": log}
+    return render_page("activity.html", call, namespace, wanted, lists, earlier=earlier)
 
 
 class ComparisonFilter(Wanted):
@@ -68,10 +71,10 @@ def compare_namespaces(
         call,
         namespace,
         wanted,
+        {"differences": rows},
         to=other,
         others=sorted(readable - {namespace}),
         is_compared=is_compared,
-        rows=rows,
         total=total,
         sums={
             name: sum(row[name] for row in rows)
@@ -94,7 +97,7 @@ def _differences(
             for name in (namespace, other)
         )
         tuned = [row for row in (ours | theirs).values() if row.records]
-        shown = wanted.paginate(tuned)
+        shown = tuned[wanted.rows()]
         both = [row.digest for row in shown if row.digest in ours.keys() & theirs]
         ids = ([side[digest].id for digest in both] for side in (ours, theirs))
         counts = summaries.count_differences(connection, *ids)

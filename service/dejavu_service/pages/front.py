@@ -84,9 +84,8 @@ class NamespacesFilter(Wanted):
 def show_namespaces(call: CurrentCall, wanted: Annotated[NamespacesFilter, Query()]) -> Response:
     """List the namespaces whose name contains a text."""
     listed = list_namespaces(call, wanted.q)
-    return render_page(
-        "namespaces.html", call, "", wanted, listed=wanted.paginate(listed), total=len(listed)
-    )  # fmt: skip
+    lists = {"namespaces": listed[wanted.rows()]}
+    return render_page("namespaces.html", call, "", wanted, lists, total=len(listed))
 
 
 def list_namespaces(call: Call, search: str = "") -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import Query, Response
@@ -94,7 +94,7 @@ class ConfigNames:
         differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
         return ", ".join(differing) or str(config)
 
-    def chosen(self, text: str | None) -> str:
+    def name_text(self, text: str | None) -> str:
         """Return the name of the config that readers get, given as JSON text."""
         return self.name(Config.model_validate_json(text)) if text else "no winner yet"
 
@@ -258,7 +258,7 @@ def _show_scenarios(
     rows.sort(key=lambda row: columns.order(row.scenario, wanted.sort))
     if wanted.sort in _BY_NUMBER:
         rows.sort(key=lambda row: -getattr(row, wanted.sort))
-    shown = wanted.paginate(rows)
+    shown = rows[wanted.rows()]
     wins = [Counter(summary.chosen for summary in side.tuned.values()) for side in sides]
     total: Counter[str | None] = sum(wins, Counter())
     parsed = {text: Config.model_validate_json(text) for text in total if text}
@@ -269,6 +269,7 @@ def _show_scenarios(
         call,
         sides[0].namespace,
         wanted,
+        {"scenarios": _list_records(rows, sides)},
         sides=sides,
         columns=columns,
         names=names,
@@ -298,6 +299,14 @@ def _count_rows(rows: Sequence[ScenarioRow]) -> dict[str, int]:
     }
 
 
+def _list_records(rows: Sequence[ScenarioRow], sides: Sequence[Side]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        for side, summary in zip(sides, row.tuned, strict=True):
+            if summary is not None:
+                home = {"namespace": side.namespace, "context": side.row.context}
+                yield home | summary._asdict() | {"scenario": row.scenario}
+
+
 @router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 def show_scenario(
     namespace: Namespace,
@@ -321,8 +330,9 @@ def show_scenario(
         }
     _, summary = tuned.pop(context)
     arrivals = [
-        item._asdict() | {"measurement": Measurement.model_validate_json(item.text)}
-        for item in arrived
+        {"received_at": at, "sender": sender, "stands": stands}
+        | {"measurement": Measurement.model_validate_json(text)}
+        for text, stands, sender, at in arrived
     ]
     call.server.reader.note_use((namespace, context))
     chosen = record.pinned or (record.winner.config if record.winner else None)
@@ -338,11 +348,15 @@ def show_scenario(
         call,
         namespace,
         wanted,
+        {
+            "measurements": measured,
+            "arrivals": arrivals,
+            "log": _log(call, namespace, parsed, record),
+        },
         context=parsed,
         record=record,
         chosen=chosen,
         timing=timing,
-        measured=measured,
         best=best,
         slowest=summary.slowest or 0.0,
         runner_up=others[0] if others else None,
@@ -351,8 +365,6 @@ def show_scenario(
         is_loud=summary.pinned and excess >= _LOUD,
         names=ConfigNames(item.config for item in measured),
         elsewhere=tuned.values(),
-        arrivals=arrivals,
-        log=_log(call, namespace, parsed, record),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Query, Response
@@ -19,7 +19,7 @@ from ..storage import summaries
 from ..storage.database import Database
 from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
-from .rendering import PAGE_SIZE, Wanted, render_page, router
+from .rendering import Wanted, render_page, router
 
 __all__ = ["OverviewFilter", "overview"]
 
@@ -66,15 +66,15 @@ class KernelRow(NamedTuple):
         values = [getattr(row, name) for row in self.current + self.outdated]
         return max(values, default=0.0) if name == "changed_at" else sum(values)
 
-    def gaps(self, total: int) -> list[dict[str, Any]]:
-        """Return the GPUs and Tritons that lack some of what is known of any."""
-        tuned = [(row.device, row.triton, row.records) for row in self.current]
-        lacking = [(device, triton, 0) for device, triton in self.lacking]
-        return [
-            {"kernel": self.name, "triton": triton, "tuned": count, "known": total}
-            for _, triton, count in tuned + lacking
-            if count < total
-        ]
+    def coverage(self, total: int) -> Iterator[dict[str, Any]]:
+        """Yield what is tuned on each GPU and Triton, of what is known of any, and its cost."""
+        own = {"kernel": self.name, "known": total}
+        cost = ("missing", "seconds", "saved", "changed_at", "changed_by")
+        for row in self.current:
+            on = {"gpu": row.device, "triton": row.triton, "tuned": row.records}
+            yield own | on | {name: getattr(row, name) for name in cost}
+        for device, triton in self.lacking:
+            yield own | {"gpu": device, "triton": triton, "tuned": 0}
 
 
 @router.get("/pages/{namespace}")
@@ -83,7 +83,9 @@ def show_overview(
 ) -> Response:
     """Show what is tuned of every kernel, what that cost, and what reuse saved."""
     seen = overview(call.database, call.principal, namespace, wanted)
-    return render_page("overview.html", call, namespace, wanted, **seen)
+    covered = (row.coverage(seen["known"][row.name]) for row in seen["rows"])
+    lists = {"kernels": chain.from_iterable(covered)}
+    return render_page("overview.html", call, namespace, wanted, lists, **seen)
 
 
 def overview(
@@ -110,10 +112,10 @@ def overview(
         ]
         if wanted.sort != "kernel":
             kernels.sort(key=lambda kernel: -kernel.total(wanted.sort))
-        shown = wanted.paginate(kernels, size)
+        shown = kernels[wanted.rows(size)]
         counts = {row.name: summaries.count_known(connection, row.comparable) for row in shown}
     return {
-        "kernels": shown,
+        "rows": shown,
         "known": counts,
         "matching": len(kernels),
         "totals": {
@@ -169,9 +171,7 @@ def show_worklist(
     kernel, device = wanted.kernel or None, wanted.device or None
     with call.database.read() as connection:
         devices = misses.count_by_device(connection, namespace, kernel)
-        listed = misses.list_misses(
-            connection, namespace, kernel, PAGE_SIZE, device, (wanted.page - 1) * PAGE_SIZE
-        )
+        listed = misses.list_misses(connection, namespace, kernel, wanted.rows(), device)
         holders = leases.list_holders(connection, namespace)
         gaps = _gaps(connection, namespace, wanted) if device else None
     rows = []
@@ -188,9 +188,8 @@ def show_worklist(
         call,
         namespace,
         wanted,
-        gaps=gaps,
+        {"gaps": gaps, "misses": rows},
         most_gaps=_MOST_GAPS,
-        rows=rows,
         columns={name: ScenarioColumns(missed) for name, missed in by_kernel.items()},
         total=sum(count for name, count, _ in devices if device in (None, name)),
         devices=devices,
@@ -202,5 +201,6 @@ def _gaps(connection: Connection, namespace: str, wanted: WorklistFilter) -> lis
     gaps = []
     for kernel in _by_kernel(summaries.load_contexts(connection, namespace), wanted.device):
         if wanted.kernel in ("", kernel.name):
-            gaps += kernel.gaps(summaries.count_known(connection, kernel.comparable))
+            total = summaries.count_known(connection, kernel.comparable)
+            gaps += [row for row in kernel.coverage(total) if row["tuned"] < total]
     return sorted(gaps, key=lambda row: row["tuned"] - row["known"])

@@ -1,15 +1,17 @@
-"""What all pages share: turns, templates, and errors as pages."""
+"""What all pages share: turns, lists as files, templates, and errors as pages."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -22,11 +24,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dejavu_cache import __version__
+from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.system.notices import counted, printable_output
 
+from ..errors import NotFoundError
 from ..server import is_page
 from ..services.access import ANYBODY, NOBODY, READER
 from ..services.requests import Call
+from ..storage.sql import to_datetime
 
 __all__ = [
     "FOLDER",
@@ -52,7 +57,8 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
-_T = TypeVar("_T")
+_MOST_EXPORTED = 10_000
+"""Rows of a list that a file has at most."""
 
 
 class Wanted(BaseModel):
@@ -60,18 +66,22 @@ class Wanted(BaseModel):
 
     Attributes:
         page: The page of a list, from 1.
+        export: The name of a list and `csv` or `json`, to get all of it as a file.
     """
 
     page: int = Field(default=1, ge=1, le=100_000)
+    export: str = Field(default="", pattern=r"^([a-z]{1,20}\.(csv|json))?$")
 
     @property
     def query(self) -> str:
         """Query of the first page of the same list, for links to other pages."""
-        return urlencode(self.model_dump(exclude={"page"}, exclude_defaults=True))
+        return urlencode(self.model_dump(exclude={"page", "export"}, exclude_defaults=True))
 
-    def paginate(self, rows: Sequence[_T], size: int = PAGE_SIZE) -> Sequence[_T]:
-        """Return the rows of the page; none beyond the last one."""
-        return rows[(self.page - 1) * size : self.page * size]
+    def rows(self, size: int = PAGE_SIZE) -> slice:
+        """Return which rows of a list are wanted: those of the page, or all for a file."""
+        if self.export:
+            return slice(0, _MOST_EXPORTED)
+        return slice((self.page - 1) * size, self.page * size)
 
 
 class _PageRoute(APIRoute):
@@ -102,9 +112,27 @@ def render_page(
     call: Call,
     namespace: str,
     wanted: Wanted,
+    lists: Mapping[str, Iterable[Any] | None],
     **values: object,
 ) -> Response:
-    """Render a page for the caller."""
+    """Render a page for the caller, or return one of its lists as a file.
+
+    Args:
+        template: The name of the page's template.
+        call: The request.
+        namespace: The namespace; empty for none.
+        wanted: What the address asks for.
+        lists: The page's lists by their names in its template and in `wanted.export`.
+        **values: What else the template shows.
+
+    Raises:
+        NotFoundError: The page has no such list.
+    """
+    if wanted.export:
+        listed = lists.get(wanted.export.partition(".")[0])
+        if listed is None:
+            raise NotFoundError(f"this page has no list for {wanted.export}")
+        return _export(wanted.export, [dict(_flatten(row)) for row in listed])
     principal = call.principal
     return respond(
         template,
@@ -112,8 +140,44 @@ def render_page(
         namespace=namespace,
         principal=principal.name,
         is_logged_in=principal not in (ANYBODY, READER),
+        **lists,
         **values,
     )
+
+
+def _export(name: str, rows: list[dict[str, Any]]) -> Response:
+    headers = _HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'}
+    if name.endswith("json"):
+        text = json.dumps(rows, default=str, indent=1)
+        return Response(text, media_type="application/json", headers=headers)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(column for row in rows for column in row)))
+    writer.writeheader()
+    writer.writerows({column: _cell(value) for column, value in row.items()} for row in rows)
+    return Response(out.getvalue(), media_type="text/csv", headers=headers)
+
+
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a row by the names of columns, those of its parts as `scenario.M`."""
+    if isinstance(value, Context):
+        name, machine = "", value.environment
+        value = {"kernel": value.kernel.name, "gpu": machine.device.name, "triton": machine.triton}
+    elif isinstance(value, Scenario):
+        value = value.values
+    elif isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _flatten(part, f"{name}.{key}" if name else key)
+    elif isinstance(value, float) and name.endswith(("_at", "_seen")):
+        yield name, to_datetime(value)
+    else:
+        yield name, value
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as spreadsheets take it: they compute a text that begins like a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
 
 
 def respond(template: str, status: int = 200, /, **values: object) -> Response:

@@ -156,9 +156,8 @@ def list_misses(
     connection: Connection,
     namespace: str,
     kernel: str | None,
-    limit: int,
+    rows: slice,
     device: str | None = None,
-    offset: int = 0,
 ) -> list[CountedMiss]:
     """List the scenarios without a winner or a pin, the most frequently missed first."""
     query = (
@@ -174,8 +173,7 @@ def list_misses(
         .order_by(
             misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
         )
-        .limit(limit)
-        .offset(offset)
+        .slice(rows.start, rows.stop)
     )
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
@@ -265,7 +263,7 @@ def read_worklist(
     """List the worklist, the most frequent misses first."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
-        listed = list_misses(connection, namespace, kernel, limit)
+        listed = list_misses(connection, namespace, kernel, slice(0, limit))
     rendered = ", ".join(
         f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
         f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
