@@ -10,10 +10,11 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
@@ -161,13 +162,18 @@ def select_with_records(
 
 def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     """Record that contexts were read, at most once a day for each."""
-    key = (contexts.c.namespace, contexts.c.digest)
-    for chunk in chunks(sorted(keys)):
-        is_stale = and_(tuple_(*key).in_(chunk), contexts.c.used_at < epoch() - _DAY)
-        # An UPDATE alone would lock in whatever order it finds the rows.
-        stale = select(contexts.c.id).where(is_stale).order_by(*key)
-        ids = connection.execute(stale.with_for_update(key_share=True)).scalars().all()
-        connection.execute(update(contexts).where(contexts.c.id.in_(ids)).values(used_at=epoch()))
+    for namespace, group in groupby(sorted(keys), itemgetter(0)):
+        for chunk in chunks([digest for _, digest in group]):
+            stale = and_(
+                contexts.c.namespace == namespace,
+                contexts.c.digest.in_(chunk),
+                contexts.c.used_at < epoch() - _DAY,
+            )
+            # An UPDATE alone would lock in whatever order it finds the rows.
+            query = select(contexts.c.id).where(stale).order_by(contexts.c.digest)
+            ids = connection.execute(query.with_for_update(key_share=True)).scalars().all()
+            is_stale = contexts.c.id.in_(ids)
+            connection.execute(update(contexts).where(is_stale).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
