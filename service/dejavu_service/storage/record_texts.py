@@ -137,12 +137,16 @@ def load_records(
     """
     if scenarios is None:
         _check_size(connection, namespace, digest, "text")
-    columns = (contexts.c.revision, contexts.c.text.label("context"), records.c.text)
+    # Asked for once: it may have 64 KiB, and would be repeated in each row.
+    query = select(contexts.c.text).where(
+        contexts.c.namespace == namespace, contexts.c.digest == digest
+    )
+    context = connection.execute(query).scalar()
+    columns = (contexts.c.revision, records.c.text)
     rows = _load(connection, namespace, digest, scenarios, *columns)
-    if not rows:
+    if context is None or not rows:
         return None
     texts = ", ".join(row.text for row in rows)
-    context = rows[0].context
     return rows[0].revision, f'{{"context": {context}, "format": {FORMAT}, "records": [{texts}]}}'
 
 
