@@ -6,7 +6,6 @@ import math
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import IO, Annotated, Any
 
 from fastapi import Request, Response
@@ -106,13 +105,25 @@ class Promoted(BaseModel):
 class _Export(StreamingResponse):
     """An export in its principal's turn, since a client may take hours to read it."""
 
-    def __init__(self, *args: Any, turn: AbstractAsyncContextManager[None], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._turn = turn
+    def __init__(self, call: Call, lines: Iterator[str]) -> None:
+        super().__init__(self._while_valid(lines), media_type=_NDJSON)
+        self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._turn:
+        async with self._call.server.transfers.turn(self._call.principal.name):
             await super().__call__(scope, receive, send)
+
+    async def _while_valid(self, lines: Iterator[str]) -> AsyncIterator[str]:
+        """Yield lines as long as the token of the call is valid.
+
+        Raises:
+            AccessDeniedError: The token has expired or was revoked.
+        """
+        credential, principals = self._call.credential, self._call.server.principals
+        async for line in iterate_in_threadpool(lines):
+            if credential and await principals.find(credential) is None:
+                raise AccessDeniedError("the token has expired or was revoked during the export")
+            yield line
 
 
 @router.get(
@@ -121,21 +132,7 @@ class _Export(StreamingResponse):
 def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
     """Export a record set on each line."""
     call.principal.require("read", namespace)
-    lines = _export_lines(call, namespace, kernel)
-    turn = call.server.transfers.turn(call.principal.name)
-    return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
-
-
-async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:
-    """Yield lines as long as the token of the call is valid: a client may read them for hours.
-
-    Raises:
-        AccessDeniedError: The token has expired or was revoked.
-    """
-    async for line in iterate_in_threadpool(lines):
-        if call.credential and await call.server.principals.find(call.credential) is None:
-            raise AccessDeniedError("the token has expired or was revoked during the export")
-        yield line
+    return _Export(call, _export_lines(call, namespace, kernel))
 
 
 def _export_lines(call: Call, namespace: str, kernel: str | None) -> Iterator[str]:
