@@ -355,11 +355,13 @@ class PrincipalCache:
         return principal if time.monotonic() < until else None
 
     async def find(self, presented: str | None, address: str = "") -> Principal | None:
-        """Look up the principal of a token that came from an address; None if it is no good.
+        """Return the principal of a token that came from an address; None if it is no good.
 
         Those who present the same token, or none, share one look-up, and its turn.
         """
-        return await self._looking_up.get(presented, lambda: self._look_up(presented, address))
+        return self.recall(presented) or await self._looking_up.get(
+            presented, lambda: self._look_up(presented, address)
+        )
 
     async def _look_up(self, presented: str | None, address: str) -> Principal | None:
         started = time.monotonic()
