@@ -37,9 +37,9 @@ from .problems import ANSWERED_ERRORS, problem, respond_to
 from .services import tokens
 from .services.access import NOBODY, READER, Principal
 from .services.reads import RecordReader
-from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
+from .storage.lookups import SingleFlight
 from .storage.schema import SchemaState
 
 __all__ = [

@@ -31,7 +31,7 @@ from ..problems import RESPONSES
 from ..storage import contexts, record_texts
 from ..storage.contexts import ContextKey
 from ..storage.database import Database
-from ..storage.lookups import RevisionLookups
+from ..storage.lookups import RevisionLookups, SingleFlight
 from .requests import (
     Call,
     ContextDigest,
@@ -41,7 +41,6 @@ from .requests import (
     json_response,
     responds_with,
 )
-from .single_flight import SingleFlight
 
 __all__ = ["Answer", "AnswerKey", "Part", "RecordReader", "router"]
 
