@@ -272,10 +272,8 @@ class ProtocolClient:
         Args:
             copies: the revision and the scenarios' tags, by the digest of their context.
         """
-        answer = self._json("POST", "/revalidation", {"contexts": copies})
-        changes: dict[str, ChangedCopies] = self._validate(
-            dict[str, ChangedCopies], answer.get("contexts")
-        )
+        contexts = self._json("POST", "/revalidation", {"contexts": copies}).get("contexts")
+        changes: dict[str, ChangedCopies] = self._validate(dict[str, ChangedCopies], contexts)
         return changes
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:

@@ -263,8 +263,7 @@ class _ServerLease:
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
         self._store = store
-        self._context = context
-        self._scenario = scenario
+        self._key = context, scenario
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
         self._is_over = threading.Event()
@@ -299,15 +298,16 @@ class _ServerLease:
         return self._lease is not None
 
     def _request(self, client: ProtocolClient) -> str | None:
-        return client.lease(self._context, self._scenario, self._holder, LEASE_SECONDS)
+        return client.lease(*self._key, self._holder, LEASE_SECONDS)
 
     def _is_tuned(self) -> bool:
         """Return whether the scenario had a winner when the server was last reached."""
-        store, key = self._store, (self._context, self._scenario)
         with suppress(RemoteError):
-            answer = store.calls.ask(lambda client: client.fetch_record(*key, self._etag))
+            answer = self._store.calls.ask(
+                lambda client: client.fetch_record(*self._key, self._etag)
+            )
             if answer.status != 304:  # a record has hundreds of measurements before its winner
-                self._has_winner = bool(store.client.read_object(answer.body).get("winner"))
+                self._has_winner = bool(self._store.client.read_object(answer.body).get("winner"))
                 self._etag = answer.headers.get("etag", "")
         return self._has_winner
 
