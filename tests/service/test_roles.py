@@ -66,7 +66,6 @@ REQUIRED = {
     },
     "admin": {
         ("PUT", f"{IN_CONTEXT}/pins/{{scenario}}"),
-        ("DELETE", f"{IN_CONTEXT}/pins/{{scenario}}"),
         ("DELETE", f"{IN_CONTEXT}/records"),
         ("GET", "/v1/{namespace}/writers"),
         ("GET", "/v1/{namespace}/quarantines"),

@@ -370,10 +370,7 @@ class ProtocolClient:
     def pin(self, context: Context, scenario: Scenario, config: Config | None, by: str) -> None:
         """Pin a scenario's config for all users, or remove the pin if `config` is None."""
         path = f"/contexts/{context.digest}/pins/{scenario.digest}"
-        if config is None:
-            self._json("DELETE", path)
-        else:
-            self._json("PUT", path, {"config": _to_json(config), "by": by})
+        self._json("PUT", path, {"config": config and _to_json(config), "by": by})
 
     def promote(self, to: str, kernel: str | None = None, writers: Iterable[str] = ()) -> int:
         """Copy this namespace's records and winners into another; return the number of records.
