@@ -312,7 +312,7 @@ def test_what_nobody_foresaw_names_the_request(
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(contexts, "list_contexts", broken)
+    monkeypatch.setattr(contexts, "select_with_records", broken)
     with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _check_problem(answer, 500)["detail"]
