@@ -30,7 +30,7 @@ from dejavu_service.storage.database import Database  # noqa: E402
 from dejavu_service.storage.tables import contexts, days, leases, parts  # noqa: E402
 from dejavu_service.storage.tables import records as stored  # noqa: E402
 from support.browser import Browser, open_browser  # noqa: E402
-from support.service import running_server  # noqa: E402
+from support.service import call_on, running_server  # noqa: E402
 
 from dejavu_cache.model.record import (  # noqa: E402
     Failure,
@@ -123,7 +123,9 @@ def fill(database: Database) -> dict[str, str]:
     scenario = make_scenario(100)
     record = make_record(decode, 100)
     slow = max(record.measurements, key=lambda measured: measured.median or 0)
-    records.set_pin(database, ANNA, "main", decode.digest, scenario.digest, slow.config, "")
+    call = call_on(database)._replace(principal=ANNA)
+    choice = records.Choice(config=slow.config)
+    records.put_pin("main", decode.digest, scenario.digest, choice, call)
     spread_over_weeks(database)
     home = f"/pages/main/contexts/{decode.digest}"
     other = make_context(KERNELS[1], H200, "3.6.0").digest

@@ -184,13 +184,10 @@ class SlowdownModel:
 
     def _posterior(self, looks: Mapping[int, float]) -> tuple[Matrix, Matrix]:
         """Return expected values and errors by the belief under which the looks are likelier."""
-        after = [belief.after(looks) for belief in self._beliefs]
-        likeliest = (
-            max(after, key=lambda posterior: posterior.evidence)
-            if len(looks) >= TRUST
-            else after[0]
-        )
-        return likeliest.expected, likeliest.errors
+        posteriors = [belief.after(looks) for belief in self._beliefs]
+        if len(looks) >= TRUST:
+            posteriors.sort(key=lambda posterior: -posterior.evidence)
+        return posteriors[0].expected, posteriors[0].errors
 
     def propose(self, count: int) -> list[Config]:
         """Return the configs to measure next, the most promising first.

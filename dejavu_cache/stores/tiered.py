@@ -69,8 +69,8 @@ def tiers_of(store: Store) -> tuple[Store, ...]:
 def wait_longer(store: Store, seconds: float) -> Store:
     """Have a store wait for its servers for some seconds, more than a launch may, and return it."""
     for tier in tiers_of(store):
-        if hasattr(tier, "wait"):
-            tier.wait = seconds
+        if hasattr(tier, "calls"):
+            tier.calls.wait = seconds
     return store
 
 

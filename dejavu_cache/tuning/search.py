@@ -28,7 +28,7 @@ SEED = 0
 MOST_CANDIDATES = 1000
 """Configs among which a model chooses; of a larger space, as many are drawn."""
 
-AT_LEAST = 4
+AT_LEAST = 8
 """Configs that are measured in any case: fewer say nothing about the model's errors."""
 
 DRAWN = 0.25

@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import gc
 import logging
-import os
 import resource
 import socket
 import time
@@ -25,25 +24,15 @@ from dejavu_cache.system.safe_files import data_folder
 
 from . import pages
 from .monitoring import configure_log
-from .problems import install_handlers
+from .problems import HANDLERS
 from .server import Gate, Server, is_loopback
-from .services import (
-    health,
-    leases,
-    log,
-    misses,
-    quarantines,
-    reads,
-    records,
-    tokens,
-    transfer,
-)
+from .services import health, leases, log, misses, quarantines, reads, records, tokens, transfer
 from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
 
-__all__ = ["create_app", "has_tokens", "make_server", "prepare", "run", "token_command"]
+__all__ = ["create_app", "make_server", "prepare", "run"]
 
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +57,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     server = Server(settings)
     app = health.DescribedApp(
         title="dejavu-cache",
+        exception_handlers=HANDLERS,
         version=__version__,
         openapi_url="/v1/openapi.json",
         docs_url=None,
@@ -78,20 +68,9 @@ def create_app(settings: ServerSettings) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.server = server
-    install_handlers(app)
     # Reads are the most frequent requests.
-    for module in (
-        reads,
-        records,
-        leases,
-        misses,
-        quarantines,
-        transfer,
-        tokens,
-        log,
-        health,
-        pages,
-    ):
+    routed = (reads, records, leases, misses, quarantines, transfer, tokens, log, health, pages)
+    for module in routed:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_middleware(Gate, server=server)
@@ -125,68 +104,58 @@ async def _flush_periodically(server: Server) -> None:
             )
 
 
-def prepare(settings: ServerSettings, database: Database) -> Path | None:
+def prepare(settings: ServerSettings, database: Database) -> str:
     """Check that the server may start with these settings, and make the first token if none is.
 
     Returns:
-        The file with the token that was made, or None.
+        What to say of it; an empty text if there is nothing.
 
     Raises:
         SchemaError: The database must be upgraded first.
         SettingsError: The server would listen beyond loopback without tokens.
     """
     schema.require_current(database)
-    issued = has_tokens(database)
-    if not issued and not is_loopback(settings.host):
+    command = f"dejavu-cache token create --role admin --name ops {database.option}"
+    if tokens.any_issued(database):
+        ignored = "--without-tokens has no effect: there are tokens, so every request needs one."
+        return ignored if settings.without_tokens else ""
+    if not is_loopback(settings.host):
         raise SettingsError(
-            f"{settings.host} can be reached by others, and there is no token yet: "
-            f"run  {token_command(database)}"
+            f"{settings.host} can be reached by others, and there is no token yet: run  {command}"
         )
-    if issued or settings.without_tokens:
-        return None
-    return _make_first_token(settings, database)
-
-
-def has_tokens(database: Database) -> bool:
-    """Return whether a token was ever issued, so that requests need one."""
-    with database.read() as connection:
-        return tokens.any_issued(connection)
+    if settings.without_tokens:
+        return (
+            f"Without tokens: {settings.host} answers this machine only, and everybody on it, "
+            f"until a token is created.\nTo serve others:  {command}"
+        )
+    try:
+        path = _make_first_token(settings, database)
+    except OSError as error:
+        raise SettingsError(
+            f"the first token cannot be written ({error}): name another file in "
+            f"DEJAVU_SERVER_TOKEN_FILE, or run  {command}"
+        ) from None
+    return (
+        f"The first start made an admin token, in {path}. Programs use it by:\n"
+        f"  export DEJAVU_CACHE_TOKEN_FILE={path}"
+    )
 
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
-    """Issue an admin token, and write it to a file that only this user can read.
-
-    Raises:
-        SettingsError: the file cannot be written; no token is left whose secret nobody has.
-    """
+    """Issue an admin token, and write it to a new file that only this user can read."""
     path = settings.token_file
     if path is None:
         folder = database.file.parent if database.file else data_folder()
         path = folder / f"{database.file.name if database.file else 'server'}.token"
-    issued = None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(0o600, exist_ok=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with open(descriptor, "w", encoding="ascii") as file:
-                issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
-                file.write(f"{issued.token}\n")
-        except BaseException:
-            path.unlink()  # an empty file would keep the next start from writing one
-            if issued is not None:
-                tokens.revoke(database, issued.id)
-            raise
-    except OSError as error:
-        raise SettingsError(
-            f"the first token cannot be written to {path} ({error.strerror}): name another file "
-            f"in DEJAVU_SERVER_TOKEN_FILE, or run  {token_command(database)}"
-        ) from None
+        issued = tokens.issue(database, ANYBODY, "first admin", {EVERYWHERE: "admin"})
+        path.write_text(f"{issued.token}\n")
+    except BaseException:
+        path.unlink()  # an empty file would keep the next start from writing one
+        raise
     return path
-
-
-def token_command(database: Database) -> str:
-    """Return the command that makes the first token in a server's database, whoever runs it."""
-    return f"dejavu-cache token create --role admin --name ops {database.option}"
 
 
 def run(settings: ServerSettings) -> None:
@@ -232,7 +201,7 @@ def make_server(settings: ServerSettings) -> StoppingServer:
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    return StoppingServer(config, app.state.server)
+    return StoppingServer(config)
 
 
 class StoppingServer(uvicorn.Server):
@@ -241,17 +210,13 @@ class StoppingServer(uvicorn.Server):
     For a while it serves and says that it is not ready, so that a load balancer sends no more.
     """
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
-        """Serve the app of `server`."""
-        super().__init__(config)
-        self._server = server
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, and close the connections."""
-        self._server.stopping.set()
+        server: Server = self.config.app.state.server  # type: ignore[union-attr]
+        server.stopping.set()
         # A client that keeps its connection would otherwise send on it when it is closed.
         self.server_state.default_headers.append((b"connection", b"close"))
-        deadline = time.monotonic() + self._server.settings.drain
+        deadline = time.monotonic() + server.settings.drain
         while time.monotonic() < deadline and not self.force_exit:
             await asyncio.sleep(_DRAIN_STEP)
         await super().shutdown(sockets)

@@ -80,22 +80,8 @@ def serve(
     with _open_database(database, flags) as (settings, opened):
         from . import app
 
-        token_file = app.prepare(settings, opened)
-        if token_file is not None:
-            typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
-            typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
-        elif settings.without_tokens and app.has_tokens(opened):
-            typer.echo(
-                "--without-tokens has no effect: there are tokens, so every request needs one.",
-                err=True,
-            )
-        elif settings.without_tokens:
-            typer.echo(
-                f"Without tokens: {settings.host} answers this machine only, and everybody on it, "
-                "until a token is created.",
-                err=True,
-            )
-            typer.echo(f"To serve others:  {app.token_command(opened)}", err=True)
+        if said := app.prepare(settings, opened):
+            typer.echo(said, err=True)
         app.run(settings)
 
 
@@ -130,29 +116,17 @@ def pages(
 
 @database_app.command("upgrade")
 def upgrade(
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Change nothing; exits 1 if the schema is not up to date."),
-    ] = False,
     database: _URL = None,
 ) -> None:
     """Bring the schema up to date.
 
     Any number of processes may do so at once.
     """
-    with _open_database(database, existing=check) as (_, opened):
+    with _open_database(database) as (_, opened):
         from .storage import schema
 
-        if not check:
-            schema.upgrade(opened)
-            typer.echo(f"{opened.public_url} is up to date.")
-            return
-        state = schema.state(opened)
-        typer.echo(f"{opened.public_url}: {state.value}")
-        if not state.is_usable:
-            raise typer.Exit(1)
-        if state is schema.SchemaState.CURRENT:
-            schema.check_drift(opened)
+        schema.upgrade(opened)
+        typer.echo(f"{opened.public_url} is up to date.")
 
 
 @database_app.command("prune")
@@ -198,20 +172,11 @@ def create(
 
         grants = _join_grants(role, namespace or [], grant or [])
         wish = TokenWish.model_validate({"name": name, "grants": grants, "days": days})
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, wish.ttl)
-        granted = ", ".join(f"{role} for {name}" for name, role in issued.grants.items())
-        try:
-            typer.echo(issued.token)
-        except OSError as error:
-            tokens.revoke(opened, issued.id)
-            raise SettingsError(
-                f"{issued.id} is revoked, since it cannot be shown ({error.strerror}): "
-                "run the command again where its output can be written"
-            ) from None
-        typer.echo(
-            f"{issued.id}: {granted} in {opened.public_url}. Keep it: only a hash is stored.",
-            err=True,
-        )
+        ttl = None if wish.days is None else wish.days * 86400
+        issued = tokens.issue(opened, ANYBODY, wish.name, wish.grants, ttl)
+        typer.echo(issued.token)
+        typer.echo(f"{issued.id}: {_rights(issued)} in {opened.public_url}.", err=True)
+        typer.echo("Keep it: only a hash is stored.", err=True)
 
 
 @token_app.command("list")
@@ -253,9 +218,6 @@ def _join_grants(role: str, namespaces: list[str], grants: list[str]) -> dict[st
 
 
 def _rights(token: Token) -> str:
-    roles = set(token.grants.values())
-    if len(roles) == 1:
-        return f"{roles.pop():5}  {','.join(token.grants):12}"
     return ",".join(f"{name}={role}" for name, role in token.grants.items())
 
 
@@ -283,13 +245,11 @@ def _open_database(
     """
     from .settings import read_settings
     from .storage import schema
-    from .storage.database import Database, require_file
+    from .storage.database import Database
 
     with _reported_errors():
         settings = read_settings({"database": url, **(flags or {})})
-        if existing:
-            require_file(settings.database)
-        with closing(Database(settings.database)) as opened:
+        with closing(Database(settings.database, create=not existing)) as opened:
             if ready:
                 schema.require_current(opened)
             yield settings, opened

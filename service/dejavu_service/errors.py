@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from dejavu_cache.errors import DejavuError, ExitCode
 
 __all__ = [
     "AccessDeniedError",
+    "BadMediaError",
+    "InvalidJsonError",
     "InvalidRequestError",
+    "InvalidValueError",
     "NotFoundError",
     "SchemaError",
     "ServiceError",
-    "TokenExistsError",
     "TooLargeError",
     "TooManyError",
     "UnauthenticatedError",
@@ -22,12 +27,21 @@ class ServiceError(DejavuError):
     """An operation was refused; the message says what to change."""
 
     status = 500
+    headers: ClassVar[Mapping[str, str]] = {}
+    """Headers of the answer."""
+
+
+class InvalidJsonError(ServiceError):
+    """The text is not JSON, or has a character that databases cannot store."""
+
+    status = 400
 
 
 class UnauthenticatedError(ServiceError):
-    """An identity token is malformed, expired, forged, or for somebody else."""
+    """A token is missing, malformed, expired, revoked, forged, or for somebody else."""
 
     status, exit_code = 401, ExitCode.REFUSED
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
 class AccessDeniedError(ServiceError):
@@ -48,26 +62,46 @@ class TooLargeError(ServiceError):
     status = 413
 
 
+class BadMediaError(ServiceError):
+    """The body is compressed, or not said to be JSON."""
+
+    status = 415
+
+
 class InvalidRequestError(ServiceError):
     """The request is well-formed but cannot be carried out."""
 
     status, exit_code = 422, ExitCode.USAGE
 
 
-class TokenExistsError(InvalidRequestError):
-    """A new token would have the id of another one, which may be expired or revoked."""
+class InvalidValueError(InvalidRequestError):
+    """The text is JSON, and its value is not that of the model.
+
+    Attributes:
+        errors: The first errors, each with the path `loc` and the message `msg`.
+        count: The number of errors found.
+    """
+
+    def __init__(self, errors: list[dict[str, Any]], count: int) -> None:
+        """Keep the errors of a value."""
+        self.errors, self.count = errors, count
+        more = f", and {count - 1} more" if count > 1 else ""
+        path = ".".join(map(str, errors[0]["loc"])) or "the value"
+        super().__init__(f"{path}: {errors[0]['msg']}{more}")
 
 
 class TooManyError(ServiceError):
-    """The principal holds as many leases, or tokens for one identity token, as it may."""
+    """The principal has as many leases, or requests in progress, as it may."""
 
     status = 429
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "2"}
 
 
 class UnavailableError(ServiceError):
-    """An issuer's keys cannot be read now, or the server stops amid a long request."""
+    """The server is busy or stops, or something that it needs does not answer."""
 
     status = 503
+    headers: ClassVar[Mapping[str, str]] = {"Retry-After": "2", "Connection": "close"}
 
 
 class SchemaError(DejavuError):

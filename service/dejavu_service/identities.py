@@ -21,7 +21,7 @@ from dejavu_cache.errors import SettingsError
 
 from .errors import (
     AccessDeniedError,
-    TokenExistsError,
+    InvalidRequestError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -36,7 +36,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ClaimRule", "IdentityExchange", "TrustedIssuer", "read_issuers"]
+__all__ = ["ClaimRule", "IdentityExchange", "TrustedIssuer"]
 
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
@@ -157,26 +157,6 @@ class _IssuerFile(BaseModel):
     issuers: tuple[TrustedIssuer, ...] = Field(min_length=1)
 
 
-def read_issuers(path: Path) -> dict[str, TrustedIssuer]:
-    """Read a TOML file of issuers, and return them by name.
-
-    Raises:
-        SettingsError: The file cannot be read or says something that is not understood.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        issuers = _IssuerFile.model_validate(tomllib.loads(text)).issuers
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-            raise SettingsError(f"{path}: {'; '.join(wrong)}") from None
-        raise SettingsError(f"{path} cannot be read: {error}") from None
-    by_name = {issuer.issuer: issuer for issuer in issuers}
-    if len(by_name) < len(issuers):
-        raise SettingsError(f"{path} names an issuer twice: put its rules together")
-    return by_name
-
-
 class IdentityExchange:
     """Verification of identity tokens, and the issue of tokens by the rules."""
 
@@ -186,7 +166,17 @@ class IdentityExchange:
         Raises:
             SettingsError: The file cannot be read or says something that is not understood.
         """
-        self._issuers = read_issuers(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+            issuers = _IssuerFile.model_validate(tomllib.loads(text)).issuers
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+            raise SettingsError(f"{path}: {'; '.join(wrong)}") from None
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"{path} cannot be read: {error}") from None
+        self._issuers = {issuer.issuer: issuer for issuer in issuers}
+        if len(self._issuers) < len(issuers):
+            raise SettingsError(f"{path} names an issuer twice: put its rules together")
         self._keys = {
             name: jwt.PyJWKClient(
                 issuer.jwks, lifespan=_FRESH, timeout=_TIMEOUT, cooldown_duration=_PAUSE
@@ -211,7 +201,7 @@ class IdentityExchange:
                 ttl, identity = rule.minutes * 60, _token_id(presented, claims)
                 try:
                     return tokens.issue(database, granter, name, rights[1], ttl, identity)
-                except TokenExistsError:
+                except InvalidRequestError:
                     raise UnauthenticatedError(
                         "the identity token was exchanged before: ask its issuer for another one"
                     ) from None

@@ -65,9 +65,6 @@ class _DatabaseGauges(Collector):
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        return iter(())
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
         up = GaugeMetricFamily("dejavu_database_up", "Whether the database answers, undamaged")
         leases_held = GaugeMetricFamily("dejavu_leases_held", "Scenarios being tuned now")

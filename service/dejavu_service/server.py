@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import random
 import re
+import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import anyio
@@ -25,16 +24,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import AccessDeniedError
+from .errors import (
+    AccessDeniedError,
+    BadMediaError,
+    TooManyError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from .identities import IdentityExchange
 from .monitoring import Metrics
-from .problems import ANSWERED_ERRORS, ProblemError, problem, respond_to
+from .problems import ANSWERED_ERRORS, problem, respond_to
 from .services import tokens
-from .services.access import ANYBODY, NOBODY, READER, Principal
+from .services.access import NOBODY, READER, Principal
 from .services.reads import RecordReader
-from .services.single_flight import SingleFlight
 from .settings import ServerSettings
 from .storage.database import Database
+from .storage.lookups import SingleFlight
 from .storage.schema import SchemaState
 
 __all__ = [
@@ -51,7 +56,7 @@ LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 
 TOKEN_SECONDS = 5.0
-"""Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
+"""Seconds for which a looked-up token is trusted, so for which one that ended may still work."""
 LONGEST_WAIT = 10.0
 """Seconds that a request waits for a turn, of which it takes two at most.
 
@@ -74,8 +79,6 @@ _SECONDS = 60.0
 """Seconds from a request's head to its answer, and between two pieces of the answer."""
 _LONG_SECONDS = 3600.0
 """The same for requests that concern a whole namespace."""
-_CHECK_SECONDS = 1.0
-"""Seconds after which requests whose time is over are looked for again."""
 _MAX_TOKENS = 1000
 """Tokens whose principals are cached."""
 _LONGEST_PATH = 500
@@ -92,8 +95,6 @@ _COOKIE = re.compile(rf"(?:^|;)\s*{LOGIN_COOKIE}=([A-Za-z0-9_-]{{1,200}})\s*(?=;
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 _logger = logging.getLogger("dejavu_service.requests")
-_ids = random.Random()
-"""Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 
 class Server:
@@ -121,7 +122,7 @@ class Server:
 
     async def close(self) -> None:
         """Close all connections to the database."""
-        await self.reader.close()
+        await self.reader.lookups.close()
         self.database.close()
 
 
@@ -137,8 +138,7 @@ class Gate:
         self._most_of_each = max(1, int(_SHARE * server.settings.requests))
         self._held: Counter[str] = Counter()
         """By caller, the requests in progress."""
-        self._passing: dict[asyncio.Task[Any], _Passage] = {}
-        self._checking: asyncio.TimerHandle | None = None
+        self._in_progress = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
@@ -155,40 +155,40 @@ class Gate:
             # Nobody is left to answer; the log says so by the number that nginx gave to this.
             passage.status = passage.status or 499
         except Exception as error:
-            passage.report(error)
-            if not passage.status:
-                await passage.refuse(error)(scope, receive, passage.send)
+            answer = passage.answer(error)
+            if answer is not None:
+                await answer(scope, receive, passage.send)
         finally:
             self._log(passage)
 
     async def _admit(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
         """Pass a request on if there is room for it, for as long as it may take."""
-        if len(self._passing) >= self._server.settings.requests:
-            raise _busy("the server has too many requests now")
-        task = asyncio.current_task()
-        assert task is not None
-        self._passing[task] = passage
-        if self._checking is None:
-            self._check_later()
+        if self._in_progress >= self._server.settings.requests:
+            raise UnavailableError("the server has too many requests now: try again")
+        self._in_progress += 1
+        loop = asyncio.get_running_loop()
+        passage.timer = loop.call_later(passage.seconds, passage.end)
         try:
             if scope["path"] not in _PUBLIC_PATHS:
                 scope["principal"] = await self._authenticate(scope, passage)
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
-            if task in self._passing:
+            if not passage.is_overdue:
                 raise
             # An answer that has begun is cut off by returning: the server closes its connection.
             if not passage.status:
-                raise _busy(f"the request took over {passage.seconds:g} s") from None
+                said = f"the request took over {passage.seconds:g} s: try again"
+                raise UnavailableError(said) from None
         finally:
-            self._passing.pop(task, None)
+            passage.timer.cancel()
+            self._in_progress -= 1
             self._hold(passage, None)
 
     def _hold(self, passage: _Passage, caller: str | None) -> None:
         """Count a request for its caller, instead of the one that it was counted for.
 
         Raises:
-            ProblemError: 429, the caller has its share of the requests that may be in progress.
+            TooManyError: The caller has its share of the requests that may be in progress.
         """
         if passage.caller is not None:
             self._held[passage.caller] -= 1
@@ -200,62 +200,42 @@ class Gate:
         self._held[caller] += 1
         if self._held[caller] > self._most_of_each:
             said = f"over {self._most_of_each} of your requests are in progress: wait for them"
-            raise ProblemError(429, said, headers={"Retry-After": "2"})
-
-    def _check_later(self) -> None:
-        """Look for requests whose time is over, one timer for all of them.
-
-        A timer for each request would take as long as reading a cached record.
-        """
-        loop = asyncio.get_running_loop()
-        self._checking = loop.call_later(_CHECK_SECONDS, self._end_overdue)
-
-    def _end_overdue(self) -> None:
-        now = time.monotonic()
-        overdue = [task for task, passage in self._passing.items() if passage.ends <= now]
-        for task in overdue:
-            del self._passing[task]
-            task.cancel()
-        self._checking = None
-        if self._passing:
-            self._check_later()
+            raise TooManyError(said)
 
     async def _authenticate(self, scope: Scope, passage: _Passage) -> Principal:
         """Return who sends a request, for whom it is counted.
 
         Raises:
-            ProblemError: The request is refused.
+            ServiceError: The request is refused.
         """
         sent: dict[bytes, bytes] = dict(scope["headers"])
         _refuse_foreign_page(scope, sent)
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise ProblemError(
-                415, "compressed bodies are not accepted: leave out Content-Encoding"
-            )
-        token = None
-        if scope["path"] not in _WITHOUT_TOKEN:
-            token = scope["credential"] = _presented_token(scope, sent)
-        principal = self._server.principals.recall(token) if token is not None else None
-        if principal is None:
+            raise BadMediaError("compressed bodies are not accepted: leave out Content-Encoding")
+        if scope["path"] in _WITHOUT_TOKEN:
+            self._hold(passage, passage.address)
+            return NOBODY
+        principals = self._server.principals
+        token = scope["credential"] = _presented_token(scope, sent)
+        principal = principals.recall(token)
+        if token is None or principal is None:
             # Guesses count for their address, and use up nothing of a token that is known.
-            self._hold(passage, client_address(scope))
-            if scope["path"] in _WITHOUT_TOKEN:
-                return NOBODY
-            if token is None:
-                return await self._without_token(sent)
-            principal = await self._server.principals.find(token, client_address(scope))
-            if principal is None:
-                said = "the token is wrong, expired or revoked: ask an admin for a new one"
-                raise _token_error(said)
+            self._hold(passage, passage.address)
+            principal = principal or await principals.find(token, passage.address)
+        if token is None:
+            return self._without_token(principal, sent)
+        if principal is None:
+            raise UnauthenticatedError(
+                "the token is wrong, expired or revoked: ask an admin for a new one"
+            )
         self._hold(passage, principal.name)
         return principal
 
-    async def _without_token(self, sent: Mapping[bytes, bytes]) -> Principal:
-        principal = await self._server.principals.find(None)
+    def _without_token(self, principal: Principal | None, sent: Mapping[bytes, bytes]) -> Principal:
         if principal is None:
             if self._server.settings.open_read:
                 return READER
-            raise _token_error(
+            raise UnauthenticatedError(
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
                 " (as a header: Authorization: Bearer TOKEN)",
             )
@@ -287,7 +267,7 @@ class Gate:
                 "method": scope["method"],
                 "status": status,
                 "ms": round(seconds * 1000, 2),
-                "client": client_address(scope),
+                "client": passage.address,
                 "who": getattr(scope.get("principal"), "name", None),
             }
             _logger.log(level, "answered", extra={"fields": fields})
@@ -297,24 +277,32 @@ class _Passage:
     """A request on its way through the gate, and what was sent of its answer.
 
     Attributes:
+        address: That which the request came from.
         caller: For whom it is counted: its principal, or its address if it has none.
         status: The status of the answer; 0 before it has begun.
         began: When the request came.
         seconds: Those to the answer, in which its body comes, and between two of its pieces.
-        ends: When its time is over.
+        timer: It ends the request when its time is over, which makes it overdue.
     """
 
-    __slots__ = ("_send", "began", "caller", "ends", "request_id", "scope", "seconds", "status")
+    timer: asyncio.TimerHandle
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.scope, self._send, self.status = scope, send, 0
+        self.address = scope["client"][0] if scope.get("client") else "unknown"
         self.caller: str | None = None
         sent_id = dict(scope["headers"]).get(b"x-request-id", b"")
         is_fit = _REQUEST_ID.fullmatch(sent_id)
-        self.request_id: bytes = sent_id if is_fit else b"%016x" % _ids.getrandbits(64)
+        self.request_id: bytes = sent_id if is_fit else secrets.token_hex(8).encode()
         self.seconds = _LONG_SECONDS if scope["path"].endswith(_LONG) else _SECONDS
-        self.began = time.monotonic()
-        self.ends = self.began + self.seconds
+        self.began, self.is_overdue = time.monotonic(), False
+        self._task = asyncio.current_task()
+
+    def end(self) -> None:
+        """End the request, whose time is over."""
+        self.is_overdue = True
+        if self._task is not None:
+            self._task.cancel()
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, with the request's id."""
@@ -322,7 +310,8 @@ class _Passage:
             self.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", self.request_id)]
         elif message.get("more_body"):
-            self.ends = time.monotonic() + self.seconds
+            self.timer.cancel()
+            self.timer = asyncio.get_running_loop().call_later(self.seconds, self.end)
         await self._send(message)
 
     @property
@@ -332,31 +321,21 @@ class _Passage:
         shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
         return {"request": self.request_id.decode(), "path": shown}
 
-    def report(self, error: Exception) -> None:
-        """Log an error that the request shall not end with."""
-        if self.status and isinstance(error.__cause__, ANSWERED_ERRORS):
-            # The server closes the connection, by which the client notices it.
-            cause = {"error": str(error.__cause__).partition("\n")[0]}
-            _logger.warning("an answer was cut off", extra={"fields": self.fields | cause})
-        elif not isinstance(error, ANSWERED_ERRORS):
+    def answer(self, error: Exception) -> ASGIApp | None:
+        """Return the answer to a request that ended with an error; None if one has begun."""
+        is_foreseen = isinstance(error, ANSWERED_ERRORS)
+        if not is_foreseen:
             _logger.exception("unforeseen", extra={"fields": self.fields})
-
-    def refuse(self, error: Exception) -> ASGIApp:
-        """Return the answer to a request that ended with an error."""
-        if isinstance(error, ANSWERED_ERRORS):
+        elif self.status:
+            # The server closes the connection, by which the client notices it.
+            cause = {"error": str(error).partition("\n")[0]}
+            _logger.warning("an answer was cut off", extra={"fields": self.fields | cause})
+        if self.status:
+            return None
+        if is_foreseen:
             return respond_to(error)
         name = self.request_id.decode()
-        detail = f"this should not happen: tell the server's admin about request {name}"
-        return problem(500, detail)
-
-
-def _busy(said: str) -> ProblemError:
-    headers = {"Retry-After": "2", "Connection": "close"}
-    return ProblemError(503, f"{said}: try again", headers=headers)
-
-
-def _token_error(said: str) -> ProblemError:
-    return ProblemError(401, said, headers={"WWW-Authenticate": "Bearer"})
+        return problem(500, f"this should not happen: tell the server's admin about request {name}")
 
 
 class PrincipalCache:
@@ -367,46 +346,32 @@ class PrincipalCache:
         self._database = database
         self._looking_up: SingleFlight[str | None, Principal | None] = SingleFlight()
         self._turns = Turns(_LOOK_UPS, 2)
-        self._entries: OrderedDict[str | None, tuple[Principal | None, float]] = OrderedDict()
-        """By token, its principal and when the entry ends; by None, whom a request without a token
-        comes from, which is nobody as soon as there are tokens."""
+        self._entries: OrderedDict[str | None, tuple[Principal, float]] = OrderedDict()
+        """By token, or None for none, its principal and when the entry ends."""
 
-    def recall(self, presented: str) -> Principal | None:
-        """Return the principal of a token that was looked up a moment ago."""
+    def recall(self, presented: str | None) -> Principal | None:
+        """Return the principal of a token, or of none, that was looked up a moment ago."""
         principal, until = self._entries.get(presented, (None, 0.0))
         return principal if time.monotonic() < until else None
 
     async def find(self, presented: str | None, address: str = "") -> Principal | None:
         """Return the principal of a token that came from an address; None if it is no good.
 
-        Those who present the same token share one look-up, and its turn.
+        Those who present the same token, or none, share one look-up, and its turn.
         """
-        principal, until = self._entries.get(presented, (None, 0.0))
-        if time.monotonic() < until:
-            return principal
-        return await self._looking_up.get(presented, lambda: self._look_up(presented, address))
+        return self.recall(presented) or await self._looking_up.get(
+            presented, lambda: self._look_up(presented, address)
+        )
 
     async def _look_up(self, presented: str | None, address: str) -> Principal | None:
         started = time.monotonic()
-        if presented is None:
-            principal = await run_in_threadpool(self._find_anybody)
-            self._entries[None] = principal, started + TOKEN_SECONDS
-            return principal
         async with self._turns.turn(address):
-            verified = await run_in_threadpool(tokens.verify, self._database, presented)
-        if verified is None:
-            self._entries.pop(presented, None)
-            return None
-        principal, left = verified
-        fresh = TOKEN_SECONDS if left is None else min(TOKEN_SECONDS, left)
-        self._entries[presented] = principal, started + fresh
-        while len(self._entries) > _MAX_TOKENS:
-            self._entries.popitem(last=False)
+            principal = await run_in_threadpool(tokens.verify, self._database, presented)
+        if principal is not None:
+            self._entries[presented] = principal, started + TOKEN_SECONDS
+            while len(self._entries) > _MAX_TOKENS:
+                self._entries.popitem(last=False)
         return principal
-
-    def _find_anybody(self) -> Principal | None:
-        with self._database.read() as connection:
-            return None if tokens.any_issued(connection) else ANYBODY
 
 
 class Turns:
@@ -426,7 +391,7 @@ class Turns:
         """Wait for a turn, and hold it within the block.
 
         Raises:
-            ProblemError: 503, the requests before this one did not end in time.
+            UnavailableError: The requests before this one did not end in time.
         """
         queue = self._by_key.setdefault(key, asyncio.Semaphore(self._of_each))
         taken: list[asyncio.Semaphore] = []
@@ -436,11 +401,7 @@ class Turns:
                     await semaphore.acquire()
                     taken.append(semaphore)
             if len(taken) < 2:
-                raise ProblemError(
-                    503,
-                    "other requests of this kind take long: try again",
-                    headers={"Retry-After": "2"},
-                )
+                raise UnavailableError("other requests of this kind take long: try again")
             yield
         finally:
             for semaphore in taken:
@@ -450,11 +411,6 @@ class Turns:
 def is_page(scope: Scope) -> bool:
     """Return whether a request is for a page, and not for the protocol."""
     return not scope["path"].startswith("/v1/")
-
-
-def client_address(scope: Scope) -> str:
-    """Return the address that a request came from."""
-    return scope["client"][0] if scope.get("client") else "unknown"
 
 
 def is_loopback(host: str) -> bool:
@@ -478,18 +434,14 @@ def _refuse_foreign_page(scope: Scope, sent: Mapping[bytes, bytes]) -> None:
     programs send neither.
 
     Raises:
-        ProblemError: 403.
+        AccessDeniedError: Another site's page does.
     """
-    origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site", b"").lower()
-    if (scope["method"] in ("GET", "HEAD") and is_page(scope)) or (origin is None and not site):
+    if scope["method"] in ("GET", "HEAD") and is_page(scope):
         return
-    try:
-        named = urlsplit(origin or b"").netloc.lower()
-    except ValueError:
-        named = b""
-    is_own = origin is None or (named and named == sent.get(b"host", b"").lower())
-    if site in (b"cross-site", b"same-site") or not is_own:
-        raise ProblemError(403, "a page of another site may not send this request")
+    origin, own = sent.get(b"origin"), sent.get(b"host", b"(none)").lower()
+    is_foreign = origin is not None and origin.lower().partition(b"://")[2] != own
+    if is_foreign or sent.get(b"sec-fetch-site", b"").lower() in (b"cross-site", b"same-site"):
+        raise AccessDeniedError("a page of another site may not send this request")
 
 
 def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
@@ -499,7 +451,7 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
     page could otherwise write with them.
 
     Raises:
-        ProblemError: 401, it is presented in another way.
+        UnauthenticatedError: It is presented in another way.
     """
     if b"authorization" not in sent:
         cookie = sent.get(b"cookie", b"").decode("latin-1")
@@ -507,5 +459,5 @@ def _presented_token(scope: Scope, sent: Mapping[bytes, bytes]) -> str | None:
         return found.group(1) if found else None
     scheme, _, value = sent[b"authorization"].decode("latin-1").partition(" ")
     if scheme.lower() != "bearer":
-        raise _token_error("the token goes into  Authorization: Bearer TOKEN")
+        raise UnauthenticatedError("the token goes into  Authorization: Bearer TOKEN")
     return value.strip()

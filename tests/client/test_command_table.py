@@ -81,7 +81,6 @@ MODES = {
     "pin --remove": TABLE["pin"]._replace(line=f"{{kernel}} {SOURCE}"),
     "import {local}": Row("--into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
     "diff {absent}": Row("{store}", missing=UNUSABLE),
-    "db upgrade --check": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
 }
 """Rows of options that make another command of one."""
 SITUATIONS = ("missing", "typo", "dead", "read", "full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import psycopg
@@ -16,8 +17,6 @@ from dejavu_service.storage.contexts import LockedContext
 from dejavu_service.storage.database import Database
 from sqlalchemy import Connection, make_url
 from support.service import body, client_of, context, record, record_set, scenario
-
-from dejavu_cache.model.scenario import Context
 
 HOME = f"/v1/main/contexts/{context().digest}"
 
@@ -62,10 +61,10 @@ def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
     """As where the server's machine sleeps in the middle of a transaction."""
     lock = contexts.lock
 
-    def sleep(connection: Connection, namespace: str, wanted: Context) -> LockedContext:
+    def sleep(connection: Connection, *arguments: Any) -> LockedContext | None:
         connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 10")
         time.sleep(0.2)
-        return lock(connection, namespace, wanted)
+        return lock(connection, *arguments)
 
     with monkeypatch.context() as slow:
         slow.setattr(contexts, "lock", sleep)

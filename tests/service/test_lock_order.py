@@ -13,6 +13,7 @@ from dejavu_service.storage import contexts as storage
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from dejavu_service.storage.tables import misses as miss_table
+from fastapi import Response
 from sqlalchemy import select, text, update
 from support.service import call_on, context, record, record_set, scenario
 from support.sweeping import wait_until
@@ -64,8 +65,8 @@ def note_fetches(database: Database, ids: Ids) -> Callable[[], object]:
 
 
 def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
-    writer = quarantines.WriterFilter(host="h200-1")
-    taken = quarantines.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
+    wish = quarantines.QuarantineWish(host="h200-1")
+    taken = quarantines.create_quarantine("main", wish, call_on(database), Response())
     assert taken.id is not None
     return partial(quarantines.undo_quarantine, "main", taken.id, call_on(database))
 
@@ -79,7 +80,7 @@ def test_who_waits_for_a_context_holds_none_that_comes_behind_it(
     lock_both = prepare(database, ids)
     with ThreadPoolExecutor(1) as pool:
         with database.write() as connection:
-            assert storage.lock_existing(connection, "main", EARLIER.digest)
+            assert storage.lock(connection, "main", EARLIER.digest)
             crossing = pool.submit(lock_both)
             wait_until(lambda: count_waiting(database) == 1)
             later = select(contexts.c.id).where(contexts.c.id == ids[LATER.digest])
@@ -97,7 +98,7 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
     opened.close()
     with ThreadPoolExecutor(1) as pool:
         with opened.write() as connection:
-            locked = storage.lock_existing(connection, "main", EARLIER.digest)
+            locked = storage.lock(connection, "main", EARLIER.digest)
             assert locked is not None
             sent = record_set(record(9), of=EARLIER)
             waiting = pool.submit(records.post_records, "main", sent, call_on(opened))

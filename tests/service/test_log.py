@@ -39,7 +39,7 @@ def test_every_change_is_logged_with_its_content(
     client.post("/v1/pr-1/records", json=body(record_set()), headers=admin)
     client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin)
     client.put(PIN, json={"config": body(config(32)), "by": "ann"}, headers=admin)
-    client.delete(PIN, headers=admin)
+    client.put(PIN, json={"config": None}, headers=admin)
     dump = client.get("/v1/main/export", headers=admin).content
     client.post("/v1/other/import", content=dump, headers=admin)
     client.delete(f"{HOME}/records", headers=admin)

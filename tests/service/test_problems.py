@@ -17,8 +17,9 @@ import httpx
 import psycopg
 import pytest
 from dejavu_service.app import create_app
+from dejavu_service.errors import InvalidJsonError, InvalidValueError
 from dejavu_service.problems import respond_to
-from dejavu_service.services.requests import InvalidJsonError, InvalidValueError, validate_json
+from dejavu_service.services.requests import validate_json
 from dejavu_service.settings import ServerSettings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -299,7 +300,7 @@ def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(
     with client_of(create_app(ServerSettings(database=sqlite_url))) as client:
         lines, headers = b" \n" * 3_000_000, {"Content-Type": "application/x-ndjson"}
         refused = client.post("/v1/main/import", content=lines, headers=headers)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert "temporary files" in refused.json()["detail"]
 
 
@@ -311,7 +312,7 @@ def test_what_nobody_foresaw_names_the_request(
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(contexts, "list_contexts", broken)
+    monkeypatch.setattr(contexts, "select_with_records", broken)
     with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _check_problem(answer, 500)["detail"]

@@ -264,8 +264,8 @@ def test_copies_of_large_records_are_answered_part_by_part(
 ) -> None:
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
-    monkeypatch.setattr(service, "_MOST_BYTES", 5 * len(text) // 2)
-    monkeypatch.setattr(record_texts, "PART_BYTES", len(text))
+    monkeypatch.setattr(service, "_MOST_BYTES", 3 * len(text) // 2)
+    monkeypatch.setattr(service, "_PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     sent = body(record_set(*(record(m) for m in range(6))))
     client.post("/v1/main/records", json=sent).raise_for_status()
@@ -348,7 +348,7 @@ def test_revalidation_loads_few_records_at_once_however_large_a_writer_made_them
         return texts
 
     monkeypatch.setattr(record_texts, "load_texts", load_and_note)
-    monkeypatch.setattr(record_texts, "PART_BYTES", 40_000)
+    monkeypatch.setattr(service, "_PART_BYTES", 40_000)
     large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
     sent = [record(m).model_copy(update={"launches": (large,)}) for m in range(5)]
     client.post("/v1/main/records", json=body(record_set(*sent))).raise_for_status()

@@ -17,7 +17,7 @@ import pytest
 from dejavu_service import identities
 from dejavu_service.app import create_app
 from dejavu_service.errors import UnauthenticatedError, UnavailableError
-from dejavu_service.identities import ClaimRule, IdentityExchange, read_issuers
+from dejavu_service.identities import ClaimRule, IdentityExchange
 from dejavu_service.services import retention
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
@@ -188,7 +188,7 @@ def test_keys_are_read_over_https_only(issuer: Issuer, tmp_path: Path, jwks: str
     rules = write_rules(tmp_path / "oidc.toml", issuer)
     rules.write_text(rules.read_text().replace(f"{issuer.url}/keys", jwks))
     with pytest.raises(SettingsError, match="jwks"):
-        read_issuers(rules)
+        IdentityExchange(rules)
 
 
 def test_keys_that_sign_nothing_count_for_nothing(
@@ -226,10 +226,10 @@ def test_rules_that_are_not_understood_stop_the_server(
     issuer: Issuer, tmp_path: Path, change: tuple[str, str]
 ) -> None:
     rules = write_rules(tmp_path / "oidc.toml", issuer)
-    assert read_issuers(rules)
+    IdentityExchange(rules)
     rules.write_text(rules.read_text().replace(*change, 1))
     with pytest.raises(SettingsError, match=r"oidc\.toml"):
-        read_issuers(rules)
+        IdentityExchange(rules)
 
 
 @pytest.mark.parametrize("namespace", ["pr-{n}*", "pr-{n}x*", "{a}{n}"])

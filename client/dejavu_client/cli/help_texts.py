@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "prewarm": ("prewarm shop.kernels --device H200 --out /opt/dejavu",),
     "verify": ("verify --expect-hits -- python serve.py",),
     "serve": ("serve --database postgresql://db/dejavu --host 0.0.0.0",),
-    "db upgrade": ("db upgrade --database postgresql://db/dejavu", "db upgrade --check"),
+    "db upgrade": ("db upgrade --database postgresql://db/dejavu",),
     "db prune": ("db prune --unused-days 90",),
     "token create": ("token create --name ci --role write --namespace pr-7",),
     "token list": ("token list",),

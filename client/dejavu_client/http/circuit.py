@@ -48,7 +48,7 @@ class ServerCalls:
 
     Args:
         client: the connection to the namespace.
-        wait: seconds for which the server may be silent.
+        wait: seconds for which the server may be silent; commands set more than launches.
 
     Attributes:
         is_hopeful: whether a server that is silent is worth a longer wait: none is that was silent

@@ -58,7 +58,7 @@ REQUEST_RECORDS, REQUEST_BYTES = 1000, 2**20
 MOST_REFUSALS = 20
 """Records of one record set that are singled out; if there are more, the rest goes in one piece."""
 
-_LEASE_ID = re.compile(r"[0-9a-f]{32}")
+_LeaseId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -272,10 +272,8 @@ class ProtocolClient:
         Args:
             copies: the revision and the scenarios' tags, by the digest of their context.
         """
-        answer = self._json("POST", "/revalidation", {"contexts": copies})
-        changes: dict[str, ChangedCopies] = self._validate(
-            dict[str, ChangedCopies], answer.get("contexts")
-        )
+        contexts = self._json("POST", "/revalidation", {"contexts": copies}).get("contexts")
+        changes: dict[str, ChangedCopies] = self._validate(dict[str, ChangedCopies], contexts)
         return changes
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -311,9 +309,8 @@ class ProtocolClient:
             "holder": holder,
             "ttl": ttl,
         }
-        lease = self._json("POST", "/leases", request).get("lease")
-        if lease is not None and not (isinstance(lease, str) and _LEASE_ID.fullmatch(lease)):
-            raise NonsenseError(f"{self.url} granted a lease with the id {str(lease)[:80]!r}")
+        answer = self._json("POST", "/leases", request)
+        lease: str | None = self._validate(_LeaseId | None, answer.get("lease"))
         return lease
 
     def renew(self, lease: str, ttl: float) -> None:
@@ -373,10 +370,7 @@ class ProtocolClient:
     def pin(self, context: Context, scenario: Scenario, config: Config | None, by: str) -> None:
         """Pin a scenario's config for all users, or remove the pin if `config` is None."""
         path = f"/contexts/{context.digest}/pins/{scenario.digest}"
-        if config is None:
-            self._json("DELETE", path)
-        else:
-            self._json("PUT", path, {"config": _to_json(config), "by": by})
+        self._json("PUT", path, {"config": config and _to_json(config), "by": by})
 
     def promote(self, to: str, kernel: str | None = None, writers: Iterable[str] = ()) -> int:
         """Copy this namespace's records and winners into another; return the number of records.

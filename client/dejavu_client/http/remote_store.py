@@ -79,9 +79,8 @@ class RemoteStore(Store):
     for `wait` seconds, the circuit opens: calls raise `UnreachableError` at once, except for one
     after each pause. This process's own work and a busy machine are not counted. A server that
     answers 429 or 503 with `Retry-After` is left alone for that long: where a launch would tune or
-    fail otherwise, it waits, for up to `BUSY_SECONDS`, and for a minute in all. `put` queues the
-    records and returns, unless it is told to wait. The server keeps the first measurement of a
-    config, so of the values of `on_conflict` only `"fail"` has an effect.
+    fail otherwise, it waits, for up to `BUSY_SECONDS`. `put` queues the records and returns, unless
+    it is told to wait. The server keeps the first measurement of a config.
 
     Args:
         client: the connection to the namespace.
@@ -92,13 +91,7 @@ class RemoteStore(Store):
 
     remote = True
 
-    def __init__(
-        self,
-        client: ProtocolClient,
-        *,
-        wait: float,
-        spool: Spool | None = None,
-    ) -> None:
+    def __init__(self, client: ProtocolClient, *, wait: float, spool: Spool | None = None) -> None:
         """Open the namespace, and send in the background what an earlier process spooled."""
         self.url = f"{client.url}?namespace={client.namespace}"
         self.client = client
@@ -115,36 +108,21 @@ class RemoteStore(Store):
         if len(self.spool):
             self.sender.wake()
 
-    @property
-    def wait(self) -> float:
-        """Seconds for which the server may be silent; commands set more than launches."""
-        return self.calls.wait
-
-    @wait.setter
-    def wait(self, seconds: float) -> None:
-        self.calls.wait = seconds
-
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; without `fresh`, as the server last answered."""
         answers = self._answers.get(context, {})
-        if not fresh and scenario in answers and not self.sender.is_sending(context):
-            record = answers[scenario]
-        else:
-            # Who asks anew would otherwise tune or fail: it waits for a busy server.
-            record = self._look_up(context, scenario, BUSY_SECONDS if fresh else 0.0)
+        record, is_sending = answers.get(scenario), self.sender.is_sending(context)
+        if fresh or is_sending or scenario not in answers:
+            if is_sending and self.calls.closed:
+                self.sender.flush(self.calls.wait)  # so that this process reads what it wrote
+            try:
+                # Who asks anew would otherwise tune or fail: it waits for a busy server.
+                record = self._ask_for_record(context, scenario, BUSY_SECONDS if fresh else 0.0)
+            except RemoteError:
+                if scenario not in answers:
+                    self._changes[context] += 1
+                    raise
         return Found(record, self.url) if record else None
-
-    def _look_up(self, context: Context, scenario: Scenario, patience: float) -> Record | None:
-        try:
-            if self.calls.closed and self.sender.is_sending(context):
-                self.sender.flush(self.wait)  # so that this process reads what it wrote
-            return self._ask_for_record(context, scenario, patience)
-        except RemoteError:
-            answers = self._answers.get(context, {})
-            if scenario not in answers:
-                self._changes[context] += 1
-                raise
-            return answers[scenario]
 
     def _ask_for_record(
         self, context: Context, scenario: Scenario, patience: float
@@ -171,7 +149,7 @@ class RemoteStore(Store):
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return a context's scenarios as last listed; `revalidate` lists a changed one again."""
         if self.sender.is_sending(context):
-            self.sender.flush(self.wait)
+            self.sender.flush(self.calls.wait)
             self._forget(context)
         if context not in self._listings:
             self._list(context)
@@ -210,21 +188,19 @@ class RemoteStore(Store):
             self._forget(context)
             return
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
-        measured = [record for record in _without_pins(records) if _has_content(record)]
+        measured = [
+            record
+            for record in _without_pins(records)
+            if record.measurements or record.winner or record.launches
+        ]
         if measured:
             self.sender.put(context, measured)
         self._forget(context)
         for record in records:
-            if record.pin is not None:
-                self._pin(context, record)
-
-    def _pin(self, context: Context, record: Record) -> None:
-        """Set a pin and wait for the answer: the admin who pins must see a failure."""
-        pin = record.pin
-        assert pin is not None
-        self.sender.flush(FLUSH_SECONDS)
-        self.client.pin(context, record.scenario, pin.config, pin.by or whoami())
-        self._forget(context)
+            if (pin := record.pin) is not None:  # the admin who pins must see a failure
+                self.sender.flush(FLUSH_SECONDS)
+                self.client.pin(context, record.scenario, pin.config, pin.by or whoami())
+                self._forget(context)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records on the server, after sending what is queued; return their number."""
@@ -282,17 +258,12 @@ def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record.model_copy(update={"pin": None}) for record in records)
 
 
-def _has_content(record: Record) -> bool:
-    return bool(record.measurements or record.winner or record.launches)
-
-
 class _ServerLease:
     """The right to tune one scenario of a store's namespace."""
 
     def __init__(self, store: RemoteStore, context: Context, scenario: Scenario) -> None:
         self._store = store
-        self._context = context
-        self._scenario = scenario
+        self._key = context, scenario
         self._holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
         self._lease: str | None = None
         self._is_over = threading.Event()
@@ -327,15 +298,16 @@ class _ServerLease:
         return self._lease is not None
 
     def _request(self, client: ProtocolClient) -> str | None:
-        return client.lease(self._context, self._scenario, self._holder, LEASE_SECONDS)
+        return client.lease(*self._key, self._holder, LEASE_SECONDS)
 
     def _is_tuned(self) -> bool:
         """Return whether the scenario had a winner when the server was last reached."""
-        store, key = self._store, (self._context, self._scenario)
         with suppress(RemoteError):
-            answer = store.calls.ask(lambda client: client.fetch_record(*key, self._etag))
+            answer = self._store.calls.ask(
+                lambda client: client.fetch_record(*self._key, self._etag)
+            )
             if answer.status != 304:  # a record has hundreds of measurements before its winner
-                self._has_winner = bool(store.client.read_object(answer.body).get("winner"))
+                self._has_winner = bool(self._store.client.read_object(answer.body).get("winner"))
                 self._etag = answer.headers.get("etag", "")
         return self._has_winner
 

@@ -133,11 +133,6 @@ class Spool:
             return None
         return path
 
-    def remove(self, path: Path) -> None:
-        """Delete a file whose records the server has confirmed."""
-        with suppress(OSError):
-            path.unlink()
-
     def put_aside(self, text: bytes, reason: str) -> None:
         """Write a record set, or what was found in its place, to where it is not sent again.
 
@@ -395,7 +390,7 @@ class Sender(Finisher):
             # Counted first: who finds the spool empty reads the count.
             self.sent += max(len(documents) - refused, 0)
             for item in documents:
-                self._remove(item)
+                _remove(item)
         if problems:
             self._next_drain = time.monotonic() + PAUSE
         return problems
@@ -414,12 +409,8 @@ class Sender(Finisher):
             return _parse_record_set(text)
         except ValueError as error:
             self._spool.put_aside(text, f"the file is damaged: {error}")
-            self._remove(item)
+            _remove(item)
             return None
-
-    def _remove(self, item: Path | bytes) -> None:
-        if isinstance(item, Path):
-            self._spool.remove(item)
 
     def _upload(self, document: Document) -> int:
         """Send a record set, set aside what is refused for good, and return how many parts are.
@@ -441,6 +432,12 @@ class Sender(Finisher):
         for part, refusal in refusals:
             self._spool.put_aside(encode(part), str(refusal))
         return len(refusals)
+
+
+def _remove(item: Path | bytes) -> None:
+    if isinstance(item, Path):
+        with suppress(OSError):
+            item.unlink()
 
 
 def _join(documents: Iterable[Document]) -> list[Document]:

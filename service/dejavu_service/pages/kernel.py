@@ -18,8 +18,8 @@ from ..errors import NotFoundError
 from ..services.access import NAMESPACE
 from ..services.log import LogEntry, LogFilter, read_log
 from ..services.requests import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
-from ..storage import contexts, record_texts, summaries
-from ..storage.summaries import ContextRow, Summary
+from ..storage import record_texts, summaries
+from ..storage.summaries import ContextRow
 from .rendering import Wanted, render_page, router
 
 __all__ = ["ScenarioColumns", "current_source"]
@@ -109,7 +109,7 @@ class Side(NamedTuple):
 
     namespace: str
     row: ContextRow
-    tuned: dict[str, Summary]
+    tuned: dict[str, Any]
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class ScenarioRow(NamedTuple):
     """A scenario, and its record in numbers on each side; None where a side has none."""
 
     scenario: Scenario
-    tuned: list[Summary | None]
+    tuned: list[Any]
 
     @property
     def median(self) -> float:
@@ -180,7 +180,7 @@ def show_kernel(
         shown = of_source[:_MOST_CONTEXTS]
         sides = [Side(namespace, row, summaries.load(connection, row.id)) for row in shown]
         left_out = len(of_source) - len(shown)
-        return _show_scenarios("kernel.html", connection, call, wanted, sides, left_out=left_out)
+        return _show_scenarios("kernel.html", call, wanted, sides, left_out=left_out)
 
 
 @router.get("/pages/{namespace}/contexts/{context}")
@@ -194,8 +194,8 @@ def show_context(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         side = _load_side(connection, namespace, context)
-        call.server.reader.note_use((namespace, context))
-        return _show_scenarios("context.html", connection, call, wanted, [side])
+        call.server.reader.used.add((namespace, context))
+        return _show_scenarios("context.html", call, wanted, [side])
 
 
 class ContextsFilter(ScenariosFilter):
@@ -226,7 +226,7 @@ def compare_contexts(
         other = wanted.other or (others[0] if others and there == namespace else context)
         right = _load_side(connection, there, other)
         return _show_scenarios(
-            "compare_context.html", connection, call, wanted, [left, right], siblings=siblings
+            "compare_context.html", call, wanted, [left, right], siblings=siblings
         )
 
 
@@ -241,17 +241,15 @@ def _load_side(connection: Connection, namespace: str, digest: str) -> Side:
 
 def _show_scenarios(
     template: str,
-    connection: Connection,
     call: Call,
     wanted: ScenariosFilter,
     sides: Sequence[Side],
     **values: Any,
 ) -> Response:
     """Show the scenarios of contexts, and what readers get in each of them."""
-    texts: dict[str, str] = {}
-    for side in sides:
-        if side.tuned.keys() - texts.keys():
-            texts |= summaries.load_scenarios(connection, side.row.id)
+    texts = {
+        digest: summary.scenario_text for side in sides for digest, summary in side.tuned.items()
+    }
     rows = [
         ScenarioRow(Scenario.model_validate_json(text), [side.tuned.get(digest) for side in sides])
         for digest, text in texts.items()
@@ -321,16 +319,14 @@ def show_scenario(
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         record = _load_record(connection, namespace, context, scenario)
-        text = contexts.load_text(connection, namespace, context)
-        assert text is not None
-        parsed = Context.model_validate_json(text)
+        parsed = summaries.load_contexts(connection, namespace, digest=context)[0].context
         arrived = record_texts.list_arrivals(
             connection, namespace, context, scenario, _MOST_ARRIVALS
         )
         tuned = {
             row.digest: (row, loaded[scenario])
             for row in summaries.load_contexts(connection, namespace, parsed.kernel.name)
-            if scenario in (loaded := summaries.load(connection, row.id, [scenario]))
+            if scenario in (loaded := summaries.load(connection, row.id, scenario))
         }
     _, summary = tuned.pop(context)
     arrivals = [
@@ -338,7 +334,7 @@ def show_scenario(
         | {"measurement": Measurement.model_validate_json(text)}
         for text, stands, sender, at in arrived
     ]
-    call.server.reader.note_use((namespace, context))
+    call.server.reader.used.add((namespace, context))
     chosen = record.pinned or (record.winner.config if record.winner else None)
     measured = sorted(
         record.measurements,

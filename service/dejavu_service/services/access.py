@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +18,6 @@ __all__ = [
     "ROLES",
     "Principal",
     "Role",
-    "most_specific",
 ]
 
 Role = Literal["read", "write", "admin"]
@@ -31,18 +30,6 @@ EVERYWHERE = "*"
 """Stands for all namespaces in a token."""
 NAMESPACE_PATTERN = r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*)$"
 """Pattern of what names namespaces: `*`, a name, or the beginning of names and one star."""
-
-
-def most_specific(patterns: Collection[str], namespace: str) -> str | None:
-    """Return the pattern that decides about a namespace: its name, else the longest beginning."""
-    if namespace in patterns:
-        return namespace
-    best_pattern: str | None = None
-    for pattern in patterns:
-        is_longer = best_pattern is None or len(pattern) > len(best_pattern)
-        if is_longer and pattern.endswith("*") and namespace.startswith(pattern[:-1]):
-            best_pattern = pattern
-    return best_pattern
 
 
 @dataclass(frozen=True)
@@ -64,12 +51,17 @@ class Principal:
         In `EVERYWHERE` it has the lowest role of all, so that an exception takes nothing back that
         another right would give again.
         """
+        own = self.grants.get(namespace)
         if namespace == EVERYWHERE:
-            own = list(self.grants.values()) if EVERYWHERE in self.grants else []
-        else:
-            pattern = most_specific(self.grants, namespace)
-            own = [] if pattern is None else [self.grants[pattern]]
-        return bool(own) and min(map(ROLES.index, own)) >= ROLES.index(role)
+            own = min(self.grants.values(), key=ROLES.index) if own else None
+        elif own is None:
+            longest = ""
+            for pattern in self.grants:
+                is_longer = pattern.endswith("*") and len(pattern) > len(longest)
+                if is_longer and namespace.startswith(pattern[:-1]):
+                    longest = pattern
+            own = self.grants.get(longest)
+        return own is not None and ROLES.index(own) >= ROLES.index(role)
 
     def require(self, role: Role, namespace: str) -> None:
         """Check that the principal has a role in a namespace.

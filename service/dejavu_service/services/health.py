@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from starlette.concurrency import run_in_threadpool
 
-from ..problems import IS_DAMAGED, RESPONSES, Refusal, problem
-from ..storage.database import Database
+from ..problems import RESPONSES, Refusal, problem
+from ..storage.database import IS_DAMAGED, Database
 from ..storage.schema import SchemaState, state
 from ..storage.tables import records
 from .access import EVERYWHERE
@@ -43,9 +43,8 @@ async def readyz(request: Request) -> Health | Response:
     if server.stopping.is_set():
         return problem(503, "the server is stopping: ask another one", headers={"Retry-After": "1"})
     current = await server.readiness.get(None, lambda: run_in_threadpool(_look, server.database))
-    if not current.is_usable:
-        detail = f"the database's schema is {current.value}: run  dejavu-cache db upgrade"
-        return problem(503, detail, headers={"Retry-After": "5"})
+    if current is not SchemaState.USABLE:
+        return problem(503, f"the database {current.value}", headers={"Retry-After": "5"})
     if server.database.is_damaged:
         return problem(503, IS_DAMAGED, headers={"Retry-After": "60"})
     return Health()
@@ -53,9 +52,9 @@ async def readyz(request: Request) -> Health | Response:
 
 def _look(database: Database) -> SchemaState:
     """Return the schema's state, after reading as the records are read."""
-    current = state(database)
-    if current.is_usable:
-        with database.read() as connection:
+    with database.read() as connection:
+        current = state(connection)
+        if current is SchemaState.USABLE:
             connection.execute(select(func.substr(records.c.text, 1, 1)).limit(1)).first()
     return current
 

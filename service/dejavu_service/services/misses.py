@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
@@ -34,7 +34,6 @@ from .requests import (
 __all__ = [
     "MOST_MISSED_CONTEXTS",
     "MOST_MISSES",
-    "CountedMiss",
     "count_by_device",
     "count_misses",
     "list_misses",
@@ -49,27 +48,14 @@ MOST_MISSED_CONTEXTS = 2000
 """Contexts without records, likewise: pages load all contexts of a namespace."""
 _ROOM_OF_WRITERS = 2
 """Multiple of both up to which writers add, so that readers leave them room."""
-_LONGEST, _LONGEST_OF_READERS = 64 * 1024, 8 * 1024
+_LONGEST = 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
 _Report = Sequence[tuple[Context, Scenario, int]]
 
 
-class CountedMiss(NamedTuple):
-    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970."""
-
-    context: str
-    scenario: str
-    times: int
-    first_seen: float
-    last_seen: float
-
-
 def count_misses(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    reported: _Report,
+    database: Database, principal: Principal, namespace: str, reported: _Report
 ) -> int:
     """Add reported misses to the worklist.
 
@@ -77,26 +63,16 @@ def count_misses(
     to more than `MOST_MISSED_CONTEXTS` without records, is not counted. Writers may lead to twice
     as many as those who only read.
 
-    Args:
-        database: The server's database.
-        principal: Who reports; needs the role `read`.
-        namespace: The namespace of the worklist.
-        reported: Scenarios with their context and how often each was missed.
-
     Returns:
         The number of misses counted.
 
     Raises:
-        AccessDeniedError: The principal may not read the namespace.
         TooLargeError: The report has more than `MOST_RECORDS` entries.
     """
-    principal.require("read", namespace)
     require_few(len(reported), "misses")
-    is_writer = principal.may("write", namespace)
-    longest = _LONGEST if is_writer else _LONGEST_OF_READERS
-    reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]
+    reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= _LONGEST]
     with database.write() as connection:
-        share = _ROOM_OF_WRITERS if is_writer else 1
+        share = _ROOM_OF_WRITERS if principal.may("write", namespace) else 1
         if not _has_room(connection, reported, share):
             return 0
         ids = stored_contexts.ensure(
@@ -158,13 +134,16 @@ def list_misses(
     kernel: str | None,
     rows: slice,
     device: str | None = None,
-) -> list[CountedMiss]:
-    """List the scenarios without a winner or a pin, the most frequently missed first."""
+) -> list[Any]:
+    """List the scenarios without a winner or a pin, the most frequently missed first.
+
+    Contexts and scenarios are JSON texts, and times are seconds since 1970.
+    """
     query = (
         select(
-            contexts.c.text,
-            misses.c.scenario_text,
-            misses.c.count,
+            contexts.c.text.label("context"),
+            misses.c.scenario_text.label("scenario"),
+            misses.c.count.label("times"),
             misses.c.first_seen,
             misses.c.last_seen,
         )
@@ -179,7 +158,7 @@ def list_misses(
         query = query.where(contexts.c.kernel == kernel)
     if device is not None:
         query = query.where(contexts.c.device == device)
-    return [CountedMiss(*row) for row in connection.execute(query)]
+    return list(connection.execute(query))
 
 
 def count_by_device(

@@ -16,8 +16,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    Text,
     and_,
-    case,
+    cast,
     func,
     or_,
     select,
@@ -31,20 +32,12 @@ from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import records, summaries
 from ..storage.database import Database
-from ..storage.sql import contains, divide, ends_with, epoch, starts_with, to_datetime
+from ..storage.sql import contains, divide, ends_with, epoch, starts_with
 from ..storage.tables import acts, contexts, parts
-from .access import Principal
 from .log import write_log
-from .requests import CurrentCall, Digest, Namespace, ShortText, accepts, versioned_router
+from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
 
-__all__ = [
-    "Quarantine",
-    "Quarantined",
-    "Writer",
-    "WriterFilter",
-    "quarantine_writer",
-    "router",
-]
+__all__ = ["Quarantine", "QuarantineWish", "Quarantined", "Writer", "create_quarantine", "router"]
 
 router = versioned_router()
 
@@ -57,11 +50,8 @@ _PAUSE = 0.11
 """Seconds between two transactions: other writers try every 0.1 s to get SQLite's lock."""
 
 
-class WriterFilter(BaseModel):
-    """Whose measurements and winners are meant: those to which all fields apply.
-
-    It names a token, a host, or the context, the scenario and the config of measurements.
-    """
+class QuarantineWish(BaseModel):
+    """Which measurements and winners shall go from readers: those to which all fields apply."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,18 +63,6 @@ class WriterFilter(BaseModel):
     """The earliest time at which they came."""
     until: Moment | None = None
     """The time before which they came."""
-    context: Digest | None = None
-    """The digest of a context, as are the next two of a scenario and a config."""
-    scenario: Digest | None = None
-    config: Digest | None = None
-
-
-class QuarantineWish(WriterFilter):
-    """Which measurements and winners shall go from readers: those to which all fields apply.
-
-    It names a token, a host, or the context, the scenario and the config of measurements.
-    """
-
     preview: StrictBool = False
     """Whether to count only."""
 
@@ -145,20 +123,16 @@ def list_writers(
     call.principal.require("admin", namespace)
     own = select(contexts.c.id).where(contexts.c.namespace == namespace)
     writers = summaries.count_measurements(own)
-    measured, last = func.sum(writers.c.measurements), func.max(writers.c.last)
+    key, last = (writers.c.sender, writers.c.measured_by.label("by")), func.max(writers.c.last)
     query = (
-        select(writers.c.sender, writers.c.measured_by, measured, last)
-        .group_by(writers.c.sender, writers.c.measured_by)
+        select(*key, func.sum(writers.c.measurements).label("measurements"), last.label("last"))
+        .group_by(*key)
         .order_by(last.desc(), writers.c.sender)
         .limit(limit)
     )
     with call.database.read() as connection:
         rows = connection.execute(query).all()
-    listed = [
-        Writer(sender=sender, by=by, measurements=int(count), last=to_datetime(moment))
-        for sender, by, count, moment in rows
-    ]
-    return Writers(writers=listed)
+    return Writers(writers=[Writer(**row._asdict()) for row in rows])
 
 
 @router.post(
@@ -170,46 +144,20 @@ def list_writers(
 def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
 ) -> Quarantined:
-    """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
-    if wish.preview:
-        response.status_code = 200
-    return quarantine_writer(call.database, call.principal, namespace, wish, preview=wish.preview)
-
-
-def quarantine_writer(
-    database: Database, principal: Principal, namespace: str, wanted: WriterFilter, *, preview: bool
-) -> Quarantined:
-    """Take from readers what a writer wrote, or a config's timings, and recall it from all copies.
+    """Take from readers what a writer wrote, and recall it from all copies, or count only.
 
     Measurements that others sent of the same configs, and that were kept beside, stand instead.
-
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `admin`.
-        namespace: The namespace of the records.
-        wanted: Whose measurements and winners are meant.
-        preview: Whether to count only.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
-        InvalidRequestError: Neither a writer nor the config of a scenario is named.
     """
-    principal.require("admin", namespace)
-    is_config_named = None not in (wanted.context, wanted.scenario, wanted.config)
-    if wanted.token is None and wanted.host is None and not is_config_named:
-        raise InvalidRequestError(
-            "name the token or the host that wrote what is to go, or the context, the scenario and "
-            "the config that it is about"
-        )
+    database, principal = call.database, call.principal
+    if wish.token is None and wish.host is None:
+        raise InvalidRequestError("name the token or the host that wrote what is to go")
     own = select(contexts.c.id).where(contexts.c.namespace == namespace)
-    if wanted.context is not None:
-        own = own.where(contexts.c.digest == wanted.context)
-    is_meant = _is_meant(parts.c.context_id.in_(own), wanted)
-    if preview:
+    is_meant = _is_meant(parts.c.context_id.in_(own), wish)
+    if wish.preview:
+        response.status_code = 200
         with database.read() as connection:
             return _count(connection, is_meant, None)
-    content = wanted.model_dump(mode="json", include=set(WriterFilter.model_fields))
-    content = {name: value for name, value in content.items() if value is not None}
+    content = wish.model_dump(mode="json", exclude={"preview"}, exclude_none=True)
     with database.write() as connection:
         act = records.add_act(connection, namespace, "quarantine", principal.name, content)
         write_log(connection, principal, "quarantine", namespace, id=act, **content)
@@ -218,10 +166,10 @@ def quarantine_writer(
             # What is taken after an undo could never be given back.
             if not _lock(connection, namespace, act, undone_at=None):
                 break
-            context = stored_contexts.lock_existing(connection, namespace, digest)
+            context = stored_contexts.lock(connection, namespace, digest)
             if context is not None:
                 shown = and_(parts.c.context_id == context.id, parts.c.scenario.in_(page))
-                is_shown = _is_meant(shown, wanted)
+                is_shown = _is_meant(shown, wish)
                 records.hide(connection, context, page, is_shown, act, principal.name)
     with database.read() as connection:
         return _count(connection, parts.c.hidden_by == act, act)
@@ -229,22 +177,13 @@ def quarantine_writer(
 
 def _count(connection: Connection, meant: ColumnElement[bool], act: str | None) -> Quarantined:
     """Count the parts that are meant, and the records and contexts that have them."""
-    concerned = (
-        select(
-            parts.c.context_id,
-            func.sum(case((parts.c.kind == "measurement", 1), else_=0)).label("measurements"),
-            func.sum(case((parts.c.kind == "winner", 1), else_=0)).label("winners"),
-        )
-        .where(meant)
-        .group_by(parts.c.context_id, parts.c.scenario)
-        .subquery()
-    )
+    record = cast(parts.c.context_id, Text) + parts.c.scenario
     query = select(
-        func.count(concerned.c.context_id.distinct()).label("contexts"),
-        func.count().label("records"),
-        func.coalesce(func.sum(concerned.c.measurements), 0).label("measurements"),
-        func.coalesce(func.sum(concerned.c.winners), 0).label("winners"),
-    )
+        func.count(parts.c.context_id.distinct()).label("contexts"),
+        func.count(record.distinct()).label("records"),
+        func.count().filter(parts.c.kind == "measurement").label("measurements"),
+        func.count().filter(parts.c.kind == "winner").label("winners"),
+    ).where(meant)
     return Quarantined(id=act, **connection.execute(query).one()._asdict())
 
 
@@ -273,7 +212,7 @@ def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str
             yield digest, [row.scenario for row in page]
 
 
-def _is_meant(own: ColumnElement[bool], wanted: WriterFilter) -> ColumnElement[bool]:
+def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement[bool]:
     """Return whether a part is meant: a winner goes with its sender's measurement of its config.
 
     A winner does not say which host it came from, and would stand by another's measurement.
@@ -287,35 +226,19 @@ def _is_meant(own: ColumnElement[bool], wanted: WriterFilter) -> ColumnElement[b
         clauses.append(parts.c.received_at >= wanted.since.timestamp())
     if wanted.until is not None:
         clauses.append(parts.c.received_at < wanted.until.timestamp())
-    if wanted.scenario is not None:
-        clauses.append(parts.c.scenario == wanted.scenario)
-    if wanted.config is not None:
-        clauses.append(parts.c.config == wanted.config)
     if wanted.token is not None:
-        clauses.append(_token_matches(parts.c.sender, wanted.token))
+        # A sender is `name (id)`, behind which a promotion writes from where it was.
+        is_named = starts_with(parts.c.sender, f"{wanted.token} (")
+        clauses.append(or_(is_named, contains(parts.c.sender, f" ({wanted.token})")))
     if wanted.host is not None:
-        clauses.append(_host_matches(parts.c.measured_by, wanted.host))
+        clauses.append(ends_with("@" + parts.c.measured_by, f"@{wanted.host}"))
     is_measured = and_(*clauses, parts.c.kind == "measurement")
     key = (parts.c.context_id, parts.c.scenario, parts.c.config, parts.c.sender)
     goes_with_it = tuple_(*key).in_(select(*key).where(is_measured))
     winners = and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
-    if wanted.token is not None and wanted.host is None and wanted.config is None:
+    if wanted.host is None:
         winners = or_(winners, and_(*clauses, parts.c.kind == "winner"))
     return or_(is_measured, winners)
-
-
-def _host_matches(measured_by: ColumnElement[Any], host: str) -> ColumnElement[bool]:
-    return or_(measured_by == host, ends_with(measured_by, f"@{host}"))
-
-
-def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool]:
-    """Compare with `name (id)`, or what a promotion by that token writes behind it."""
-    identity = f" ({token})"
-    return or_(
-        starts_with(sender, f"{token} ("),
-        ends_with(sender, identity),
-        contains(sender, f"{identity} from "),
-    )
 
 
 @router.get("/{namespace}/quarantines")
@@ -323,24 +246,15 @@ def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
     """List the quarantines, also those that are undone."""
     call.principal.require("admin", namespace)
     hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
+    moments = (acts.c.at.label("created"), acts.c.undone_at.label("undone"))
     query = (
-        select(acts, hidden.label("parts"))
+        select(acts.c.id, acts.c.actor, acts.c.wanted, *moments, hidden.label("parts"))
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
     with call.database.read() as connection:
         rows = connection.execute(query).all()
-    listed = [
-        Quarantine(
-            id=row.id,
-            actor=row.actor,
-            wanted=json.loads(row.wanted),
-            parts=row.parts,
-            created=to_datetime(row.at),
-            undone=None if row.undone_at is None else to_datetime(row.undone_at),
-        )
-        for row in rows
-    ]
+    listed = [Quarantine(**row._asdict() | {"wanted": json.loads(row.wanted)}) for row in rows]
     return Quarantines(quarantines=listed)
 
 
@@ -369,7 +283,7 @@ def undo_quarantine(
         restored = _count(connection, is_hidden, quarantine_id)
     for digest, page in _pages(call.database, is_hidden):
         with call.database.write() as connection:
-            context = stored_contexts.lock_existing(connection, namespace, digest)
+            context = stored_contexts.lock(connection, namespace, digest)
             if context is not None:
                 records.hide(connection, context, page, is_hidden, None, call.principal.name)
     return restored

@@ -9,10 +9,10 @@ current revision, and an answer of another revision is not used.
 from __future__ import annotations
 
 import gzip
-import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -29,9 +29,9 @@ from dejavu_cache.model.scenario import Scenario
 from ..errors import NotFoundError
 from ..problems import RESPONSES
 from ..storage import contexts, record_texts
-from ..storage.contexts import ContextKey, Revision
+from ..storage.contexts import ContextKey
 from ..storage.database import Database
-from ..storage.lookups import RevisionLookups
+from ..storage.lookups import RevisionLookups, SingleFlight
 from .requests import (
     Call,
     ContextDigest,
@@ -41,7 +41,6 @@ from .requests import (
     json_response,
     responds_with,
 )
-from .single_flight import SingleFlight
 
 __all__ = ["Answer", "AnswerKey", "Part", "RecordReader", "router"]
 
@@ -64,8 +63,6 @@ _CACHING = (
 
 _PIECE = 64 * 1024
 """Bytes that are expanded at once for a client that accepts no gzip."""
-_GZIP_WINDOW = 31
-"""What `zlib` calls a gzip stream with a window of any size."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -91,6 +88,7 @@ class RecordReader:
     Answers that were not asked for longest make room for new ones.
 
     Attributes:
+        lookups: The look-ups of current revisions.
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
     """
@@ -98,20 +96,12 @@ class RecordReader:
     def __init__(self, database: Database) -> None:
         """Read from a database."""
         self._database = database
-        self._lookups = RevisionLookups(database)
+        self.lookups = RevisionLookups(database)
         self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
         self._free_bytes = CACHE_BYTES
         self._rendering: SingleFlight[tuple[AnswerKey, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
-
-    async def revision(self, context: ContextKey) -> Revision | None:
-        """Return the current revision of a context, or None if it has no records."""
-        revision_row = await self._lookups.get(context)
-        if revision_row is None or revision_row.records <= 0:
-            return None
-        self.used.add(context)
-        return revision_row
 
     def recall(self, context: ContextKey, part: Part, revision: str) -> Answer | None:
         """Return a part of a context at `revision`, if it is kept in memory."""
@@ -153,10 +143,6 @@ class RecordReader:
             return Answer(revision, None if text is None else text.encode())
         return Answer(revision, gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0), True)
 
-    def note_use(self, key: ContextKey) -> None:
-        """Note that a context was read, for the next `flush`."""
-        self.used.add(key)
-
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call, and how often."""
         used, self.used = self.used, set()
@@ -173,10 +159,6 @@ class RecordReader:
             self.used |= used
             self.fetches += fetches
             raise
-
-    async def close(self) -> None:
-        """Close the connection for look-ups."""
-        await self._lookups.close()
 
 
 def _size(answer: Answer | None) -> int:
@@ -264,16 +246,17 @@ async def _read(
     reader = call.server.reader
     call.principal.require("read", namespace)
     sent = dict(request.scope["headers"])
-    current = await reader.revision((namespace, context))
+    key = namespace, context
+    current = await reader.lookups.get(key)
     answer, copy = None, sent.get(b"if-none-match")
-    if current is not None:
+    if current is not None and current.records > 0:
+        reader.used.add(key)
         if copy is not None and f'"{current.revision}"'.encode() in copy:
             return _respond(Answer(current.revision, None), b"")
-        wanted = ((namespace, context), part, current.revision)
-        answer = reader.recall(*wanted)
+        answer = reader.recall(key, part, current.revision)
         if answer is None:
             async with call.server.rendering.turn(call.principal.name):
-                answer = await reader.read(*wanted)
+                answer = await reader.read(key, part, current.revision)
     if answer is None or answer.body is None:
         if missing is not None:
             raise NotFoundError(missing)
@@ -299,7 +282,9 @@ def _respond(answer: Answer, accept_encoding: bytes) -> Response:
         return _StoredResponse(304, headers)
     headers.append((b"content-type", b"application/json"))
     if answer.is_gzipped and b"gzip" not in accept_encoding:
-        response = StreamingResponse(_expand(body))
+        # In pieces: whole, a large one would fill the memory.
+        expanded = gzip.GzipFile(fileobj=BytesIO(body))
+        response = StreamingResponse(iter(partial(expanded.read, _PIECE), b""))
         # A gzip stream ends with the length of what it expands to.
         length = int.from_bytes(body[-4:], "little")
         response.raw_headers = [*headers, (b"content-length", b"%d" % length)]
@@ -308,12 +293,3 @@ def _respond(answer: Answer, accept_encoding: bytes) -> Response:
         headers.append((b"content-encoding", b"gzip"))
     headers.append((b"content-length", b"%d" % len(body)))
     return _StoredResponse(200, headers, body)
-
-
-def _expand(body: bytes) -> Iterator[bytes]:
-    """Expand a gzip stream in pieces: whole, a large one would fill the memory."""
-    stream = zlib.decompressobj(_GZIP_WINDOW)
-    piece = stream.decompress(body, _PIECE)
-    while piece:
-        yield piece
-        piece = stream.decompress(stream.unconsumed_tail, _PIECE)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import FORMAT, Pin, Record, RecordSet
@@ -18,8 +18,9 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, merging, record_texts, records
 from ..storage.contexts import LockedContext
-from ..storage.database import Database
 from ..storage.merging import Part, StoredRecord
+from ..storage.sql import divide
+from ..storage.tables import contexts as stored_contexts
 from .access import Principal
 from .log import write_log
 from .requests import (
@@ -39,6 +40,7 @@ from .requests import (
 )
 
 __all__ = [
+    "Choice",
     "ContextCopy",
     "Copies",
     "Merged",
@@ -46,8 +48,8 @@ __all__ = [
     "delete_records",
     "merge_record_set",
     "post_records",
+    "put_pin",
     "router",
-    "set_pin",
     "tag_of",
 ]
 
@@ -58,8 +60,10 @@ MOST_CHARACTERS = 64 * 1024
 _PART = 100
 """Records that are merged at a time."""
 _MOST_BYTES = 64 * 2**20
-"""Bytes of the records in an answer to revalidation, below those that clients read, unless one is
-larger."""
+"""Bytes of records after which an answer to revalidation ends. With the last part, which may be one
+record of the largest size, it has fewer than clients read."""
+_PART_BYTES = 4 * 2**20
+"""Bytes of records that are compared at once."""
 
 
 class ContextPage(BaseModel):
@@ -79,10 +83,14 @@ def list_contexts(
 ) -> Response:
     """List the contexts that have records, page by page."""
     call.principal.require("read", namespace)
+    query = contexts.select_with_records(
+        namespace, kernel, stored_contexts.c.digest, stored_contexts.c.text
+    )
+    query = query.where(stored_contexts.c.digest > (after or "")).limit(limit + 1)
     with call.database.read() as connection:
-        listed = contexts.list_contexts(connection, namespace, kernel, after, limit + 1)
-    following = f'"{listed[limit - 1][0]}"' if len(listed) > limit else "null"
-    texts = ", ".join(text for _, text in listed[:limit])
+        listed = connection.execute(query).all()
+    following = f'"{listed[limit - 1].digest}"' if len(listed) > limit else "null"
+    texts = ", ".join(row.text for row in listed[:limit])
     return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 
@@ -152,7 +160,8 @@ def merge_record_set(
     total = Merged(records=len(sent.records), measurements=0, beside=0)
     if not sent.records:
         return total
-    context = contexts.lock(connection, namespace, sent.context)
+    context = contexts.lock(connection, namespace, sent.context.digest, sent.context)
+    assert context is not None
     may_pin = principal.may("admin", namespace)
     # An admin's import is not stopped in its middle.
     limit = None if restore else merging.MOST_RECORD_CHARACTERS
@@ -174,20 +183,24 @@ def merge_record_set(
                 total.beside += not part.stands
         # An import is logged as a whole.
         for stored in changed if may_pin and not restore else ():
-            _log_pin(connection, principal, context, stored)
+            if stored.pin is not None and not (stored.pin.stored and stored.pin.stored.stands):
+                _log_pin(connection, principal, context, stored, stored.pin)
     return total
 
 
 def _log_pin(
-    connection: Connection, principal: Principal, context: LockedContext, record: StoredRecord
+    connection: Connection,
+    principal: Principal,
+    context: LockedContext,
+    record: StoredRecord,
+    pin: Part,
 ) -> None:
     """Log a new pin, which decides what runs, with the config that is pinned or was before."""
-    pin = record.pin
-    if pin is None or (pin.stored is not None and pin.stored.stands):
-        return
-    pins = (part for part in record.parts.values() if part.kind == "pin")
-    stood = (part for part in pins if part.stored is not None and part.stored.stands)
-    earlier = next((part.model.config for part in stood), None)
+    stood = (
+        part.model.config
+        for part in record.parts.values()
+        if part.kind == "pin" and part.stored and part.stored.stands
+    )
     write_log(
         connection,
         principal,
@@ -196,17 +209,17 @@ def _log_pin(
         context.kernel,
         context=context.digest,
         scenario=str(Scenario.model_validate_json(record.scenario_text)),
-        config=str(pin.model.config or earlier),
+        config=str(pin.model.config or next(stood, None)),
         by=pin.model.by,
     )
 
 
 class Choice(BaseModel):
-    """The config that readers shall get, and who chose it."""
+    """The config that readers shall get, null to remove the pin, and who chose it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    config: Config
+    config: Config | None
     by: str = Field(default="", max_length=200)
 
 
@@ -219,66 +232,21 @@ def put_pin(
     choice: Choice,
     call: CurrentCall,
 ) -> Response:
-    """Pin a config, which overrides the measurements."""
-    where = (namespace, context, scenario)
-    record = set_pin(call.database, call.principal, *where, choice.config, choice.by)
-    return json_response(record)
-
-
-@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with(Record))
-def delete_pin(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
-) -> Response:
-    """Remove a pin."""
-    where = (namespace, context, scenario)
-    record = set_pin(call.database, call.principal, *where, config=None, by="")
-    return json_response(record)
-
-
-def set_pin(
-    database: Database,
-    principal: Principal,
-    namespace: str,
-    context: str,
-    scenario: str,
-    config: Config | None,
-    by: str,
-) -> str:
-    """Pin a config, or remove the pin: a person's choice, which overrides the measurements.
-
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `admin`.
-        namespace: The namespace of the record.
-        context: The digest of the record's context.
-        scenario: The digest of the record's scenario.
-        config: The config that readers shall get, or None to remove the pin.
-        by: Who chose it; the principal's name if empty.
-
-    Returns:
-        The record as JSON.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
-        NotFoundError: There is no record of the scenario.
-    """
-    principal.require("admin", namespace)
-    with database.write() as connection:
-        locked = contexts.lock_existing(connection, namespace, context)
+    """Pin a config, which overrides the measurements, or remove the pin."""
+    principal, config = call.principal, choice.config
+    with call.database.write() as connection:
+        locked = contexts.lock(connection, namespace, context)
         stored = {} if locked is None else records.load(connection, locked.id, [scenario])
         record = stored.get(scenario)
         if locked is None or record is None or record.length is None:
             raise NotFoundError("there is no record of this scenario: post one before pinning it")
-        earlier = record.pin
-        if config is None and (earlier is None or earlier.model.config is None):
-            return record.render()[0]
-        chosen = Pin.after(
-            earlier.model if earlier else None, config, by or principal.name, locked.present
-        )
-        record.bring(Part.of(chosen, principal.name))
-        records.save(connection, locked, [record], principal.name)
-        _log_pin(connection, principal, locked, record)
-        return record.render()[0]
+        earlier = record.pin.model if record.pin else None
+        if config is not None or (earlier is not None and earlier.config is not None):
+            pin = Pin.after(earlier, config, choice.by or principal.name, locked.present)
+            part = record.bring(Part.of(pin, principal.name))
+            records.save(connection, locked, [record], principal.name)
+            _log_pin(connection, principal, locked, record, part)
+        return json_response(record.render()[0])
 
 
 class Deleted(BaseModel):
@@ -297,7 +265,7 @@ def delete_records(
     """Delete records with their measurements, and recall them from other machines' copies."""
     call.principal.require("admin", namespace)
     with call.database.write() as connection:
-        locked = contexts.lock_existing(connection, namespace, context)
+        locked = contexts.lock(connection, namespace, context)
         if locked is None:
             return Deleted(deleted=0)
         deleted = records.delete_records(connection, locked, scenario, call.principal.name)
@@ -370,8 +338,8 @@ def _revalidate(call: Call, namespace: str, copies: Copies) -> str:
 
     Returns:
         JSON with the contexts that have changed: for each its revision, the records whose tag
-        differs, the scenarios that have no record, and the hidden parts of the scenarios. Records
-        beyond `_MOST_BYTES` are left out, and the revision is empty, so that a client asks again.
+        differs, the scenarios that have no record, and the hidden parts of the scenarios. Beyond
+        `_MOST_BYTES`, records are left out, and the revision is empty: a client asks again.
 
     Raises:
         TooLargeError: There are more than `MOST_RECORDS` copies.
@@ -381,15 +349,18 @@ def _revalidate(call: Call, namespace: str, copies: Copies) -> str:
     changes: list[str] = []
     room = _MOST_BYTES
     with call.database.read() as connection:
-        revisions = contexts.load_revisions(connection, namespace, list(copies.contexts))
+        query = select(stored_contexts.c.digest, stored_contexts.c.revision).where(
+            stored_contexts.c.namespace == namespace, stored_contexts.c.digest.in_(copies.contexts)
+        )
+        revisions: dict[str, str] = dict(connection.execute(query).all())
         for digest, copy in copies.contexts.items():
             revision = revisions.get(digest, "")
             if revision:
-                call.server.reader.note_use((namespace, digest))
+                call.server.reader.used.add((namespace, digest))
             if not revision or revision != copy.revision:
                 change = _changes(connection, (namespace, digest), revision, copy, room)
                 changes.append(f'"{digest}": {change}')
-                room = max(room - len(change), 0)
+                room -= len(change)
     return f'{{"contexts": {{{", ".join(changes)}}}}}'
 
 
@@ -398,21 +369,19 @@ def _changes(
 ) -> str:
     wanted = sorted(copy.scenarios)
     hidden = record_texts.load_hidden(connection, *key, wanted)
-    gone = set(wanted)
+    sizes = record_texts.load_sizes(connection, *key, wanted)
     changed: list[str] = []
-    for texts in record_texts.iter_texts(connection, *key, wanted):
-        gone -= texts.keys()
-        differing = [
-            text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]
-        ]
-        size = sum(map(len, differing))
-        if room < _MOST_BYTES and size > room:
+    for page in divide(sizes, sizes.__getitem__, len(sizes), _PART_BYTES):
+        if room <= 0:
             revision = ""
-            continue
-        changed += differing
-        room -= size
+            break
+        for digest, text in record_texts.load_texts(connection, *key, page).items():
+            if tag_of(text) != copy.scenarios[digest]:
+                changed.append(text)
+                room -= sizes[digest]
+    gone = sorted(copy.scenarios.keys() - sizes.keys())
     recalls = {digest: sorted(parts) for digest, parts in sorted(hidden.items())}
     return (
         f'{{"revision": {json.dumps(revision)}, "records": [{", ".join(changed)}], '
-        f'"gone": {json.dumps(sorted(gone))}, "recalls": {json.dumps(recalls)}}}'
+        f'"gone": {json.dumps(gone)}, "recalls": {json.dumps(recalls)}}}'
     )

@@ -17,8 +17,14 @@ from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from ..errors import AccessDeniedError, InvalidRequestError, ServiceError, TooLargeError
-from ..problems import RESPONSES, ProblemError
+from ..errors import (
+    AccessDeniedError,
+    BadMediaError,
+    InvalidJsonError,
+    InvalidValueError,
+    TooLargeError,
+)
+from ..problems import RESPONSES
 from ..storage.database import Database
 from .access import EVERYWHERE, NAMESPACE, READER, Principal, Role
 
@@ -33,8 +39,6 @@ __all__ = [
     "ContextDigest",
     "CurrentCall",
     "Digest",
-    "InvalidJsonError",
-    "InvalidValueError",
     "KernelName",
     "Namespace",
     "ScenarioDigest",
@@ -202,19 +206,19 @@ async def _read_json(
     """Read a body of JSON, a large one in its turn, and validate it in a thread; None if empty.
 
     Raises:
-        ClientDisconnect: The client hung up before the end.
-        InvalidJsonError, InvalidValueError: As in `validate_json`.
-        ProblemError: 413 or 415: it is too long, or not said to be JSON.
+        BadMediaError: It is not said to be JSON.
+        ServiceError: As in `body_chunks` and `validate_json`.
     """
     # No page of another site can send this type unasked.
     sent_type = request.headers.get("content-type", "").partition(";")[0]
     if sent_type.strip().lower() != "application/json":
-        raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
-    size = _declared_size(request)
-    if size is None or size > _LARGE:
+        raise BadMediaError("the body must be JSON: send  Content-Type: application/json")
+    if int(request.headers.get("content-length", max_bytes)) > _LARGE:
         turn = request.app.state.server.bodies.turn(request.scope["principal"].name)
         await turns.enter_async_context(turn)
-    body = b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+    body = bytearray()
+    async for chunk in body_chunks(request, max_bytes):
+        body += chunk
     return await run_in_threadpool(validate_json, body, model) if body else None
 
 
@@ -223,12 +227,10 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
 
     Raises:
         ClientDisconnect: The client hung up before the end.
-        ProblemError: 413, it is too long.
+        TooLargeError: It is too long.
     """
-    too_long = ProblemError(
-        413, f"the body has over {max_bytes} bytes: send fewer records at a time"
-    )
-    if (_declared_size(request) or 0) > max_bytes:
+    too_long = TooLargeError(f"the body has over {max_bytes} bytes: send fewer records at a time")
+    if int(request.headers.get("content-length", 0)) > max_bytes:
         raise too_long
     size = 0
     async for chunk in request.stream():
@@ -236,34 +238,6 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
         if size > max_bytes:
             raise too_long
         yield chunk
-
-
-def _declared_size(request: Request) -> int | None:
-    """Return the size of a body that the headers declare."""
-    declared = request.headers.get("content-length", "")
-    return int(declared) if declared.isdigit() else None
-
-
-class InvalidJsonError(ServiceError):
-    """The text is not JSON, or has a character that databases cannot store."""
-
-    status = 400
-
-
-class InvalidValueError(InvalidRequestError):
-    """The text is JSON, and its value is not that of the model.
-
-    Attributes:
-        errors: The first errors, each with the path `loc` and the message `msg`.
-        count: The number of errors found.
-    """
-
-    def __init__(self, errors: list[dict[str, Any]], count: int) -> None:
-        """Keep the errors of a value."""
-        self.errors, self.count = errors, count
-        more = f", and {count - 1} more" if count > 1 else ""
-        path = ".".join(map(str, errors[0]["loc"])) or "the value"
-        super().__init__(f"{path}: {errors[0]['msg']}{more}")
 
 
 def require_few(count: int, what: str) -> None:
@@ -276,7 +250,9 @@ def require_few(count: int, what: str) -> None:
         raise TooLargeError(f"{count} {what} in one request: send at most {MOST_RECORDS} at a time")
 
 
-def validate_json(text: bytes, model: type[_Model], most_values: float = MOST_VALUES) -> _Model:
+def validate_json(
+    text: bytes | bytearray, model: type[_Model], most_values: float = MOST_VALUES
+) -> _Model:
     """Validate a JSON text; a long one holds the interpreter for some time, so not in a loop.
 
     Args:
@@ -314,11 +290,10 @@ def _describe(error: ValidationError) -> InvalidValueError:
         return InvalidValueError([{"loc": (), "msg": message}], 1)
     listed = error.errors(include_url=False, include_context=False, include_input=False)
     errors = [
-        {"loc": _shorten(item["loc"]), "msg": item["msg"][:_LONGEST_MESSAGE]}
+        {
+            "loc": [part if isinstance(part, int) else part[:100] for part in item["loc"]],
+            "msg": item["msg"][:_LONGEST_MESSAGE],
+        }
         for item in listed[:_MOST_ERRORS]
     ]
     return InvalidValueError(errors, count)
-
-
-def _shorten(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    return tuple(part if isinstance(part, int) else part[:100] for part in path)

@@ -10,10 +10,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, or_, select, tuple_
 
 from ..storage import records as stored_records
-from ..storage import summaries
 from ..storage.database import Database
-from ..storage.sql import epoch
-from ..storage.tables import contexts, leases, misses, records, tokens
+from ..storage.sql import day_of, epoch
+from ..storage.tables import contexts, days, leases, misses, records, tokens
 
 __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
 
@@ -61,7 +60,8 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     with database.write() as connection:
         connection.execute(delete(leases).where(leases.c.expires_at <= epoch()))
         _drop_expired_tokens(connection)
-        summaries.drop_old_days(connection, _COUNTS_DAYS * _DAY)
+        is_old = days.c.day < day_of(epoch() - _COUNTS_DAYS * _DAY)
+        connection.execute(delete(days).where(is_old))
     return Pruned(deleted, empty, old)
 
 

@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import Row, delete, or_, select, update
 
-from ..errors import NotFoundError, TokenExistsError
+from ..errors import InvalidRequestError, NotFoundError
 from ..storage.database import Database
 from ..storage.sql import epoch, insert, to_datetime
 from ..storage.tables import leases, tokens
@@ -76,11 +76,6 @@ class TokenWish(BaseModel):
     days: StrictFloat | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
     """Days until the token expires; None if it never does."""
 
-    @property
-    def ttl(self) -> float | None:
-        """Seconds until the token expires; None if it never does."""
-        return None if self.days is None else self.days * 86400
-
 
 def issue(
     database: Database,
@@ -101,7 +96,7 @@ def issue(
         identity: The id of the token; by default a random one.
 
     Raises:
-        TokenExistsError: There is or was a token of this id.
+        InvalidRequestError: There is or was a token of this id.
     """
     identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     with database.write() as connection:
@@ -114,7 +109,7 @@ def issue(
             expires_at=None if ttl is None else epoch() + ttl,
         )
         if not connection.execute(statement.on_conflict_do_nothing()).rowcount:
-            raise TokenExistsError(f"there is a token {identity} already")
+            raise InvalidRequestError(f"there is a token {identity} already")
         token = _token(connection.execute(select(tokens).filter_by(id=identity)).one())
         write_log(
             connection, principal, "create token", "", id=identity, name=name, grants=token.grants
@@ -129,9 +124,10 @@ def list_tokens(database: Database) -> list[Token]:
         return [_token(row) for row in connection.execute(query)]
 
 
-def any_issued(connection: Connection) -> bool:
-    """Return whether any token was ever issued, including expired and revoked ones."""
-    return connection.execute(select(tokens.c.id).limit(1)).first() is not None
+def any_issued(database: Database) -> bool:
+    """Return whether any token was ever issued, so that requests need one."""
+    with database.read() as connection:
+        return connection.execute(select(tokens.c.id).limit(1)).first() is not None
 
 
 def revoke(database: Database, identity: str) -> None:
@@ -150,26 +146,21 @@ def revoke(database: Database, identity: str) -> None:
         write_log(connection, ANYBODY, "revoke token", "", id=identity, name=row.name)
 
 
-def verify(database: Database, presented: str) -> tuple[Principal, float | None] | None:
-    """Look up a token; None if it is wrong, expired or revoked.
-
-    Returns:
-        Its principal, and the seconds until it expires; None if it never does.
-    """
+def verify(database: Database, presented: str | None) -> Principal | None:
+    """Return a token's principal; None if it is wrong, expired, revoked, or missing and needed."""
+    if presented is None:
+        return None if any_issued(database) else ANYBODY
     prefix, _, rest = presented.partition("_")
     identity, _, secret = rest.partition("_")
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():
         return None
+    lives = or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
+    query = select(tokens).filter_by(id=identity, revoked_at=None).where(lives)
     with database.read() as connection:
-        columns = (*tokens.c, (tokens.c.expires_at - epoch()).label("expires_in"))
-        row = connection.execute(select(*columns).where(tokens.c.id == identity)).one_or_none()
+        row = connection.execute(query).one_or_none()
     # The comparison takes the same time for an unknown token as for a known one.
     same = hmac.compare_digest(_digest(secret), row.digest if row else _digest(""))
-    if row is None or not same or row.revoked_at is not None:
-        return None
-    if row.expires_in is not None and row.expires_in <= 0:
-        return None
-    return Principal(_name(row), json.loads(row.grants)), row.expires_in
+    return Principal(_name(row), json.loads(row.grants)) if row and same else None
 
 
 def _name(row: Row[Any]) -> str:

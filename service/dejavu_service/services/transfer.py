@@ -6,7 +6,6 @@ import math
 import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import IO, Annotated, Any
 
 from fastapi import Request, Response
@@ -22,14 +21,14 @@ from dejavu_cache.system.notices import counted
 
 from ..errors import (
     AccessDeniedError,
+    InvalidJsonError,
     InvalidRequestError,
+    InvalidValueError,
     NotFoundError,
     TooLargeError,
     UnavailableError,
 )
-from ..problems import ProblemError
 from ..storage import contexts, merging, record_texts, records
-from ..storage.contexts import LockedContext
 from ..storage.database import Database
 from ..storage.merging import StoredRecord
 from ..storage.sql import divide
@@ -37,14 +36,11 @@ from ..storage.tables import contexts as stored
 from ..storage.tables import parts
 from .access import NAMESPACE, Principal
 from .log import write_log
-from .reads import RecordReader
 from .records import check_record_set, merge_record_set
 from .requests import (
     PRINTABLE,
     Call,
     CurrentCall,
-    InvalidJsonError,
-    InvalidValueError,
     KernelName,
     Namespace,
     accepts,
@@ -108,13 +104,25 @@ class Promoted(BaseModel):
 class _Export(StreamingResponse):
     """An export in its principal's turn, since a client may take hours to read it."""
 
-    def __init__(self, *args: Any, turn: AbstractAsyncContextManager[None], **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._turn = turn
+    def __init__(self, call: Call, lines: Iterator[str]) -> None:
+        super().__init__(self._while_valid(lines), media_type=_NDJSON)
+        self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._turn:
+        async with self._call.server.transfers.turn(self._call.principal.name):
             await super().__call__(scope, receive, send)
+
+    async def _while_valid(self, lines: Iterator[str]) -> AsyncIterator[str]:
+        """Yield lines as long as the token of the call is valid.
+
+        Raises:
+            AccessDeniedError: The token has expired or was revoked.
+        """
+        credential, principals = self._call.credential, self._call.server.principals
+        async for line in iterate_in_threadpool(lines):
+            if credential and await principals.find(credential) is None:
+                raise AccessDeniedError("the token has expired or was revoked during the export")
+            yield line
 
 
 @router.get(
@@ -123,49 +131,26 @@ class _Export(StreamingResponse):
 def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
     """Export a record set on each line."""
     call.principal.require("read", namespace)
-    lines = _export_lines(call.database, namespace, kernel, call.server.reader)
-    turn = call.server.transfers.turn(call.principal.name)
-    return _Export(_while_valid(call, lines), media_type=_NDJSON, turn=turn)
+    return _Export(call, _export_lines(call, namespace, kernel))
 
 
-async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:
-    """Yield lines as long as the token of the call is valid: a client may read them for hours.
-
-    Raises:
-        AccessDeniedError: The token has expired or was revoked.
-    """
-    async for line in iterate_in_threadpool(lines):
-        if call.credential and await call.server.principals.find(call.credential) is None:
-            raise AccessDeniedError("the token has expired or was revoked during the export")
-        yield line
-
-
-def _export_lines(
-    database: Database, namespace: str, kernel: str | None, reader: RecordReader
-) -> Iterator[str]:
+def _export_lines(call: Call, namespace: str, kernel: str | None) -> Iterator[str]:
     """Export a namespace, lines for each context; contexts are read as lines are consumed.
 
     Nothing is written: whoever may only read could otherwise fill the database.
-
-    Args:
-        database: The server's database.
-        namespace: The namespace.
-        kernel: The name of the only kernel to export, or None for all.
-        reader: It notes that the contexts were read.
     """
-    with database.read() as connection:
-        digests = contexts.list_digests(connection, namespace, kernel)
+    listed = contexts.select_with_records(namespace, kernel, stored.c.digest)
+    with call.database.read() as connection:
+        digests = connection.execute(listed).scalars().all()
     for digest in digests:
-        with database.read() as connection:
-            context = contexts.load_text(connection, namespace, digest)
-            sizes = dict(record_texts.list_sizes(connection, namespace, digest))
-        reader.note_use((namespace, digest))
+        with call.database.read() as connection:
+            sizes = record_texts.load_sizes(connection, namespace, digest)
+        call.server.reader.used.add((namespace, digest))
         for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
-            with database.read() as connection:
-                texts = record_texts.load_texts(connection, namespace, digest, page)
-            if context is not None and texts:
-                present = [texts[scenario] for scenario in page if scenario in texts]
-                yield record_texts.render(context, present) + "\n"
+            with call.database.read() as connection:
+                loaded = record_texts.load_records(connection, namespace, digest, page)
+            if loaded is not None:
+                yield loaded[1] + "\n"
 
 
 @router.post(
@@ -182,14 +167,9 @@ async def import_records(namespace: Namespace, request: Request, call: CurrentCa
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, call.server.settings.max_import)
             async with call.server.writing.turn(namespace):
-                return await run_in_threadpool(
-                    import_lines,
-                    call.database,
-                    call.principal,
-                    namespace,
-                    lines,
-                    call.server.stopping.is_set,
-                )
+                is_stopping = call.server.stopping.is_set
+                work = (call.database, call.principal, namespace, lines, is_stopping)
+                return await run_in_threadpool(import_lines, *work)
 
 
 async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
@@ -198,11 +178,9 @@ async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
         try:
             await run_in_threadpool(file.write, chunk)
         except OSError as error:
-            raise ProblemError(
-                503,
+            raise UnavailableError(
                 "the server has no room for the import among its temporary files "
-                f"({error.strerror}): send it in parts, or ask its admin for room",
-                headers={"Retry-After": "10"},
+                f"({error.strerror}): send it in parts, or ask its admin for room"
             ) from None
 
 
@@ -219,29 +197,30 @@ def import_lines(
 
     Args:
         database: The server's database.
-        principal: Who imports; needs the role `admin`.
+        principal: Who imports.
         namespace: The namespace to write to.
         lines: A seekable file with a record set on each line.
         is_stopping: Tells whether the server stops.
 
     Raises:
-        AccessDeniedError: The principal lacks the role `admin`.
         InvalidRequestError: A line is malformed; nothing was written.
         UnavailableError: The server stops; the lines before stay, and can be sent again.
         TooLargeError: A line is too long; nothing was written.
     """
-    principal.require("admin", namespace)
-    checked = Imported()
     kernels: set[str] = set()
     measured_by: set[str] = set()
+    checked = Imported()
     for record_set in _parse_lines(lines):
         checked.sets += 1
         checked.records += len(record_set.records)
         kernels.add(record_set.context.kernel.name)
-        measured_by |= {item.by for one in record_set.records for item in one.measurements}
-    content: dict[str, Any] = checked.model_dump(include={"sets", "records"})
-    content["kernels"] = sorted(kernels)[:_MOST_NAMES]
-    content["measured_by"] = sorted(measured_by)[:_MOST_NAMES]
+        measured_by |= {item.by for record in record_set.records for item in record.measurements}
+    content: dict[str, Any] = {
+        "sets": checked.sets,
+        "records": checked.records,
+        "kernels": sorted(kernels)[:_MOST_NAMES],
+        "measured_by": sorted(measured_by)[:_MOST_NAMES],
+    }
     with database.write() as connection:
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
@@ -270,64 +249,54 @@ def _parse_lines(lines: IO[bytes]) -> Iterator[RecordSet]:
             raise TooLargeError(
                 f"line {number} has over {_LONGEST_LINE} bytes: split its records over lines"
             )
-        if line.strip():
-            yield _parse_line(line, number)
-
-
-def _parse_line(line: bytes, number: int) -> RecordSet:
-    try:
-        record_set = validate_json(line, RecordSet, math.inf)
-    except (InvalidJsonError, InvalidValueError) as error:
-        raise InvalidRequestError(f"line {number}: {error}; nothing was imported") from None
-    except OverflowError as error:
-        # A moment whose offset takes it out of the years 1 to 9999.
-        raise InvalidRequestError(f"line {number}: at: {error}; nothing was imported") from None
-    check_record_set(record_set)
-    return record_set
+        if not line.strip():
+            continue
+        try:
+            record_set = validate_json(line, RecordSet, math.inf)
+        # A moment whose offset takes it out of the years 1 to 9999 overflows.
+        except (InvalidJsonError, InvalidValueError, OverflowError) as error:
+            raise InvalidRequestError(f"line {number}: {error}; nothing was imported") from None
+        check_record_set(record_set)
+        yield record_set
 
 
 @router.post("/{namespace}/promote")
 @accepts("admin", 2**20)
 def promote(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
-    target, kernel, writers = promotion.to, promotion.kernel, promotion.writers
-    call.principal.require("admin", target)
-    if namespace == target:
+    call.principal.require("admin", promotion.to)
+    if namespace == promotion.to:
         raise InvalidRequestError(
             f"{namespace!r} cannot be promoted to itself: name another namespace in `to`"
         )
+    listed = contexts.select_with_records(namespace, promotion.kernel, stored.c.id)
     with call.database.read() as connection:
-        digests = contexts.list_digests(connection, namespace, kernel)
-    if not digests:
-        raise NotFoundError(f"namespace {namespace!r} has no records of {kernel or 'any kernel'}")
-    if writers is not None:  # so that nothing is copied if something is wrong from the start
-        with call.database.read() as connection:
-            for digest in digests:
-                _require_writers(connection, namespace, digest, writers)
+        ids = connection.execute(listed).scalars().all()
+        # Here as well as below, so that nothing is copied if something is wrong from the start.
+        for context_id in ids:
+            _require_writers(connection, namespace, context_id, promotion.writers)
+    if not ids:
+        kernel = promotion.kernel or "any kernel"
+        raise NotFoundError(f"namespace {namespace!r} has no records of {kernel}")
     copied = 0
-    for digest in digests:
+    for context_id in ids:
         with call.database.write() as connection:
-            copied += _promote_context(
-                connection, call.principal, namespace, target, digest, writers
-            )
+            copied += _promote_context(connection, call.principal, namespace, context_id, promotion)
     return Promoted(records=copied)
 
 
 def _require_writers(
-    connection: Connection, source: str, digest: str, writers: Sequence[str]
+    connection: Connection, source: str, context_id: int, writers: Sequence[str] | None
 ) -> None:
-    """Check that nobody else sent the measurements and the winners of a context that stand.
+    """Check that nobody but the writers sent measurements and winners of a context that stand.
 
     Raises:
         InvalidRequestError: Somebody did.
     """
-    query = (
-        select(parts.c.sender)
-        .distinct()
-        .join(stored, stored.c.id == parts.c.context_id)
-        .where(stored.c.namespace == source, stored.c.digest == digest)
-        .where(parts.c.stands, parts.c.kind != "pin")
-    )
+    if writers is None:
+        return
+    is_carried = (parts.c.context_id == context_id, parts.c.stands, parts.c.kind != "pin")
+    query = select(parts.c.sender).distinct().where(*is_carried)
     for sender in sorted(connection.execute(query).scalars()):
         if _TOKEN_ID.sub("", sender) not in writers:
             raise InvalidRequestError(
@@ -340,48 +309,33 @@ def _promote_context(
     connection: Connection,
     principal: Principal,
     source: str,
-    target: str,
-    digest: str,
-    writers: Sequence[str] | None,
+    context_id: int,
+    promotion: Promotion,
 ) -> int:
-    locked = _lock(connection, source, target, digest)
-    if locked is None:
+    target = promotion.to
+    text = connection.execute(select(stored.c.text).where(stored.c.id == context_id)).scalar()
+    if text is None:  # it is gone since it was listed
         return 0
-    theirs, ours = locked
-    if writers is not None:
-        _require_writers(connection, source, digest, writers)
-    sender = f"{principal.name} from {source}"
-    copied = 0
-    available = records.list_scenarios(connection, theirs.id)
+    context = Context.model_validate_json(text)
+    # All promotions lock in the same order, so that no two wait for each other.
+    locked = {
+        name: contexts.lock(connection, name, context.digest, context if name == target else None)
+        for name in sorted((source, target))
+    }
+    theirs, ours = locked[source], locked[target]
+    if theirs is None or ours is None:
+        return 0
+    _require_writers(connection, source, theirs.id, promotion.writers)
+    available = list(record_texts.load_sizes(connection, source, context.digest))
     for start in range(0, len(available), _PROMOTED_AT_ONCE):
         scenarios = available[start : start + _PROMOTED_AT_ONCE]
         promoted = records.load(connection, theirs.id, scenarios)
         merged = records.load(connection, ours.id, scenarios, whole=True)
         for scenario, record in promoted.items():
             changed = merged.setdefault(scenario, StoredRecord(scenario, record.scenario_text))
-            merging.promote(changed, record, sender, ours.present)
+            merging.promote(changed, record, f"{principal.name} from {source}", ours.present)
         limit = merging.MOST_RECORD_CHARACTERS
         records.save(connection, ours, merged.values(), principal.name, most_characters=limit)
-        copied += len(promoted)
-    detail = {"source": source, "context": digest, "records": copied}
+    detail = {"source": source, "context": context.digest, "records": len(available)}
     write_log(connection, principal, "promote", target, ours.kernel, **detail)
-    return copied
-
-
-def _lock(
-    connection: Connection, source: str, target: str, digest: str
-) -> tuple[LockedContext, LockedContext] | None:
-    """Lock the context in both namespaces; None if the source has none any more."""
-    text = contexts.load_text(connection, source, digest)
-    if text is None:
-        return None
-    context = Context.model_validate_json(text)
-    # All promotions lock in the same order, so that no two wait for each other.
-    locked = {
-        namespace: contexts.lock(connection, target, context)
-        if namespace == target
-        else contexts.lock_existing(connection, source, digest)
-        for namespace in sorted((source, target))
-    }
-    theirs, ours = locked[source], locked[target]
-    return None if theirs is None or ours is None else (theirs, ours)
+    return len(available)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from operator import attrgetter
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
@@ -32,12 +33,8 @@ __all__ = [
     "count_records_per_device",
     "date_back",
     "ensure",
-    "list_contexts",
-    "list_digests",
-    "load_revisions",
-    "load_text",
     "lock",
-    "lock_existing",
+    "select_with_records",
     "touch",
 ]
 
@@ -103,41 +100,24 @@ def ensure(
     return dict(connection.execute(query).all())
 
 
-def lock(connection: Connection, namespace: str, context: Context) -> LockedContext:
-    """Lock a context, inserted if new, against other writers until the transaction ends."""
-    while (locked := lock_existing(connection, namespace, context.digest)) is None:
-        ensure(connection, namespace, [context])
-    return locked
+def lock(
+    connection: Connection, namespace: str, digest: str, new: Context | None = None
+) -> LockedContext | None:
+    """Lock a context against other writers until the transaction ends.
 
-
-def lock_existing(connection: Connection, namespace: str, digest: str) -> LockedContext | None:
-    """Lock a context like `lock`, but return None if it does not exist."""
+    Args:
+        connection: A write transaction.
+        namespace: The namespace of the context.
+        digest: The context's digest.
+        new: The context, to insert it if it is not there; without it, the answer is then None.
+    """
     columns = (contexts.c.id, contexts.c.kernel, epoch())
     query = select(*columns).where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    row = connection.execute(query.with_for_update()).one_or_none()
-    if row is None:
-        return None
+    while (row := connection.execute(query.with_for_update()).one_or_none()) is None:
+        if new is None:
+            return None
+        ensure(connection, namespace, [new])
     return LockedContext(row[0], namespace, digest, row[1], to_datetime(row[2]))
-
-
-def load_revisions(
-    connection: Connection, namespace: str, digests: Sequence[str]
-) -> dict[str, str]:
-    """Load the current revisions of those contexts that exist, by their digest."""
-    query = select(contexts.c.digest, contexts.c.revision).where(contexts.c.namespace == namespace)
-    return {
-        digest: revision
-        for chunk in chunks(digests)
-        for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk)))
-    }
-
-
-def load_text(connection: Connection, namespace: str, digest: str) -> str | None:
-    """Load the JSON text of a context, or None."""
-    query = select(contexts.c.text).where(
-        contexts.c.namespace == namespace, contexts.c.digest == digest
-    )
-    return connection.execute(query).scalar()
 
 
 def bump_revision(
@@ -170,53 +150,30 @@ def date_back(connection: Connection, namespace: str, context: Context, moment: 
     connection.execute(update(records).where(own).values(changed_at=moment))
 
 
-def list_contexts(
-    connection: Connection, namespace: str, kernel: str | None, after: str | None, limit: int
-) -> list[tuple[str, str]]:
-    """List digests and texts of the contexts that have records, ordered by digest."""
-    query = select(contexts.c.digest, contexts.c.text).where(
-        contexts.c.namespace == namespace, contexts.c.records > 0
-    )
+def select_with_records(
+    namespace: str, kernel: str | None, *columns: ColumnElement[Any]
+) -> Select[Any]:
+    """Return a query for the contexts that have records, of one kernel or all, by their digest."""
+    query = select(*columns).where(contexts.c.namespace == namespace, contexts.c.records > 0)
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
-    if after is not None:
-        query = query.where(contexts.c.digest > after)
-    return [
-        (digest, text)
-        for digest, text in connection.execute(query.order_by(contexts.c.digest).limit(limit))
-    ]
-
-
-def list_digests(connection: Connection, namespace: str, kernel: str | None) -> list[str]:
-    """List the digests of all contexts that have records, in their order."""
-    query = select(contexts.c.digest).where(
-        contexts.c.namespace == namespace, contexts.c.records > 0
-    )
-    if kernel is not None:
-        query = query.where(contexts.c.kernel == kernel)
-    return list(connection.execute(query.order_by(contexts.c.digest)).scalars())
+    return query.order_by(contexts.c.digest)
 
 
 def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     """Record that contexts were read, at most once a day for each."""
-    digests: dict[str, list[str]] = {}
-    for namespace, digest in keys:
-        digests.setdefault(namespace, []).append(digest)
-    for namespace, named in sorted(digests.items()):
-        for chunk in chunks(sorted(named)):
-            _touch(connection, namespace, chunk)
-
-
-def _touch(connection: Connection, namespace: str, digests: Sequence[str]) -> None:
-    stale = and_(
-        contexts.c.namespace == namespace,
-        contexts.c.digest.in_(digests),
-        contexts.c.used_at < epoch() - _DAY,
-    )
-    # An UPDATE alone would lock in whatever order it finds the rows.
-    query = select(contexts.c.id).where(stale).order_by(contexts.c.digest)
-    ids = connection.execute(query.with_for_update(key_share=True)).scalars().all()
-    connection.execute(update(contexts).where(contexts.c.id.in_(ids)).values(used_at=epoch()))
+    for namespace, group in groupby(sorted(keys), itemgetter(0)):
+        for chunk in chunks([digest for _, digest in group]):
+            stale = and_(
+                contexts.c.namespace == namespace,
+                contexts.c.digest.in_(chunk),
+                contexts.c.used_at < epoch() - _DAY,
+            )
+            # An UPDATE alone would lock in whatever order it finds the rows.
+            query = select(contexts.c.id).where(stale).order_by(contexts.c.digest)
+            ids = connection.execute(query.with_for_update(key_share=True)).scalars().all()
+            is_stale = contexts.c.id.in_(ids)
+            connection.execute(update(contexts).where(is_stale).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:

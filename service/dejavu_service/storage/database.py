@@ -9,11 +9,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from psycopg import Error as PsycopgError
 from psycopg.errors import (
     DataCorrupted,
+    DeadlockDetected,
+    DiskFull,
     IndexCorrupted,
     InsufficientPrivilege,
     InvalidSchemaName,
+    LockNotAvailable,
+    ReadOnlySqlTransaction,
+    SerializationFailure,
     UndefinedColumn,
     UndefinedTable,
 )
@@ -27,17 +33,14 @@ from dejavu_cache.errors import SettingsError
 from ..errors import SchemaError
 
 __all__ = [
-    "DAMAGED",
-    "FILE_IS_GONE",
-    "UNPREPARED",
+    "IS_DAMAGED",
     "Database",
-    "is_damage",
     "parse_url",
-    "require_file",
+    "reason",
 ]
 
-_BUSY_SECONDS = 10
-FILE_IS_GONE = "the file was moved, replaced or deleted"
+_BUSY_SECONDS, _POOL = 10, 8
+_FILE_IS_GONE = "the file was moved, replaced or deleted"
 """Message where the path of a SQLite database, or of its WAL, leads to another file."""
 _POSTGRES = {
     "client_encoding": "UTF8",  # whatever the database's own is
@@ -52,11 +55,29 @@ _POSTGRES = {
 _ENDED_SESSIONS = {"25006", "25P03", "25P04"}
 """Codes of Postgres for errors that are the session's and not the statement's: it may only read, or
 was ended since its transaction took too long."""
-UNPREPARED = (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable)
-"""Errors of Postgres where tables are not there, or the server's role may not use them."""
-DAMAGED = (DataCorrupted, IndexCorrupted)
-"""Errors of Postgres where what it stored cannot be read back."""
-_DAMAGED_SQLITE = ("malformed", "not a database")
+IS_DAMAGED = "the database is damaged: stop the server, restore the backup, and start it again"
+"""Said of a database whose data cannot be read back, which no retry mends."""
+_IS_UNPREPARED = (
+    "the database lacks tables that this version needs, or rights of the server's role to them"
+)
+_REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
+    IS_DAMAGED: (("malformed", "not a database"), (DataCorrupted, IndexCorrupted)),
+    "the database is busy with others who write": (
+        ("is locked",),
+        (DeadlockDetected, LockNotAvailable, SerializationFailure),
+    ),
+    "the database may only be read now": (("readonly",), (ReadOnlySqlTransaction,)),
+    "the database has no room left on its disk": (("is full",), (DiskFull,)),
+    _IS_UNPREPARED: (
+        ("no such table",),
+        (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable),
+    ),
+    "the database was moved, replaced or deleted while the server ran, which must be restarted": (
+        (_FILE_IS_GONE,),
+        (),
+    ),
+}
+"""Reasons for which a database refuses, with parts of SQLite's messages and Postgres' errors."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
 # The default isolation is the database's, whose owner may have chosen one that refuses to go on
@@ -87,25 +108,13 @@ def parse_url(text: str) -> URL:
     raise SettingsError(f"{url!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
 
 
-def require_file(text: str) -> None:
-    """Check that the file of a SQLite URL exists, for commands that must not create it.
-
-    Raises:
-        SchemaError: There is no such file.
-        SettingsError: As in `parse_url`.
-    """
-    url = parse_url(text)
-    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        raise SchemaError(
-            f"there is no database {url.database}: name it by --database or DEJAVU_SERVER_DATABASE"
-        )
-
-
-def is_damage(error: BaseException | None) -> bool:
-    """Return whether a driver's error says that the stored data is damaged."""
-    if isinstance(error, sqlite3.DatabaseError):
-        return any(message in str(error) for message in _DAMAGED_SQLITE)
-    return isinstance(error, DAMAGED)
+def reason(error: BaseException | None) -> str:
+    """Return a sentence that says why the database refuses, by its driver's error."""
+    for said, (messages, errors) in _REASONS.items():
+        is_said = any(message in str(error) for message in messages)
+        if isinstance(error, errors) or (isinstance(error, sqlite3.DatabaseError) and is_said):
+            return said
+    return "the database does not answer"
 
 
 class Database:
@@ -119,13 +128,21 @@ class Database:
             again, as it must be after the backup was restored.
     """
 
-    def __init__(self, url: str, pool: int = 8) -> None:
-        """Prepare an engine that keeps `pool` connections and opens as many again under load."""
+    def __init__(self, url: str, *, create: bool = True) -> None:
+        """Prepare an engine that keeps 8 connections and opens as many again under load.
+
+        Raises:
+            SchemaError: The SQLite file does not exist, and the database shall not be created.
+            SettingsError: As in `parse_url`.
+        """
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite(self.url, pool) if self.is_sqlite else _postgres(self.url, pool)
+        if self.file is not None and not create and not self.file.is_file():
+            named = "name it by --database or DEJAVU_SERVER_DATABASE"
+            raise SchemaError(f"there is no database {self.file}: {named}")
+        self.engine = _sqlite(self.url) if self.is_sqlite else _postgres(self.url)
         self.is_damaged = False
-        event.listen(self.engine, "handle_error", self._handle_damage, retval=True)
+        event.listen(self.engine, "handle_error", self._translate, retval=True)
         self._writing = self.engine.execution_options(dejavu_write=True)
 
     @property
@@ -163,25 +180,35 @@ class Database:
 
     def note_damage(self, error: BaseException | None) -> bool:
         """Remember it if a driver's error says that the data is damaged; return whether it does."""
-        damage = is_damage(error)
+        damage = reason(error) == IS_DAMAGED
         self.is_damaged |= damage
         return damage
 
-    def _handle_damage(self, context: ExceptionContext) -> BaseException | None:
-        """Raise damage as an error of the database, and not as one of the statement."""
+    def _translate(self, context: ExceptionContext) -> BaseException | None:
+        """Tell errors that are the database's from those of the statement.
+
+        A session that cannot be used any more counts as a connection that was lost: after a
+        failover, the connections that are left lead to a server that may only be read, and new ones
+        find the server that may be written, where the URL or a proxy names it.
+        """
         cause = context.original_exception
-        return OperationalError(None, None, cause) if self.note_damage(cause) else None
+        if self.note_damage(cause) or reason(cause) == _IS_UNPREPARED:
+            return OperationalError(None, None, cause)
+        if getattr(cause, "sqlstate", None) not in _ENDED_SESSIONS:
+            return None
+        context.is_disconnect = True
+        return OperationalError(None, None, cause, connection_invalidated=True)
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
 
 
-def _postgres(url: URL, pool: int) -> Engine:
+def _postgres(url: URL) -> Engine:
     engine = create_engine(
         url,
-        pool_size=pool,
-        max_overflow=pool,
+        pool_size=_POOL,
+        max_overflow=_POOL,
         pool_timeout=5,
         pool_pre_ping=True,
         pool_use_lifo=True,
@@ -190,7 +217,6 @@ def _postgres(url: URL, pool: int) -> Engine:
         connect_args={**_POSTGRES, "autocommit": True, "prepare_threshold": None},
     )
     event.listen(engine, "begin", _begin_postgres)
-    event.listen(engine, "handle_error", _handle_postgres_error, retval=True)
     return engine
 
 
@@ -199,29 +225,13 @@ def _begin_postgres(connection: Connection) -> None:
     driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
 
 
-def _handle_postgres_error(context: ExceptionContext) -> BaseException | None:
-    """Tell errors that are the database's from those of the statement.
-
-    A session that cannot be used any more counts as a connection that was lost: after a failover,
-    the connections that are left lead to a server that may only be read, and new ones find the
-    server that may be written, where the URL or a proxy names it.
-    """
-    cause = context.original_exception
-    if isinstance(cause, UNPREPARED):
-        return OperationalError(context.statement, None, cause)
-    if getattr(cause, "sqlstate", None) not in _ENDED_SESSIONS:
-        return None
-    context.is_disconnect = True
-    return OperationalError(context.statement, None, cause, connection_invalidated=True)
-
-
-def _sqlite(url: URL, pool: int) -> Engine:
+def _sqlite(url: URL) -> Engine:
     path = Path(str(url.database)).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
         url.set(database=str(path)),
-        pool_size=pool,
-        max_overflow=pool,
+        pool_size=_POOL,
+        max_overflow=_POOL,
         pool_timeout=_BUSY_SECONDS,
         hide_parameters=True,  # a log is read by more people than the records are
         # `_begin_sqlite` begins transactions, not the driver.
@@ -254,7 +264,7 @@ def _begin_sqlite(connection: Connection) -> None:
     files = (str(connection.engine.url.database), connection.info["wal"])
     if [*map(_identify_file, files)] != connection.info["files"]:
         # What is written to a file that nobody can find again would be confirmed, and be lost.
-        raise OperationalError("BEGIN", None, sqlite3.OperationalError(FILE_IS_GONE))
+        raise OperationalError("BEGIN", None, sqlite3.OperationalError(_FILE_IS_GONE))
     # A writer takes the lock at the start: SQLite fails a transaction that began by reading and
     # then has to wait for another writer.
     writes = connection.get_execution_options().get("dejavu_write")

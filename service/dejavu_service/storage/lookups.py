@@ -1,10 +1,11 @@
-"""Look-ups of the current revisions of contexts, which every read asks for, without an ORM."""
+"""Look-ups that requests share: of anything, and of revisions, for which every read asks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import anyio
 import psycopg
@@ -12,7 +13,10 @@ import psycopg
 from .contexts import ContextKey, Revision
 from .database import Database
 
-__all__ = ["RevisionLookups"]
+__all__ = ["RevisionLookups", "SingleFlight"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _SQLITE = """
     SELECT id, revision, records FROM contexts WHERE namespace = ? AND digest = ?
@@ -24,6 +28,34 @@ _POSTGRES = """
 
 _LONGEST_QUERY = 5.0
 """Seconds that Postgres has to answer: the table may be locked, or the machine may hang."""
+
+
+class SingleFlight(Generic[_Key, _Value]):
+    """Tasks in progress on an event loop, by key; callers with the same key share one task."""
+
+    def __init__(self) -> None:
+        """Start with no tasks."""
+        self._tasks: dict[_Key, asyncio.Task[_Value]] = {}
+
+    async def get(self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
+        """Wait for the task in progress for a key, or for `work` as a new one.
+
+        Whoever goes away takes nothing from the others.
+
+        Raises:
+            Exception: Whatever `work` raised.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(work())
+            task.add_done_callback(lambda done: self._remove(key, done))
+        return await asyncio.shield(task)
+
+    def _remove(self, key: _Key, task: asyncio.Task[_Value]) -> None:
+        del self._tasks[key]
+        if not task.cancelled():
+            # Retrieve the exception: asyncio logs those that nobody waited for.
+            task.exception()
 
 
 class RevisionLookups:
@@ -87,14 +119,11 @@ class RevisionLookups:
         return {(namespace, digest): Revision(*row) for namespace, digest, *row in rows}
 
     async def _ask_postgres(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
-        is_kept = self._connection is not None
-        try:
-            return await self._query(keys)
-        except psycopg.OperationalError:
-            if not is_kept:
-                raise
+        if self._connection is not None:
             # The connection may have died since its last use while the database is well.
-            return await self._query(keys)
+            with suppress(psycopg.OperationalError):
+                return await self._query(keys)
+        return await self._query(keys)
 
     async def _query(self, keys: Sequence[ContextKey]) -> Iterable[Sequence[Any]]:
         """Ask over the connection that is kept, or a new one, which is kept unless it fails."""

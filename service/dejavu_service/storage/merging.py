@@ -28,7 +28,6 @@ from dejavu_cache.model.scenario import Scenario, canonical_json, is_from_future
 from dejavu_cache.model.selection import is_credible
 
 from ..errors import TooLargeError
-from .summaries import Summary
 
 __all__ = ["MOST_RECORD_CHARACTERS", "Part", "PartState", "StoredRecord", "promote", "receive"]
 
@@ -229,7 +228,7 @@ class StoredRecord:
             self.launches = f"[{', '.join(sorted(list(joined)[:MOST_LAUNCHES]))}]"
             self.is_changed = True
 
-    def render(self) -> tuple[str, Summary]:
+    def render(self) -> tuple[str, dict[str, Any]]:
         """Return its canonical JSON, which joins the texts of what stands, and its numbers."""
         winner = self.winner.value if self.winner else {}
         pinned = self.pin.value.get("config") if self.pin else None
@@ -245,18 +244,17 @@ class StoredRecord:
                 medians.append(part.value["median"])
                 if part.value["config"] == chosen:
                     median = medians[-1]
-        summary = Summary(
-            scenario=self.scenario,
-            chosen=canonical_json(chosen) if chosen else None,
-            median=median,
-            best=min(medians, default=None),
-            slowest=max(medians, default=None),
-            configs=len(seconds),
-            failed=len(seconds) - len(medians),
-            seconds=math.fsum(seconds),
-            pinned=pinned is not None,
-            compared=True if self.winner and self.winner.model.is_compared else None,
-        )
+        numbers = {
+            "chosen": canonical_json(chosen) if chosen else None,
+            "median": median,
+            "best": min(medians, default=None),
+            "slowest": max(medians, default=None),
+            "configs": len(seconds),
+            "failed": len(seconds) - len(medians),
+            "seconds": math.fsum(seconds),
+            "pinned": pinned is not None,
+            "compared": True if self.winner and self.winner.model.is_compared else None,
+        }
         fields = [f'"launches": {self.launches}'] if self.launches else []
         fields.append(f'"measurements": [{", ".join(map(itemgetter(1), sorted(texts)))}]')
         if self.pin is not None:
@@ -264,7 +262,7 @@ class StoredRecord:
         fields.append(f'"scenario": {self.scenario_text}')
         if self.winner is not None:
             fields.append(f'"winner": {self.winner.text}')
-        return f"{{{', '.join(fields)}}}", summary
+        return f"{{{', '.join(fields)}}}", numbers
 
 
 def _overrules(measurement: Measurement, standing: Measurement) -> bool:
@@ -313,7 +311,6 @@ def receive(
         The number of measurements that were refused.
     """
     refused, blocked, winner = 0, set(), None
-    may_show = record.length is not None or not record.is_recalled
     for model in (*sent.measurements, sent.winner, sent.pin if pins else None):
         if model is None or (isinstance(model, Measurement) and model.skipped):
             continue
@@ -321,14 +318,13 @@ def receive(
         if part.kind == "winner" and part.config in blocked:
             continue
         if _admit(record, part, present, restore):
-            may_show |= part.kind != "winner"
             winner = part if part.kind == "winner" else winner
         elif part.kind == "measurement":
             refused += 1
             blocked.add(part.config)
-    if sent.launches and may_show:
-        record.add_launches(launch.text for launch in sent.launches)
     record.settle()
+    if sent.launches and (record.is_visible or not record.is_recalled):
+        record.add_launches(launch.text for launch in sent.launches)
     # A winner that loses is not kept: each tune of a fleet brings another one.
     if winner and not winner.stands and record.parts[winner.digest] is winner:
         del record.parts[winner.digest]

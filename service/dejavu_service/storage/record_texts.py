@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, or_, select
 
 from dejavu_cache.model.record import FORMAT
 
 from ..errors import TooLargeError
-from .sql import byte_length, chunks, divide
+from .sql import byte_length, chunks
 from .tables import contexts, parts, records
 
 __all__ = [
-    "Arrival",
-    "iter_texts",
     "list_arrivals",
-    "list_sizes",
     "load_hidden",
     "load_records",
     "load_scenarios",
+    "load_sizes",
     "load_text",
     "load_texts",
-    "render",
 ]
 
 MOST_BYTES = 256 * 2**20
 """Bytes of a context's records that are read at once, as clients read at most."""
-PART_BYTES = 4 * 2**20
-"""Bytes of some records that are read at once."""
 
 
 def load_hidden(
@@ -59,36 +54,27 @@ def load_hidden(
     return hidden
 
 
-class Arrival(NamedTuple):
-    """A measurement as JSON, who sent it when, and whether readers get it."""
-
-    text: str
-    stands: bool
-    sender: str
-    received_at: float
-
-
 def list_arrivals(
     connection: Connection, namespace: str, context: str, scenario: str, limit: int
-) -> list[Arrival]:
-    """List the measurements of a scenario that nobody has hidden, the last to arrive first."""
-    columns = (getattr(parts.c, name) for name in Arrival._fields)
+) -> Sequence[Row[Any, Any, Any, Any]]:
+    """List the measurements of a scenario that nobody has hidden, the last to arrive first.
+
+    Each has its JSON, who sent it when, and whether readers get it.
+    """
     query = (
-        select(*columns)
+        select(parts.c.text, parts.c.stands, parts.c.sender, parts.c.received_at)
         .join(contexts, contexts.c.id == parts.c.context_id)
         .where(
             contexts.c.namespace == namespace,
             contexts.c.digest == context,
             parts.c.scenario == scenario,
-            *_VISIBLE_MEASUREMENTS,
+            parts.c.kind == "measurement",
+            parts.c.hidden_by.is_(None),
         )
         .order_by(parts.c.id.desc())
         .limit(limit)
     )
-    return [Arrival(*row) for row in connection.execute(query)]
-
-
-_VISIBLE_MEASUREMENTS = (parts.c.kind == "measurement", parts.c.hidden_by.is_(None))
+    return connection.execute(query).all()
 
 
 def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Select[Any]:
@@ -104,6 +90,80 @@ def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Sel
     )
 
 
+def _load(
+    connection: Connection,
+    namespace: str,
+    digest: str,
+    scenarios: Sequence[str] | None,
+    *columns: ColumnElement[Any],
+) -> list[Row[Any]]:
+    """Load columns of records and their context, of all scenarios or of some.
+
+    They are ordered by their scenario's text, in Python, because SQLite and Postgres collate it
+    differently.
+    """
+    query = _select_of(namespace, digest, records.c.scenario_text, *columns)
+    queries = [query]
+    if scenarios is not None:
+        queries = [query.where(records.c.scenario.in_(chunk)) for chunk in chunks(scenarios)]
+    rows = [row for part in queries for row in connection.execute(part)]
+    return sorted(rows, key=itemgetter(0))
+
+
+def load_sizes(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
+    columns = (records.c.scenario, byte_length(records.c.text).label("size"))
+    rows = _load(connection, namespace, digest, scenarios, *columns)
+    return {row.scenario: row.size for row in rows}
+
+
+def load_texts(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> dict[str, str]:
+    """Load the JSON texts of the records that exist, by their scenario's digest."""
+    rows = _load(connection, namespace, digest, scenarios, records.c.scenario, records.c.text)
+    return {row.scenario: row.text for row in rows}
+
+
+def load_records(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str] | None = None
+) -> tuple[str, str] | None:
+    """Load the revision and records of a context, all or some, as JSON; None if it has none.
+
+    Raises:
+        TooLargeError: All of them are asked for, and have more than `MOST_BYTES`.
+    """
+    if scenarios is None:
+        _check_size(connection, namespace, digest, "text")
+    # Asked for once: it may have 64 KiB, and would be repeated in each row.
+    query = select(contexts.c.text).where(
+        contexts.c.namespace == namespace, contexts.c.digest == digest
+    )
+    context = connection.execute(query).scalar()
+    columns = (contexts.c.revision, records.c.text)
+    rows = _load(connection, namespace, digest, scenarios, *columns)
+    if context is None or not rows:
+        return None
+    texts = ", ".join(row.text for row in rows)
+    return rows[0].revision, f'{{"context": {context}, "format": {FORMAT}, "records": [{texts}]}}'
+
+
+def load_scenarios(connection: Connection, namespace: str, digest: str) -> tuple[str, str] | None:
+    """Load the revision and the sorted scenarios of a context, as JSON; None if it has no records.
+
+    Raises:
+        TooLargeError: As for the records.
+    """
+    _check_size(connection, namespace, digest, "scenario_text")
+    rows = _load(connection, namespace, digest, None, contexts.c.revision)
+    if not rows:
+        return None
+    texts = ", ".join(row.scenario_text for row in rows)
+    return rows[0].revision, f'{{"scenarios": [{texts}]}}'
+
+
 def _check_size(
     connection: Connection, namespace: str, digest: str, column: Literal["text", "scenario_text"]
 ) -> None:
@@ -115,66 +175,6 @@ def _check_size(
             f"{MOST_BYTES} that are read at once: read them one by one, and see by  "
             "dejavu-cache quarantine list --writers  who wrote so much"
         )
-
-
-def _load_sizes(
-    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
-) -> dict[str, int]:
-    """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
-    query = _select_of(namespace, digest, records.c.scenario, byte_length(records.c.text))
-    return {
-        scenario: size
-        for chunk in chunks(scenarios)
-        for scenario, size in connection.execute(query.where(records.c.scenario.in_(chunk)))
-    }
-
-
-def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tuple[str, int]]:
-    """List the scenarios of a context, by their digest, with the bytes of their record's JSON.
-
-    They are ordered by their text, in Python, because SQLite and Postgres collate it differently.
-    """
-    columns = (records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
-    query = _select_of(namespace, digest, *columns)
-    rows = sorted(connection.execute(query), key=lambda row: str(row[0]))
-    return [(scenario, size) for _, scenario, size in rows]
-
-
-def load_records(connection: Connection, namespace: str, digest: str) -> tuple[str, str] | None:
-    """Load the revision and all records of a context, as JSON; None if it has none.
-
-    They are ordered by their scenario's text, in Python, because SQLite and Postgres collate it
-    differently.
-
-    Raises:
-        TooLargeError: They have more than `MOST_BYTES`.
-    """
-    _check_size(connection, namespace, digest, "text")
-    columns = (contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
-    rows = list(connection.execute(_select_of(namespace, digest, *columns)))
-    if not rows:
-        return None
-    rows.sort(key=itemgetter(2))
-    return rows[0][1], render(rows[0][0], [text for *_, text in rows])
-
-
-def render(context: str, texts: Iterable[str]) -> str:
-    """Render a record set as one line of JSON by joining the stored texts of its records."""
-    return f'{{"context": {context}, "format": {FORMAT}, "records": [{", ".join(texts)}]}}'
-
-
-def load_scenarios(connection: Connection, namespace: str, digest: str) -> tuple[str, str] | None:
-    """Load the revision and the sorted scenarios of a context, as JSON; None if it has no records.
-
-    Raises:
-        TooLargeError: As for the records.
-    """
-    _check_size(connection, namespace, digest, "scenario_text")
-    query = _select_of(namespace, digest, contexts.c.revision, records.c.scenario_text)
-    rows = connection.execute(query).all()
-    if not rows:
-        return None
-    return rows[0][0], f'{{"scenarios": [{", ".join(sorted(text for _, text in rows))}]}}'
 
 
 def load_text(
@@ -189,24 +189,3 @@ def load_text(
         )
     ).one_or_none()
     return None if row is None else (row[0], row[1])
-
-
-def load_texts(
-    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
-) -> dict[str, str]:
-    """Load the JSON texts of the records that exist, by their scenario's digest."""
-    query = _select_of(namespace, digest, records.c.scenario, records.c.text)
-    return {
-        scenario: text
-        for chunk in chunks(scenarios)
-        for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
-    }
-
-
-def iter_texts(
-    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
-) -> Iterator[dict[str, str]]:
-    """Iterate over what `load_texts` returns, as much at a time as may be in memory."""
-    sizes = _load_sizes(connection, namespace, digest, scenarios)
-    for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
-        yield load_texts(connection, namespace, digest, part)

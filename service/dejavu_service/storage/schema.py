@@ -22,7 +22,6 @@ from .database import Database
 
 __all__ = [
     "SchemaState",
-    "check_drift",
     "migrations_folder",
     "require_current",
     "state",
@@ -39,20 +38,12 @@ class SchemaState(Enum):
     """How a database's schema compares with the migrations of this code.
 
     A revision is named by two numbers. A migration that only adds raises the second one: code of
-    the versions before it can serve such a schema, which is compatible. Any other one raises the
-    first.
+    the versions before it can serve such a schema. Any other one raises the first.
     """
 
-    EMPTY = "empty"
-    STALE = "stale"
-    CURRENT = "current"
-    COMPATIBLE = "newer and compatible"
-    NEWER = "newer"
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether this code can serve the schema as it is."""
-        return self in (SchemaState.CURRENT, SchemaState.COMPATIBLE)
+    OUTDATED = "has no tables yet, or those of an older version: run  dejavu-cache db upgrade"
+    USABLE = "is up to date"
+    NEWER = "was upgraded by a newer version: run  pip install --upgrade dejavu-cache"
 
 
 def migrations_folder() -> Path:
@@ -61,34 +52,18 @@ def migrations_folder() -> Path:
     return shipped if shipped.is_dir() else Path(__file__).parents[3] / "migrations"
 
 
-def state(database: Database) -> SchemaState:
-    """Compare a database's schema with the migrations."""
-    with database.read() as connection:
-        return _state(connection)
-
-
 def require_current(database: Database) -> None:
     """Upgrade a SQLite file if needed, and refuse a Postgres database that needs an upgrade.
 
     Raises:
         SchemaError: The schema is newer than this code, or older and not upgraded here.
     """
-    current = state(database)
-    if current.is_usable:
-        return
-    if current is SchemaState.NEWER:
-        raise SchemaError(
-            f"{database.public_url} was upgraded by a newer version: "
-            "run  pip install --upgrade dejavu-cache"
-        )
-    if not database.is_sqlite:
-        tables = (
-            "no tables yet" if current is SchemaState.EMPTY else "the tables of an older version"
-        )
-        raise SchemaError(
-            f"{database.public_url} has {tables}: run  dejavu-cache db upgrade {database.option}"
-        )
-    upgrade(database)
+    with database.read() as connection:
+        current = state(connection)
+    if current is SchemaState.OUTDATED and not database.is_sqlite:
+        raise SchemaError(f"{database.public_url} {current.value} {database.option}")
+    if current is not SchemaState.USABLE:
+        upgrade(database)
 
 
 def upgrade(database: Database, revision: str = "head") -> None:
@@ -97,19 +72,19 @@ def upgrade(database: Database, revision: str = "head") -> None:
     A newer schema that this code can serve is left as it is, so that a version can be rolled back.
 
     Raises:
-        SchemaError: The database was upgraded by a newer version that this code cannot serve with,
-            or a table was in use for too long.
+        SchemaError: The schema is newer than this code can serve, or a table was in use for long.
     """
     with _exclusive(database) as connection:
-        current = _state(connection)
-        if current is SchemaState.COMPATIBLE:
+        current = state(connection)
+        if current is SchemaState.USABLE:
             return
         if current is SchemaState.NEWER:
-            raise SchemaError(
-                f"{database.public_url} was upgraded by a newer version, and is left as it is"
-            )
+            raise SchemaError(f"{database.public_url} {current.value}")
+        config = Config()
+        config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+        config.attributes["connection"] = connection
         try:
-            command.upgrade(_config(connection), revision)
+            command.upgrade(config, revision)
         except OperationalError as error:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
@@ -119,27 +94,14 @@ def upgrade(database: Database, revision: str = "head") -> None:
             ) from None
 
 
-def check_drift(database: Database) -> None:
-    """Compare the database's schema with the tables in `tables`.
-
-    Raises:
-        alembic.util.CommandError: They differ.
-    """
-    with database.write() as connection:
-        command.check(_config(connection))
-
-
-def _state(connection: Connection) -> SchemaState:
+def state(connection: Connection) -> SchemaState:
+    """Compare a database's schema with the migrations."""
     head, older = _revisions()
     revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is None:
-        return SchemaState.EMPTY
-    if revision == head:
-        return SchemaState.CURRENT
-    if revision in older:
-        return SchemaState.STALE
-    is_compatible = head is not None and revision.partition(".")[0] == head.partition(".")[0]
-    return SchemaState.COMPATIBLE if is_compatible else SchemaState.NEWER
+    if revision is None or (revision in older and revision != head):
+        return SchemaState.OUTDATED
+    is_usable = head is not None and revision.partition(".")[0] == head.partition(".")[0]
+    return SchemaState.USABLE if is_usable else SchemaState.NEWER
 
 
 @cache
@@ -163,10 +125,3 @@ def _exclusive(database: Database) -> Iterator[Connection]:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
         yield connection
-
-
-def _config(connection: Connection) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config

@@ -13,7 +13,6 @@ from sqlalchemy import (
     Integer,
     Table,
     func,
-    literal_column,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -30,7 +29,6 @@ __all__ = [
     "divide",
     "ends_with",
     "epoch",
-    "excluded",
     "insert",
     "starts_with",
     "to_datetime",
@@ -65,14 +63,6 @@ def divide(
 def insert(connection: Connection, table: Table) -> Any:
     """Return the dialect's insert with `on_conflict_do_nothing` and `on_conflict_do_update`."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
-
-
-def excluded(name: str) -> ColumnElement[Any]:
-    """Return a column of the row that an upsert did not insert.
-
-    SQLAlchemy's own copies all columns of the table for each statement, a quarter of its time.
-    """
-    return literal_column(f"excluded.{name}")
 
 
 class _Function(FunctionElement[T]):

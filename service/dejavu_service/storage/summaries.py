@@ -17,7 +17,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    delete,
     func,
     select,
     union,
@@ -26,75 +25,55 @@ from sqlalchemy import (
 from dejavu_cache.model.scenario import Context
 
 from ..errors import TooLargeError
-from .sql import byte_length, chunks, contains, day_of, epoch, excluded, insert
+from .sql import byte_length, contains, day_of, epoch, insert
 from .tables import contexts, days, misses, parts, records
 
 __all__ = [
     "ContextRow",
-    "Summary",
     "add_to_day",
     "count_by_day",
     "count_differences",
     "count_known",
     "count_measurements",
-    "drop_old_days",
     "list_namespaces",
     "list_writers",
     "load",
     "load_contexts",
-    "load_scenarios",
 ]
 
 
-class Summary(NamedTuple):
-    """A record in numbers; times in milliseconds, None where nothing ran.
+MOST_BYTES = 64 * 2**20
+"""Bytes of contexts that are loaded at once; one has about 1000."""
+MOST_SCENARIOS = 100_000
+"""Scenarios of a context that are loaded at once."""
 
-    Attributes:
-        scenario: The digest of the scenario.
-        chosen: The config that readers get, as JSON.
-        median: The median of the chosen config.
-        best: The smallest median.
-        slowest: The largest median.
-        configs: The number of measured configs.
-        failed: The number of configs that failed.
-        seconds: The cost of all measurements.
-        pinned: Whether a person chose the config.
-        compared: Whether the winner's results were compared; None where they were not.
+_own = records.c
+# Share by which the chosen config is slower than the best; null if it is not known.
+_excess = case((_own.best > 0, _own.median / _own.best - 1))
+_is_uncompared = and_(_own.chosen.is_not(None), ~_own.pinned, _own.compared.is_(None))
+_SUMMARY = select(
+    _own.scenario, _own.scenario_text, _own.chosen, _own.median, _own.best, _own.slowest,
+    _own.configs, _own.failed, _own.pinned, _own.compared,
+    _excess.label("excess"), _is_uncompared.label("is_uncompared"),
+).where(_own.text.is_not(None))  # fmt: skip
+
+
+def load(connection: Connection, context_id: int, scenario: str | None = None) -> dict[str, Any]:
+    """Load a context's records in numbers, all or one, by their scenario's digest.
+
+    Raises:
+        TooLargeError: There are more than `MOST_SCENARIOS`.
     """
-
-    scenario: str
-    chosen: str | None
-    median: float | None
-    best: float | None
-    slowest: float | None
-    configs: int
-    failed: int
-    seconds: float
-    pinned: bool
-    compared: bool | None = None
-
-    @property
-    def excess(self) -> float | None:
-        """Share by which the chosen config is slower than the best; None if unknown."""
-        return None if self.median is None or not self.best else self.median / self.best - 1
-
-    @property
-    def is_uncompared(self) -> bool:
-        """Return whether readers get a winner whose results nobody has compared."""
-        return self.chosen is not None and not (self.pinned or self.compared)
-
-
-def load(
-    connection: Connection, context_id: int, scenarios: Sequence[str] | None = None
-) -> dict[str, Summary]:
-    """Load the summaries of a context by their scenario's digest, all or some."""
-    query = select(*(records.c[name] for name in Summary._fields)).where(
-        records.c.context_id == context_id, records.c.text.is_not(None)
-    )
-    queries = [query]
-    if scenarios is not None:
-        queries = [query.where(records.c.scenario.in_(chunk)) for chunk in chunks(scenarios)]
-    return {row.scenario: Summary(*row) for query in queries for row in connection.execute(query)}
+    query = _SUMMARY.where(records.c.context_id == context_id).limit(MOST_SCENARIOS + 1)
+    if scenario is not None:
+        query = query.where(records.c.scenario == scenario)
+    rows = connection.execute(query).all()
+    if len(rows) > MOST_SCENARIOS:
+        raise TooLargeError(
+            f"this context has over {MOST_SCENARIOS} records, the most that a page loads: see by  "
+            "dejavu-cache quarantine list --writers  who wrote so many"
+        )
+    return {row.scenario: row for row in rows}
 
 
 _ours, _theirs = records.alias("ours"), records.alias("theirs")
@@ -197,11 +176,6 @@ class ContextRow(NamedTuple):
 # A page shows the same contexts as the one before it, and parsing one takes 0.1 ms.
 _parse_context = lru_cache(4096)(Context.model_validate_json)
 
-MOST_BYTES = 64 * 2**20
-"""Bytes of contexts that are loaded at once; one has about 1000."""
-MOST_SCENARIOS = 100_000
-"""Scenarios of a context that are loaded at once."""
-
 _missing = select(func.count()).where(misses.c.context_id == contexts.c.id).scalar_subquery()
 _seconds = (
     select(func.coalesce(func.sum(records.c.seconds), 0.0))
@@ -259,25 +233,6 @@ _MOST_CONTEXTS = 10_000
 def count_known(connection: Connection, ids: Sequence[int]) -> int:
     """Count the different scenarios, tuned or missed, of contexts."""
     return connection.execute(_COUNT_KNOWN, {"ids": ids[:_MOST_CONTEXTS]}).scalar_one()
-
-
-def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
-    """Load the texts of the scenarios that are tuned in a context, by their digest.
-
-    Raises:
-        TooLargeError: There are more than `MOST_SCENARIOS`.
-    """
-    count = select(contexts.c.records).where(contexts.c.id == context_id)
-    tuned = int(connection.execute(count).scalar() or 0)
-    if tuned > MOST_SCENARIOS:
-        raise TooLargeError(
-            f"this context has {tuned} records, and a page loads at most {MOST_SCENARIOS}: see by  "
-            "dejavu-cache quarantine list --writers  who wrote so many"
-        )
-    query = select(records.c.scenario, records.c.scenario_text)
-    is_tuned = (records.c.context_id == context_id, records.c.text.is_not(None))
-    rows = connection.execute(query.where(*is_tuned))
-    return {row.scenario: row.scenario_text for row in rows}
 
 
 def count_measurements(own: Select[Any]) -> Subquery:
@@ -353,15 +308,10 @@ def add_to_day(connection: Connection, namespace: str, *, missed: int = 0, reuse
         return
     row = {"namespace": namespace, "missed": missed, "reused": reused}
     statement = insert(connection, days).values(day=day_of(epoch()), **row)
-    added = {name: days.c[name] + excluded(name) for name in ("missed", "reused")}
+    added = {name: days.c[name] + statement.excluded[name] for name in ("missed", "reused")}
     connection.execute(
         statement.on_conflict_do_update(index_elements=["namespace", "day"], set_=added)
     )
-
-
-def drop_old_days(connection: Connection, seconds: float) -> None:
-    """Delete what was counted on days more than `seconds` ago."""
-    connection.execute(delete(days).where(days.c.day < day_of(epoch() - seconds)))
 
 
 def count_by_day(
@@ -387,19 +337,18 @@ def count_by_day(
     counted = select(days.c.day, days.c.missed, days.c.reused).where(
         days.c.namespace == namespace, days.c.day >= first
     )
-    rows = {
-        end - back: {
-            "day": until - timedelta(back), "tuned": 0, "seconds": 0.0, "missed": 0, "reused": 0
+    rows: dict[int, dict[str, Any]] = {
+        number_of_day: {
+            "day": date(1970, 1, 1) + timedelta(number_of_day),
+            "tuned": 0, "seconds": 0.0, "missed": 0, "reused": 0,
         }
-        for back in range(number)
+        for number_of_day in range(first, end + 1)
     }  # fmt: skip
-    for number_of_day, *counts in connection.execute(tuned):
-        if number_of_day in rows:
-            rows[number_of_day] |= zip(("tuned", "seconds"), counts, strict=True)
-    for number_of_day, *counts in connection.execute(counted):
-        if number_of_day in rows:
-            rows[number_of_day] |= zip(("missed", "reused"), counts, strict=True)
-    return [rows[number_of_day] for number_of_day in sorted(rows)]
+    for query, names in ((tuned, ("tuned", "seconds")), (counted, ("missed", "reused"))):
+        for number_of_day, *counts in connection.execute(query):
+            if number_of_day in rows:
+                rows[number_of_day] |= zip(names, counts, strict=True)
+    return list(rows.values())
 
 
 def list_namespaces(connection: Connection) -> list[dict[str, Any]]:
