@@ -359,7 +359,7 @@ def plot(curves: dict[str, Sequence[Tune]]) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(RESULTS / "prediction.svg", metadata={"Date": None})
+    figure.savefig(RESULTS.parents[1] / "docs" / "prediction.svg", metadata={"Date": None})
 
 
 def main() -> None:
