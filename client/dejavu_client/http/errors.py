@@ -1,14 +1,4 @@
-"""Errors of a server, under `dejavu_cache.errors.StoreError`.
-
-StoreError
-└── RemoteError
-    ├── UnreachableError    no answer, none in time, or "try again later"
-    │   ├── SilenceError        the server did not answer in time
-    │   ├── BusyError           the server says for how long to leave it alone
-    │   └── ServerFaultError    the server failed on this very request: 500
-    ├── RefusedError        the request is forbidden or invalid
-    └── NonsenseError       the answer does not follow the protocol
-"""
+"""Errors of a server, under `dejavu_cache.errors.StoreError`."""
 
 from __future__ import annotations
 

@@ -236,23 +236,21 @@ class ProtocolClient:
                 arrived; to send them again changes nothing.
         """
         refusals: list[tuple[Document, RefusedError]] = []
-        for records in _split(document["records"]):
-            self._upload_part({**document, "records": records}, refusals)
+        parts = [*_split(document["records"])]
+        while parts:
+            records = parts.pop(0)
+            part = {**document, "records": records}
+            try:
+                self.send_json(encode(part), len(records))
+            except RefusedError as error:
+                if error.status not in REFUSALS_FOR_GOOD:
+                    raise
+                if len(records) == 1 or len(refusals) >= MOST_REFUSALS:
+                    refusals.append((part, error))
+                else:
+                    middle = len(records) // 2
+                    parts[:0] = records[:middle], records[middle:]
         return refusals
-
-    def _upload_part(self, part: Document, refusals: list[tuple[Document, RefusedError]]) -> None:
-        records = part["records"]
-        try:
-            self.send_json(encode(part), len(records))
-        except RefusedError as error:
-            if error.status not in REFUSALS_FOR_GOOD:
-                raise
-            if len(records) == 1 or len(refusals) >= MOST_REFUSALS:
-                refusals.append((part, error))
-                return
-            middle = len(records) // 2
-            for half in (records[:middle], records[middle:]):
-                self._upload_part({**part, "records": half}, refusals)
 
     def send_json(self, body: bytes, records: int) -> None:
         """Send a record set, encoded as JSON, in one request; `records` is their number."""
@@ -303,13 +301,8 @@ class ProtocolClient:
         Returns:
             The lease's id, or None while another holder has it.
         """
-        request = {
-            "context": _to_json(context),
-            "scenario": _to_json(scenario),
-            "holder": holder,
-            "ttl": ttl,
-        }
-        answer = self._json("POST", "/leases", request)
+        key = {"context": _to_json(context), "scenario": _to_json(scenario)}
+        answer = self._json("POST", "/leases", {**key, "holder": holder, "ttl": ttl})
         lease: str | None = self._validate(_LeaseId | None, answer.get("lease"))
         return lease
 

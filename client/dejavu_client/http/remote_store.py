@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -182,16 +182,15 @@ class RemoteStore(Store):
                 them.
         """
         records = list(records)
+        unpinned = tuple(record.model_copy(update={"pin": None}) for record in records)
         if now:
-            record_set = RecordSet(context=context, records=_without_pins(records))
+            record_set = RecordSet(context=context, records=unpinned)
             self.calls.ask(lambda client: client.send(record_set))
             self._forget(context)
             return
         # A pin alone is not queued: if it is refused, nothing may be left in the spool.
         measured = [
-            record
-            for record in _without_pins(records)
-            if record.measurements or record.winner or record.launches
+            record for record in unpinned if record.measurements or record.winner or record.launches
         ]
         if measured:
             self.sender.put(context, measured)
@@ -252,10 +251,6 @@ class RemoteStore(Store):
         """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""
         self.sender.finish(FLUSH_SECONDS)
         self.sender.interrupt()
-
-
-def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
-    return tuple(record.model_copy(update={"pin": None}) for record in records)
 
 
 class _ServerLease:
@@ -383,33 +378,33 @@ class _ContextState:
         return recalls
 
 
+@dataclass
 class CopyCheck:
     """Asks a server what has changed of a machine's copies since it was last asked."""
 
-    def __init__(self) -> None:
-        """Begin without knowledge of any record."""
-        self._states: dict[Context, _ContextState] = defaultdict(_ContextState)
+    _states: dict[Context, _ContextState] = field(default_factory=dict)
 
     def changes(
         self, client: ProtocolClient, copies: Mapping[Context, Collection[Scenario]]
     ) -> dict[Context, CopyChanges]:
         """Return what has changed, and the recalls that the server has told of lately."""
         changed: dict[Context, list[Record]] = {}
+        states = {of: self._states.setdefault(of, _ContextState()) for of in copies}
         # Described before the first answer, which renews the revisions.
         requests = [
-            (part, {of.digest: self._states[of].describe(part[of]) for of in part})
+            (part, {of.digest: states[of].describe(part[of]) for of in part})
             for part in _split(copies)
         ]
         for part, request in requests:
             answer = client.revalidate(request)
             for context, scenarios in part.items():
                 if context.digest in answer:
-                    self._states[context].note(answer[context.digest], scenarios)
+                    states[context].note(answer[context.digest], scenarios)
                     changed.setdefault(context, []).extend(answer[context.digest].records)
         return {
             context: CopyChanges(changed.get(context, []), recalls)
             for context in copies
-            if (recalls := self._states[context].repeat()) or context in changed
+            if (recalls := states[context].repeat()) or context in changed
         }
 
 
