@@ -68,7 +68,7 @@ def read_tables() -> Tables:
         for kernel, table in report["kernels"].items():
             configs = [read_config(values) for values in table["configs"]]
             tables[gpu, kernel] = [
-                (environment, read_record(one, configs)) for one in table["scenarios"]
+                (environment, read_record(row, configs)) for row in table["scenarios"]
             ]
     return tables
 
@@ -129,12 +129,12 @@ def times_of(record: Record) -> dict[Config, float]:
     return {entry.config: entry.median or math.inf for entry in record.measurements}
 
 
-def tune(row: tuple[Environment, Record], known: Known, until: float = 0.2) -> Tune:
+def tune(row: tuple[Environment, Record], records: Known, until: float = 0.2) -> Tune:
     """Run the product's search until it ends, and at least until a share was measured."""
     environment, record = row
     times = times_of(record)
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
-    model = SlowdownModel(environment, record.scenario, programs, known)
+    model = SlowdownModel(environment, record.scenario, programs, records)
     search = PredictedSearch(model, [], len(times), 0.0)
     stopping = PredictedSearch(model, [], len(times), LOSS)
     best, stopped, regrets = min(times.values()), 0, list[float]()
@@ -166,14 +166,14 @@ def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Gu
     """Choose as a launch does, among the default and the winners of the nearest scenarios."""
     rows = read_tables()[gpu, kernel]
     environment, record = rows[number]
-    known = known_of(situation, gpu, kernel, number)
-    known = sorted(known, key=lambda row: distance(record.scenario, row[1].scenario))
-    known = known[:NEAR_A_LAUNCH]
+    rows_known = known_of(situation, gpu, kernel, number)
+    rows_known.sort(key=lambda row: distance(record.scenario, row[1].scenario))
+    del rows_known[NEAR_A_LAUNCH:]
     times, default = times_of(record), ranked_configs(gpu, kernel)[rank]
-    winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in known]
+    winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     among = {config: programs[config] for config in [default, *winners] if config in times}
-    outdone = SlowdownModel(environment, record.scenario, among, known).outdo(default)
+    outdone = SlowdownModel(environment, record.scenario, among, rows_known).outdo(default)
     chosen, best = outdone[0] if outdone else default, min(times.values())
     return Guess(times[default] / best - 1, times[chosen] / best - 1, outdone is None)
 
@@ -187,7 +187,7 @@ def ranked_configs(gpu: str, kernel: str) -> dict[float, Config]:
         for config, time in times.items():
             slowdowns.setdefault(config, []).append(math.log(time / min(times.values())))
     ranked = sorted(
-        (c for c, each in slowdowns.items() if len(each) == len(rows) and max(each) < math.inf),
+        (c for c, row in slowdowns.items() if len(row) == len(rows) and max(row) < math.inf),
         key=lambda config: sum(slowdowns[config]),
     )
     return {rank: ranked[int(rank * len(ranked))] for rank in DEFAULTS.values()}
@@ -210,7 +210,7 @@ def simulate_wrong(seed: int) -> Tune:
     drawn = random.Random(seed)
     gpu, kernel = drawn.choice(sorted(read_tables()))
     number = drawn.randrange(len(read_tables()[gpu, kernel]))
-    known = []
+    shuffled: Known = []
     for environment, record in known_of("other scenarios", gpu, kernel, number):
         times = [entry.median for entry in record.measurements]
         drawn.shuffle(times)
@@ -218,8 +218,8 @@ def simulate_wrong(seed: int) -> Tune:
             entry.model_copy(update={"median": time})
             for entry, time in zip(record.measurements, times, strict=True)
         ]
-        known.append((environment, record.model_copy(update={"measurements": measurements})))
-    return tune(read_tables()[gpu, kernel][number], known, until=0.0)
+        shuffled.append((environment, record.model_copy(update={"measurements": measurements})))
+    return tune(read_tables()[gpu, kernel][number], shuffled, until=0.0)
 
 
 def summary(regrets: Iterable[float]) -> str:
@@ -249,10 +249,10 @@ def search_at_random(record: Record, _: Known, seed: int) -> list[Config]:
     return random.Random(seed).sample(configs, len(configs))
 
 
-def search_near(record: Record, known: Known, _: int) -> list[Config]:
+def search_near(record: Record, records: Known, _: int) -> list[Config]:
     """Rank configs by their mean slowdown in other scenarios, weighted by how near these are."""
     totals: dict[Config, list[float]] = {config: [3.0, 1.0] for config in times_of(record)}
-    for _environment, other in known:
+    for _environment, other in records:
         ours, theirs = record.scenario.args, other.scenario.args
         weight = math.exp(-sum(value_distance(ours[name], theirs[name]) for name in ours))
         times = times_of(other)
@@ -274,7 +274,8 @@ def search_by_tpe(record: Record, _: Known, seed: int) -> list[Config]:
         name: sorted({v[name] for v in values.values()}) for name in values[next(iter(times))]
     }
     spaces = {
-        name: optuna.distributions.CategoricalDistribution(each) for name, each in choices.items()
+        name: optuna.distributions.CategoricalDistribution(options)
+        for name, options in choices.items()
     }
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     order: list[Config] = []
@@ -303,14 +304,15 @@ def search_by_pattern(record: Record, _: Known, seed: int) -> list[Config]:
     steps = {
         name: sorted({value[name] for value in values.values()}) for name in values[configs[0]]
     }
-    place = {c: [steps[name].index(value) for name, value in values[c].items()] for c in configs}
+    position = {c: [steps[name].index(value) for name, value in values[c].items()] for c in configs}
     order = drawn.sample(configs, 10)
     while len(order) < 0.3 * len(configs):
         best = sorted(order, key=times.__getitem__)[:5]
         near = []
         for config in configs:
             gaps = [
-                [abs(a - b) for a, b in zip(place[config], place[o], strict=True)] for o in best
+                [abs(a - b) for a, b in zip(position[config], position[o], strict=True)]
+                for o in best
             ]
             if config not in order and any(max(g) == 1 and sum(g) <= 2 for g in gaps):
                 near.append(config)
@@ -330,14 +332,14 @@ SEARCHES: dict[str, Callable[[Record, Known, int], list[Config]]] = {
 def compare(name: str, gpu: str, kernel: str, number: int) -> Tune:
     """Run another search in a scenario, or a drawn one five times."""
     record = read_tables()[gpu, kernel][number][1]
-    known = known_of("other scenarios", gpu, kernel, number)
+    records = known_of("other scenarios", gpu, kernel, number)
     times = times_of(record)
     best, runs = min(times.values()), []
     for seed in range(1 if name == "nearest scenarios" else 5):
-        order = SEARCHES[name](record, known, seed)[: math.ceil(0.3 * len(times))]
+        order = SEARCHES[name](record, records, seed)[: math.ceil(0.3 * len(times))]
         reached = [min(times[c] for c in order[:count]) for count in range(1, len(order) + 1)]
         runs.append([time / best - 1 for time in reached])
-    return Tune([statistics.fmean(one) for one in zip(*runs, strict=True)], 1, len(times))
+    return Tune([statistics.fmean(regrets) for regrets in zip(*runs, strict=True)], 1, len(times))
 
 
 def plot(curves: dict[str, Sequence[Tune]]) -> None:
@@ -379,20 +381,22 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         for situation in SITUATIONS:
             tunes = list(pool.map(partial(simulate, situation), *columns, chunksize=4))
-            found = report.setdefault(situation, {})
-            found["all"] = summarize(tunes)
+            summaries = report.setdefault(situation, {})
+            summaries["all"] = summarize(tunes)
             for cell in cells:
-                these = [t for t, one in zip(tunes, scenarios, strict=True) if one[:2] == cell]
-                found[f"{cell[1]} on an {cell[0]}"] = summarize(these)
-            print(situation, json.dumps(found["all"]), flush=True)
+                own = [
+                    t for t, scenario in zip(tunes, scenarios, strict=True) if scenario[:2] == cell
+                ]
+                summaries[f"{cell[1]} on an {cell[0]}"] = summarize(own)
+            print(situation, json.dumps(summaries["all"]), flush=True)
             if situation in ("other scenarios", "nothing"):
                 curves[f"this search, knowing {situation}"] = tunes
         for name, rank in DEFAULTS.items():
             for situation in SITUATIONS[:3]:
                 guesses = list(pool.map(partial(guess, rank, situation), *columns, chunksize=4))
-                found = report.setdefault("without a measurement", {}).setdefault(name, {})
-                found[situation] = summarize_guesses(guesses)
-                print(name, situation, found[situation], flush=True)
+                losses = report.setdefault("without a measurement", {}).setdefault(name, {})
+                losses[situation] = summarize_guesses(guesses)
+                print(name, situation, losses[situation], flush=True)
         if arguments.wrong:
             wrong = list(pool.map(simulate_wrong, range(arguments.wrong), chunksize=8))
             report["shuffled records"] = {

@@ -47,12 +47,12 @@ def record_of(m: int, n: int, times: Mapping[Config, float] | None = None) -> Re
 
 def search(
     times: Mapping[Config, float],
-    known: Sequence[tuple[Environment, Record]] = (),
+    records: Sequence[tuple[Environment, Record]] = (),
     loss: float = 0.01,
 ) -> list[Config]:
     """Return the configs that a search measures of a scenario of 1024 x 2048."""
     scenario = Scenario(args={"M": 1024, "N": 2048})
-    model = SlowdownModel(HERE, scenario, dict.fromkeys(times), known)
+    model = SlowdownModel(HERE, scenario, dict.fromkeys(times), records)
     chosen = PredictedSearch(model, [CONFIGS[0]], len(times), loss)
     measured: list[Config] = []
     while batch := chosen.ask():
@@ -70,14 +70,14 @@ NEIGHBOURS = [(HERE, record_of(m, n)) for m, n in product((512, 1024, 4096), (51
 
 
 @pytest.mark.parametrize(
-    ("known", "most"),
+    ("records", "most"),
     [([], 60), (NEIGHBOURS, 24), ([(THERE, record_of(1024, 2048))], 16)],
     ids=["nothing", "other scenarios", "another GPU"],
 )
 def test_what_is_known_spares_measurements(
-    known: list[tuple[Environment, Record]], most: int
+    records: list[tuple[Environment, Record]], most: int
 ) -> None:
-    measured = search(TRUE, known)
+    measured = search(TRUE, records)
     assert measured[0] == CONFIGS[0], "the default"
     assert len({*measured}) == len(measured) <= most
     assert loss_of(TRUE, measured) <= 0.01
@@ -88,12 +88,12 @@ def test_no_loss_measures_all() -> None:
 
 
 def shuffled(seed: int) -> list[tuple[Environment, Record]]:
-    drawn, known = random.Random(seed), []
+    drawn, records = random.Random(seed), []
     for environment, record in NEIGHBOURS:
         times = [entry.median or 0.0 for entry in record.measurements]
         drawn.shuffle(times)
-        known.append((environment, record_of(1, 1, dict(zip(CONFIGS, times, strict=True)))))
-    return known
+        records.append((environment, record_of(1, 1, dict(zip(CONFIGS, times, strict=True)))))
+    return records
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,13 +106,13 @@ def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> 
     ratios: list[float] = []
     drawn = random.Random(0)
     for _ in range(6):
-        known = [
+        records = [
             (HERE, record_of(2 ** drawn.randint(8, 13), drawn.choice(SIZES))) for _ in range(8)
         ]
         for m, n in product(SIZES[2::2], SIZES[2::2]):
             default, *others = drawn.sample(CONFIGS, 9)
             scenario = Scenario(args={"M": m, "N": n})
-            model = SlowdownModel(HERE, scenario, dict.fromkeys([default, *others]), known)
+            model = SlowdownModel(HERE, scenario, dict.fromkeys([default, *others]), records)
             if outdone := model.outdo(default):
                 config, gain = outdone
                 assert 0 < gain < 1
