@@ -20,7 +20,6 @@ from ..model.scenario import (
     Config,
     Context,
     Difference,
-    Environment,
     Scenario,
     canonical_json,
     differences,
@@ -50,11 +49,12 @@ MOST_SCENARIOS = 4096
 CONTEXTS_AGE = 60.0
 """Seconds for which the list of a kernel's contexts is used before it is read again."""
 
-NEAR_HERE, NEAR_ELSEWHERE = 16, 4
-"""Most records from which a tune predicts, and most of each other GPU or Triton."""
+NEAR_A_TUNE, NEAR_A_LAUNCH = 16, 8
+"""Most records from which a tune predicts, and a launch: of twice as many, a launch took twice the
+time for no less loss."""
 
-NEAR_A_LAUNCH = 8
-"""Most records from which a launch predicts: twice as many took twice the time for no less loss."""
+NEAR_ELSEWHERE = 4
+"""Of them, most of each other GPU or Triton."""
 
 _NUMBER = r"(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 """A number in a scenario's text."""
@@ -66,10 +66,11 @@ class Neighbour(NamedTuple):
     context: Context
     found: Found
 
-    def is_of_machine(self, environment: Environment) -> bool:
-        """Return whether it was measured on the same GPU and with the same variables."""
-        own = self.context.environment
-        return (own.device, own.variables) == (environment.device, environment.variables)
+
+def _is_of_machine(context: Context, request: Request) -> bool:
+    """Return whether records of a context were made on a request's GPU, with its variables."""
+    there, here = context.environment, request.context.environment
+    return (there.device, there.variables) == (here.device, here.variables)
 
 
 class KnownRecords:
@@ -183,26 +184,36 @@ class KnownRecords:
             self._contexts[kernel] = time.monotonic(), contexts
         return [other for other in contexts if other != context]
 
-    def neighbours(self, request: Request, exact: Collection[str] = ()) -> Iterator[Neighbour]:
+    def neighbours(
+        self, request: Request, most: int, exact: Collection[str] = ()
+    ) -> Iterator[Neighbour]:
         """Yield the records that say most of a scenario's configs, to predict others from.
 
-        They are those of the same and of near scenarios that were measured on other GPUs or with
-        another Triton, and then those of near scenarios in the request's own context.
+        They are those of the same and of near scenarios that were measured with another Triton or
+        on other GPUs, half of `most` at most, and then those of near scenarios in the request's
+        own context.
 
         Args:
             request: the scenario in question.
+            most: how many records to read at most.
             exact: key arguments that must be equal though they are numbers.
         """
         context, scenario = request.context, request.scenario
+        alike = [
+            other
+            for other in self.other_contexts(context)
+            if (other.kernel, other.problem) == (context.kernel, context.problem)
+        ]
+        # What this machine's GPU can run is first: only that may be chosen.
+        alike.sort(key=lambda other: not _is_of_machine(other, request))
         places: list[tuple[Context, Scenario]] = []
-        for other in self.other_contexts(context):
-            if (other.kernel, other.problem) == (context.kernel, context.problem):
-                near = self.near(other, scenario, exact)
-                places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
-        del places[NEAR_HERE // 2 :]
+        for other in alike:
+            near = self.near(other, scenario, exact)
+            places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
+        del places[most // 2 :]
         near = self.near(context, scenario, exact)
-        places += [(context, neighbour) for _, neighbour in islice(near, NEAR_HERE)]
-        for place in places[:NEAR_HERE]:
+        places += [(context, neighbour) for _, neighbour in islice(near, most)]
+        for place in places[:most]:
             recorded = self.tiers.get(*place) if place != (context, scenario) else None
             if recorded is not None and len(recorded.record.measurements) > 1:
                 yield Neighbour(place[0], recorded)
@@ -235,11 +246,11 @@ def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> R
         records: the kernel's.
         uncompared: whether a record may serve whose winner nobody has compared.
     """
-    neighbours = list(islice(records.neighbours(request, request.exact), NEAR_A_LAUNCH))
+    neighbours = list(records.neighbours(request, NEAR_A_LAUNCH, request.exact))
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
     for neighbour in neighbours:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
-        if choice is not None and neighbour.is_of_machine(request.context.environment):
+        if choice is not None and _is_of_machine(neighbour.context, request):
             candidates.setdefault(describe(choice.config), (choice, neighbour))
     default = describe(request.default)
     model = None

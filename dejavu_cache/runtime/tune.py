@@ -42,7 +42,7 @@ from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
-from .known_records import KnownRecords, model_slowdowns
+from .known_records import NEAR_A_TUNE, KnownRecords, model_slowdowns
 from .launch_recorder import pause_recording
 from .request import How, Request, Resolution
 
@@ -226,7 +226,7 @@ class Tune:
         }
         default = describe(request.default)
         candidates = draw_candidates([*request.declared], [default, *measured])
-        neighbours = list(self._records.neighbours(request))
+        neighbours = list(self._records.neighbours(request, NEAR_A_TUNE))
         threads = threads_for(limit)
         if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
             return None

@@ -138,6 +138,16 @@ def test_another_tritons_record_stands_in_labelled_and_another_gpus_never(
     assert how == "default" or fields == ["environment.triton"]
 
 
+def test_other_gpus_records_leave_room_for_those_of_this_one(tmp_path: Path) -> None:
+    for name in ("A sibling", "Another one", "A third"):
+        record_sizes(tmp_path, *range(100, 110), device={"name": name})
+    record_sizes(tmp_path, 200)
+    launch(kernel := make(tmp_path), 105)
+    resolution = kernel.explain(*TENSORS, 105)
+    assert (resolution.how, kernel.best_config) == ("predicted", CONFIGS[2])
+    assert resolution.recorded_for.args["n"] == 200
+
+
 def test_later_launches_do_not_list_the_contexts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
