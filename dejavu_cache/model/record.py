@@ -116,13 +116,13 @@ class Confidence(FrozenModel):
 class Resources(FrozenModel):
     """What a config's launch takes of a GPU, as the compiler and the grid say."""
 
-    programs: Annotated[StrictInt, Field(ge=0)]
+    programs: Annotated[StrictInt, Field(ge=0, lt=2**63)]
     """Programs of the grid."""
-    registers: Annotated[StrictInt, Field(ge=0)]
+    registers: Annotated[StrictInt, Field(ge=0, lt=2**31)]
     """Registers of a thread."""
-    spills: Annotated[StrictInt, Field(ge=0)]
+    spills: Annotated[StrictInt, Field(ge=0, lt=2**31)]
     """Registers that are kept in memory instead."""
-    shared: Annotated[StrictInt, Field(ge=0)]
+    shared: Annotated[StrictInt, Field(ge=0, lt=2**31)]
     """Bytes of shared memory of a program."""
 
 

@@ -133,7 +133,7 @@ class Encoder:
                 block = point.config.params.get(parameter)
                 ratio = 0.0
                 if _is_size(size) and _is_size(block):
-                    ratio = min(max(math.log2(size / block), low), high)
+                    ratio = min(max(math.log2(size) - math.log2(block), low), high)
                 values.append(RATIO * ratio)
         return values
 

@@ -10,8 +10,10 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario, now
 from dejavu_cache.prediction.slowdown_model import SlowdownModel
 from dejavu_cache.tuning.search import PredictedSearch
@@ -125,3 +127,49 @@ def test_what_runs_without_a_measurement_is_rarely_slower_than_the_default() -> 
 def test_where_nothing_is_known_the_default_is_not_outdone() -> None:
     model = SlowdownModel(HERE, Scenario(args={"M": 64, "N": 64}), dict.fromkeys(CONFIGS), [])
     assert model.outdo(CONFIGS[0]) is None
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([5e-324, 1.7e308, 0, True, "text", None]),
+)
+COUNTS = st.integers(0, 2**31 - 1)
+
+
+@given(st.data())
+def test_no_record_makes_a_prediction_fail(data: st.DataObject) -> None:
+    """Whoever may write records could otherwise end the programs that read them."""
+    configs = [
+        Config(params={"B": data.draw(NUMBERS)}, options={"num_warps": number + 1})
+        for number in range(3)
+    ]
+    known = []
+    for number in range(data.draw(st.integers(0, 4))):
+        report = Resources(
+            programs=data.draw(st.integers(0, 2**63 - 1)),
+            registers=data.draw(COUNTS), spills=data.draw(COUNTS), shared=data.draw(COUNTS),
+        )  # fmt: skip
+        timings = [
+            Measurement(
+                config=config,
+                median=data.draw(st.floats(5e-324, 1e300)),
+                at=now(),
+                resources=data.draw(st.sampled_from([None, report])),
+            )
+            for config in configs[: data.draw(st.integers(1, 3))]
+        ]
+        args = {"n": data.draw(NUMBERS), "m": number}
+        known.append((HERE, Record(scenario=Scenario(args=args), measurements=tuple(timings))))
+    programs = data.draw(st.sampled_from([None, 0, 1, 2**40]))
+    scenario = Scenario(args={"n": data.draw(NUMBERS), "m": 1})
+    model = SlowdownModel(HERE, scenario, dict.fromkeys(configs, programs), known)
+    model.outdo(configs[0])
+    chosen = PredictedSearch(model, configs[:1], 3, 0.01)
+    while batch := chosen.ask():
+        chosen.tell(
+            Measurement(config=config, median=data.draw(st.floats(1e-6, 1e6)), at=now())
+            for config in batch
+        )
+    expected, errors = model.expect()
+    assert all(map(math.isfinite, [*expected, *errors]))
