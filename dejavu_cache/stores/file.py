@@ -32,9 +32,6 @@ __all__ = [
     "read_text",
 ]
 
-_TREE = ".tree.json"
-"""End of the names of decision trees, which lie beside the records in older folders."""
-
 _LOCKS = ".locks"
 """Name of the folder of locks."""
 
@@ -204,8 +201,6 @@ class FileStore(Store):
         """
         unlisted: list[OSError] = []
         for path in self._find("*.json", kernel, unlisted):
-            if path.name.endswith(_TREE):
-                continue
             try:
                 yield path, self._load(path)
             except (StoreError, OSError) as error:

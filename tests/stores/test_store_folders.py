@@ -142,16 +142,6 @@ def test_a_folder_that_goes_while_files_are_listed_hides_no_other_file(
     assert list(store.contexts()) == [context()]
 
 
-def test_a_decision_tree_in_a_folder_is_no_file_of_records(
-    store: FileStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Earlier commits wrote them beside the records."""
-    store.put(context(), [record()])
-    store.path(context()).with_suffix(".tree.json").write_text('{"format": 1}')
-    assert list(store.contexts()) == [context()]
-    assert (store.problems(), caplog.text) == ({}, "")
-
-
 def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
     """A file's name is another user's choice in a shared folder."""
     (store.root / "\x1b[2J\u202e.json").write_text("{")
