@@ -84,9 +84,9 @@ _MAX_TOKENS = 1000
 _LONGEST_PATH = 500
 
 _HEALTH = {"/livez", "/readyz"}
-_PUBLIC_PATHS = {*_HEALTH, "/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
-_WITHOUT_TOKEN = {tokens.EXCHANGE_PATH, "/login", "/logout"}
-"""Paths where somebody gets a token, or presents one in the body, which their routes verify."""
+_PUBLIC = {"/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
+_WITHOUT_TOKEN = {*_PUBLIC, tokens.EXCHANGE_PATH, "/login", "/logout"}
+"""At the last three somebody gets a token, or presents one in the body, which routes verify."""
 _LONG = ("/import", "/export", "/promote")
 _EXPORT = "/v1/{namespace}/export"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
@@ -169,8 +169,7 @@ class Gate:
         loop = asyncio.get_running_loop()
         passage.timer = loop.call_later(passage.seconds, passage.end)
         try:
-            if scope["path"] not in _PUBLIC_PATHS:
-                scope["principal"] = await self._authenticate(scope, passage)
+            scope["principal"] = await self._authenticate(scope, passage)
             await self._app(scope, receive, passage.send)
         except asyncio.CancelledError:
             if not passage.is_overdue:

@@ -94,7 +94,7 @@ def test_a_request_that_does_not_end_is_ended(
 ) -> None:
     monkeypatch.setattr(edge, "_SECONDS", 0.05)
     # Without a token, these would be refused; they stand for requests of any kind.
-    monkeypatch.setattr(edge, "_PUBLIC_PATHS", {"/style.css", "/favicon.ico", "/x/import"})
+    monkeypatch.setattr(edge, "_WITHOUT_TOKEN", {"/style.css", "/favicon.ico", "/x/import"})
 
     async def serve() -> None:
         gate = Gate(wait_for_body, Server(ServerSettings(database=sqlite_url, requests=1)))
@@ -156,6 +156,20 @@ def test_one_caller_leaves_some_requests_to_the_others(sqlite_url: str) -> None:
             one.cancel()
         await asyncio.wait(waiting)
         assert not gate._held
+        await server.close()
+
+    asyncio.run(serve())
+
+
+def test_one_address_leaves_some_requests_where_no_token_is_needed(sqlite_url: str) -> None:
+    async def serve() -> None:
+        server = Server(ServerSettings(database=sqlite_url, requests=3))
+        gate = Gate(wait_for_body, server)
+        waiting = [ask(gate, "/style.css") for _ in range(2)]
+        assert (await ask(gate, "/v1/openapi.json"))[0] == 429
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
         await server.close()
 
     asyncio.run(serve())
