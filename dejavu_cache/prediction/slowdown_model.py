@@ -4,7 +4,7 @@ What is modelled is the logarithm of a config's time over the best one's in its 
 are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
 and products. The scales below were chosen on exhaustive measurements of other scenarios than those
-by which `benchmarks/prediction.py` judges them.
+by which `benchmarks/prediction.py` judges them, but for `ELSEWHERE` and `SURELY`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.record import Record, Resources
+from ..model.record import Record
 from ..model.scenario import Config, Environment, Scenario
 from .features import Encoder, Matrix, Point, Points
 
@@ -136,7 +136,12 @@ class SlowdownModel:
         self.configs = [*configs]
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._measured: dict[int, float] = {}
-        resources = known_resources(records)
+        resources = {
+            measurement.config: measurement.resources
+            for _, record in records
+            for measurement in record.measurements
+            if measurement.resources is not None
+        }
         learned, slowdowns = _sample(records, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
         encoder = Encoder([*learned, *asked], resources)
@@ -236,16 +241,6 @@ class SlowdownModel:
         expected, errors = self.expect()
         wanted = math.log(1 - gain)
         return min(float(_below((wanted - expected[left]) / errors[left]).sum()), 1.0)
-
-
-def known_resources(records: Iterable[KnownRecord]) -> dict[Config, Resources]:
-    """Return what the compiler reported of each config, of several reports the last."""
-    return {
-        measurement.config: measurement.resources
-        for _, record in records
-        for measurement in record.measurements
-        if measurement.resources is not None
-    }
 
 
 def _sample(

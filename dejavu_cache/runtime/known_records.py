@@ -123,10 +123,7 @@ class KnownRecords:
         return found._replace(record=corrected_record(found.record, findings))
 
     def near(
-        self,
-        context: Context,
-        wanted: Scenario,
-        exact: Collection[str] = (),
+        self, context: Context, wanted: Scenario, exact: Collection[str] = ()
     ) -> Iterator[tuple[float, Scenario]]:
         """Yield the recorded scenarios of a context with their distance, the nearest first.
 
@@ -199,17 +196,13 @@ class KnownRecords:
             exact: key arguments that must be equal though they are numbers.
         """
         context, scenario = request.context, request.scenario
-        alike = [
-            other
-            for other in self.other_contexts(context)
-            if (other.kernel, other.problem) == (context.kernel, context.problem)
-        ]
-        # What this machine's GPU can run is first: only that may be chosen.
-        alike.sort(key=lambda other: not _is_of_machine(other, request))
         places: list[tuple[Context, Scenario]] = []
-        for other in alike:
-            near = self.near(other, scenario, exact)
-            places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
+        # This GPU's contexts are first: only what they hold may be chosen.
+        others = self.other_contexts(context)
+        for other in sorted(others, key=lambda other: not _is_of_machine(other, request)):
+            if (other.kernel, other.problem) == (context.kernel, context.problem):
+                near = self.near(other, scenario, exact)
+                places += [(other, neighbour) for _, neighbour in islice(near, NEAR_ELSEWHERE)]
         del places[most // 2 :]
         near = self.near(context, scenario, exact)
         places += [(context, neighbour) for _, neighbour in islice(near, most)]

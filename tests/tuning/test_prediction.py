@@ -135,41 +135,33 @@ NUMBERS = st.one_of(
     st.sampled_from([5e-324, 1.7e308, 0, True, "text", None]),
 )
 COUNTS = st.integers(0, 2**31 - 1)
+REPORTS = st.builds(
+    Resources, programs=st.integers(0, 2**63 - 1), registers=COUNTS, spills=COUNTS, shared=COUNTS
+)
 
 
 @given(st.data())
 def test_no_record_makes_a_prediction_fail(data: st.DataObject) -> None:
     """Whoever may write records could otherwise end the programs that read them."""
-    configs = [
-        Config(params={"B": data.draw(NUMBERS)}, options={"num_warps": number + 1})
-        for number in range(3)
+    draw = data.draw
+    configs = [Config(params={"B": draw(NUMBERS)}, options={"num_warps": n}) for n in (1, 2, 3)]
+    scenarios = [
+        Scenario(args={"n": draw(NUMBERS), "m": m}) for m in range(draw(st.integers(1, 5)))
     ]
     known = []
-    for number in range(data.draw(st.integers(0, 4))):
-        report = Resources(
-            programs=data.draw(st.integers(0, 2**63 - 1)),
-            registers=data.draw(COUNTS), spills=data.draw(COUNTS), shared=data.draw(COUNTS),
-        )  # fmt: skip
-        timings = [
-            Measurement(
-                config=config,
-                median=data.draw(st.floats(5e-324, 1e300)),
-                at=now(),
-                resources=data.draw(st.sampled_from([None, report])),
-            )
-            for config in configs[: data.draw(st.integers(1, 3))]
-        ]
-        args = {"n": data.draw(NUMBERS), "m": number}
-        known.append((HERE, Record(scenario=Scenario(args=args), measurements=tuple(timings))))
-    programs = data.draw(st.sampled_from([None, 0, 1, 2**40]))
-    scenario = Scenario(args={"n": data.draw(NUMBERS), "m": 1})
-    model = SlowdownModel(HERE, scenario, dict.fromkeys(configs, programs), known)
+    for scenario in scenarios[1:]:
+        reports = draw(st.lists(st.none() | REPORTS, min_size=1, max_size=3))
+        medians = draw(st.lists(st.floats(5e-324, 1e300), min_size=3, max_size=3))
+        timings = tuple(
+            Measurement(config=config, median=median, at=now(), resources=report)
+            for config, median, report in zip(configs, medians, reports, strict=False)
+        )
+        known.append((HERE, Record(scenario=scenario, measurements=timings)))
+    programs = draw(st.sampled_from([None, 0, 1, 2**40]))
+    model = SlowdownModel(HERE, scenarios[0], dict.fromkeys(configs, programs), known)
     model.outdo(configs[0])
     chosen = PredictedSearch(model, configs[:1], 3, 0.01)
     while batch := chosen.ask():
-        chosen.tell(
-            Measurement(config=config, median=data.draw(st.floats(1e-6, 1e6)), at=now())
-            for config in batch
-        )
+        chosen.tell(Measurement(config=config, median=2.0, at=now()) for config in batch)
     expected, errors = model.expect()
     assert all(map(math.isfinite, [*expected, *errors]))
