@@ -28,22 +28,12 @@ BATCH = 20
 
 SECONDS = 4
 
-_HEAD = """import dataclasses
-import enum
-from typing import NamedTuple
+_HEAD = """from typing import NamedTuple
 import triton
 import triton.language as tl
 from triton.language import core
 
 STATE = {"h": 4}
-
-class Mode(enum.IntEnum):
-    ONE = 3
-    TWO = 6
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    a: int
 
 class P(NamedTuple):
     a: object
@@ -57,21 +47,10 @@ class Q(NamedTuple):
 def f(v):
     return v + 1.25
 
-@triton.jit
-def g(v):
-    return v * 0.75
-
 class Op:
     @triton.jit
     def apply(v):
         return v * 3.5
-
-class Other:
-    apply = f
-
-class Holder:
-    def __init__(self, function):
-        self.apply = function
 
 @core.builtin
 def builtin(v, _semantic=None):
@@ -103,39 +82,30 @@ class Slot(NamedTuple):
 
 SLOTS = (
     Slot("number", "if number is not None:\n        v = v * number",
-         ("1", "2", "3", "16", "2**31", "2**40", "2**63 + 8", "1.0", "2.5", "True", "False", "None",
-          "-1", "0", "numpy.float32(2.5)", "numpy.int64(3)", "numpy.int32(3)", "torch.tensor(2)")),
+         ("1", "2", "16", "2**31", "2**40", "2**63 + 8", "2.5", "True", "None", "-1",
+          "numpy.float32(2.5)", "numpy.int64(3)", "torch.tensor(2)")),
     Slot("pair", "v += tl.load(pair[0] + at, mask=at < n).to(tl.float32) + len(pair)\n"
          "    if pair[1] is not None:\n        v = v * pair[1]",
          ("(tensor(), 3)", "(tensor(), 2.5)", "(tensor(), 2**40)", "(tensor(), None)",
-          "(tensor(), 3, 4)", "(tensor(), True)", "(tensor(), 9)", "(tensor(torch.float16), 3)",
-          "(tensor(torch.bfloat16), 3)")),
+          "(tensor(), 3, 4)", "(tensor(), 9)", "(tensor(torch.float16), 3)")),
     Slot("nested", "v = v * nested[1][0] + nested[1][1]",
-         ("(7, (5, 2))", "(7, (3, 2))", "(7, (1.5, 2))", "(7, (2, 1.5))", "(7, (3, 2**40))",
-          "(7.5, (3, 2))", "(None, (3, 2))", "(7, (3, 2, 4))", "(7, (True, 2))")),
+         ("(7, (5, 2))", "(7, (1.5, 2))", "(7, (2, 1.5))", "(7, (3, 2, 4))")),
     Slot("named", "v = v * named.a - named.b",
-         ("P(2, 3)", "P(2, 3.5)", "P(3.5, 2)", "Q(2, 3.5)", "Q(3.5, 2)", "P(2**40, 3)")),
-    Slot("C: tl.constexpr", "v = v * C",
-         ("1", "2", "2.0", "True", "3", "-1", "0", "tl.constexpr(2)")),
+         ("P(2, 3)", "P(2, 3.5)", "Q(2, 3.5)", "P(2**40, 3)")),
+    Slot("C: tl.constexpr", "v = v * C", ("1", "2", "2.0", "True", "0", "tl.constexpr(2)")),
     Slot("MODE: tl.constexpr", "if MODE == 'a':\n        v = v + 1\n    elif MODE == 1:\n"
          "        v = v - 7\n    elif MODE is None:\n        v = v * 5",
-         ("'a'", "'b'", "''", "None", "1", "True", "False", "'A'")),
+         ("'a'", "''", "None", "1", "True", "'A'")),
     Slot("D: tl.constexpr", "v = v.to(D).to(tl.float32) * 1.5",
-         ("tl.float16", "tl.bfloat16", "tl.float32", "tl.float64", "tl.int32")),
-    Slot("T: tl.constexpr", "v = v * T[0] + T[1]",
-         ("(1, 2)", "(1, 2.0)", "(2, 1)", "(1, 2, 3)", "(True, 2)", "P(1, 2)")),
-    Slot("F: tl.constexpr", "v = F(v)", ("f", "g", "Op.apply", "builtin", "Other.apply")),
-    Slot("function", "v = function(v)", ("f", "g", "Op.apply")),
-    Slot("O: tl.constexpr", "v = O.apply(v)",
-         ("Op", "Other", "Op()", "Holder(f)", "Holder(g)", "Holder(builtin)")),
+         ("tl.float16", "tl.bfloat16", "tl.int32")),
+    Slot("T: tl.constexpr", "v = v * T[0] + T[1]", ("(1, 2)", "(1, 2.0)", "(1, 2, 3)", "P(1, 2)")),
+    Slot("F: tl.constexpr", "v = F(v)", ("f", "Op.apply", "builtin")),
+    Slot("O: tl.constexpr", "v = O.apply(v)", ("Op", "Op()")),
     Slot("described", "v = v + tl.sum(tl.sum(described.load([0, 0]).to(tl.float32), 1), 0)",
-         ("descriptor([16, 64])", "descriptor([32, 32])", "descriptor([16, 32])",
-          "descriptor([16, 64], torch.float16)", "descriptor([16, 64], padding='nan')",
-          "descriptor([16, 64], rows=128)")),
-    Slot("S: tl.constexpr", "v = v * S", ("Mode.ONE", "Mode.TWO", "3", "6", "3.0")),
-    Slot("plan: tl.constexpr", "v = v * plan.a", ("Plan(2)", "Plan(3)", "P(2, 3)", "P(3, 2)")),
-    Slot("z=3", "v = v - z", ("", "3", "3.0", "5", "1", "2**40")),
-    Slot("W: tl.constexpr = 3", "v = v / W", ("", "3", "3.0", "5", "1")),
+         ("descriptor([16, 64])", "descriptor([32, 32])", "descriptor([16, 64], torch.float16)",
+          "descriptor([16, 64], padding='nan')", "descriptor([16, 64], rows=128)")),
+    Slot("z=3", "v = v - z", ("", "3", "3.0", "1", "2**40")),
+    Slot("W: tl.constexpr = 3", "v = v / W", ("", "3", "3.0", "5")),
     Slot("maybe=None", "if maybe is not None:\n        v += tl.load(maybe + at).to(tl.float32)",
          ("", "None", "tensor()", "tensor(torch.int32)", "tensor(offset=1)")),
 )  # fmt: skip
@@ -143,38 +113,23 @@ HEURISTICS = (
     "args['n'] % 3",
     "args['B'] // 32",
     "STATE['h']",
-    "args['x'].dtype.itemsize",
-    "args['x'].numel() % 7",
-    "args['x'].stride(0) + args.get('z', 3)",
+    "args['x'].numel() % 7 + args.get('z', 3)",
     "args['x'].data_ptr() % 16",
-    "int(args['n'] > 500)",
     "args['B'] * args['x'].dtype.itemsize",
 )
-TENSORS = (
-    "tensor()",
-    "tensor()",
-    "tensor(torch.float16)",
-    "tensor(torch.int32)",
-    "tensor(offset=1)",
-    "tensor(size=4099)",
-)
-SIZES = ("1000", "1001", "16", "1", "4000", "1024", "1000", "True", "numpy.int64(1000)", "2**40")
+TENSORS = ("tensor()", "tensor()", "tensor(torch.int32)", "tensor(offset=1)", "tensor(size=4099)")
+SIZES = ("1000", "1001", "16", "1", "1024", "1000", "True", "numpy.int64(1000)", "2**40")
 OPTIONS = (
     "", "", "maxnreg=24", "maxnreg=64", "enable_fp_fusion=False", "debug=True",
-    "sanitize_overflow=False", "launch_pdl=True", "enable_reflect_ftz=False",
-    "waves_per_eu=2", "launch_cooperative_grid=True", "default_dot_input_precision='ieee'",
+    "launch_pdl=True", "waves_per_eu=2", "default_dot_input_precision='ieee'",
 )  # fmt: skip
 EDITS = (
     ("return v + 1.25", "return v + 1.5"),
-    ("return v * 0.75", "return v * 0.5"),
     ("return v * 3.5", "return v * 2.5"),
     ("_semantic.mul", "_semantic.add"),
     ('STATE = {"h": 4}', 'STATE = {"h": 5}'),
-    ("apply = f", "apply = g"),
     ("z=3", "z=7"),
     ("W: tl.constexpr = 3", "W: tl.constexpr = 7"),
-    ("import enum\n", "import enum\n\n# a comment\n"),
-    ("ONE = 3", "ONE = 4"),
     ("    v = tl.load(x", "    # a comment\n    v = tl.load(x"),
 )
 KEYS = ((), (), ("n",), ("n", "C"), ("number",))
@@ -196,17 +151,6 @@ class Case:
             for case in (self, other)
         )
         return one == two and self.options == other.options
-
-    def differences(self, other: Case) -> list[str]:
-        """Return what differs in another launch of the kernel."""
-        names = sorted({*self.arguments, *other.arguments})
-        pairs = [(name, self.arguments.get(name), other.arguments.get(name)) for name in names]
-        pairs += [("options", self.options, other.options)]
-        pairs += [("by keyword", str(self.by_keyword), str(other.by_keyword))]
-        lines = [f"{name}: {one} -> {two}" for name, one, two in pairs if one != two]
-        before, after = self.text.splitlines(), other.text.splitlines()
-        lines += [f"code: {line}" for line in after if line not in before]
-        return lines
 
 
 @dataclass
@@ -339,8 +283,8 @@ def _check_kernel(outcome: Outcome, folder: Path, chance: random.Random, about: 
             outcome.counts["refused"] += 1
         else:
             report = [f"{about}, {number}", f"key {kernel.key}, buckets {kernel.buckets}",
-                      *first.differences(second), "", str(first.arguments),
-                      first.options, kernel.text()[len(_HEAD) :]]  # fmt: skip
+                      f"{first.arguments} {first.options}", f"{second.arguments} {second.options}",
+                      second.text]  # fmt: skip
             _compare(outcome, before, after, "\n".join(report))
 
 
