@@ -175,7 +175,7 @@ class FileStore(Store):
         contexts = set[Context]()
         for path, content in self._walk(kernel):
             if isinstance(content, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {content}")
+                warn_once(f"{path}", f"{content}; it is passed over")
             elif content and kernel in (None, content.context.kernel.name):
                 contexts.add(content.context)
         return iter(sorted(contexts, key=lambda context: context.text))

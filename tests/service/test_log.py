@@ -183,14 +183,11 @@ def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
         env = {"DEJAVU_CACHE_URL": server.base}
         ours = dejavu("log", "--json", **env)
         everything = dejavu("log", "--all", "--actor", "anybody", **env)
-        wrong = dejavu("log", "--since", "yesterday", **env)
         named = [dejavu("log", "--kernel", name, **env) for name in ("matmul", "*.mat*", "mat")]
     assert [len(seen.stdout.splitlines()) for seen in named] == [2, 2, 0], "as in every command"
     (entry,) = json.loads(ours.stdout)
     assert (entry["action"], entry["detail"]["by"]) == ("pin", "ann")
     header, other, pin = everything.stdout.splitlines()
-    assert header.split("\t")[1:4] == ["actor", "action", "namespace"]
+    assert header.startswith("time\tactor\taction\tnamespace")
     assert other.split("\t")[1:4] == ["anybody", "pin", "other"]
     assert f"config={config(32)}" in pin
-    assert wrong.returncode == 2
-    assert "since" in wrong.stderr

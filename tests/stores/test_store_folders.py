@@ -146,7 +146,7 @@ def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFi
     """A file's name is another user's choice in a shared folder."""
     (store.root / "\x1b[2J\u202e.json").write_text("{")
     list(store.contexts())
-    assert "\\u001b[2J\\u202e.json is passed over" in caplog.messages[-1]
+    assert "\\u001b[2J\\u202e.json is damaged: " in caplog.messages[-1]
 
 
 def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:

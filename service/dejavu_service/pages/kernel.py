@@ -58,8 +58,7 @@ class ScenarioColumns:
 
     def cells(self, scenario: Scenario) -> list[Any]:
         """Return a scenario's values of the varying arguments."""
-        values = scenario.values
-        return [values.get(name, "") for name in self.varying]
+        return [scenario.values.get(name, "") for name in self.varying]
 
     def order(self, scenario: Scenario, first: str = "") -> list[Any]:
         """Return a key that sorts scenarios by one argument first and then by all from the left.
@@ -360,7 +359,7 @@ def show_scenario(
         best=best,
         slowest=summary.slowest or 0.0,
         runner_up=others[0] if others else None,
-        near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others),
+        near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others[1:]),
         excess=excess,
         is_loud=summary.pinned and excess >= _LOUD,
         names=ConfigNames(item.config for item in measured),
