@@ -54,7 +54,7 @@ def record_uncompared(folder: Path, fast: triton.Config, reason: str | None, **o
     context, record = first_record(kernel.home)
     verdict = OutputVerdict(outcome="not_compared", reason=reason or "")
     results = {"out_ptr": verdict} if reason else None
-    winner = record.winner.model_copy(update={"results": results})
+    winner = recorded_winner(kernel).model_copy(update={"results": results})
     kernel.home.delete(context)
     kernel.home.put(context, [record.model_copy(update={"winner": winner})])
     return kernel
