@@ -207,7 +207,6 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
-    "q of two dimensions": ("q: ", {"q": torch.zeros(4, 64)}),
     "q of integers": ("q: int32", {"q": torch.zeros(4, 4, 64, dtype=torch.int32)}),
     "no tokens": ("q: ", {"q": torch.zeros(0, 4, 64)}),
     "heads too large": ("q: .* up to 256", {"q": torch.zeros(4, 4, 512)}),
@@ -236,21 +235,16 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
     "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
-    "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
     "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
     "a negative cap": ("softcap: -1", {"softcap": -1.0}),
-    "no cap at all": ("softcap: None", {"softcap": None}),
     "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
-    "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
     "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
     "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
     "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
-    "slopes for other heads": ("alibi_slopes: ", {"alibi_slopes": torch.zeros(3)}),
     "slopes with gaps": ("alibi_slopes: .* contiguous", {"alibi_slopes": torch.zeros(8)[::2]}),
     "sinks for other heads": ("sinks: ", {"sinks": torch.zeros(4, 1)}),
     "complex sinks": ("sinks: complex64", {"sinks": torch.zeros(4, dtype=torch.complex64)}),
     "a scale per head": ("k_scale: ", {"k_scale": torch.zeros(2)}),
-    "a scale of zero": ("k_scale: 0.0", {"k_scale": 0.0}),
     "a scale without end": ("v_scale: inf", {"v_scale": float("inf")}),
     "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
     "an out that overlaps itself": (
