@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import httpx
@@ -37,7 +36,7 @@ from dejavu_cache.model.record import (
 )
 from dejavu_cache.model.scenario import Config, now
 
-PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
+HOME = f"/v1/main/contexts/{context().digest}"
 
 
 def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
@@ -67,23 +66,6 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
     (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
     assert line in exported.text.splitlines(keepends=True)
-
-
-def test_an_export_of_a_large_context_is_an_import_too(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server takes 50 records at a time here, and 100,000 bytes, as do its imports."""
-    monkeypatch.setattr(transfer, "_MOST_RECORDS", 50)
-    monkeypatch.setattr(transfer, "_MOST_BYTES", 50_000)
-    for start, configs in ((0, 1), (40, 1), (80, 20)):
-        many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
-        post(client, *many)
-    exported = client.get("/v1/main/export")
-    assert len(exported.text.splitlines()) > 2
-    done = client.post("/v1/copy/import", content=exported.content)
-    assert (done.status_code, done.json()["records"]) == (200, 95), done.text
-    home = f"contexts/{context().digest}/records"
-    assert client.get(f"/v1/copy/{home}").json() == client.get(f"/v1/main/{home}").json()
 
 
 def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
@@ -118,12 +100,6 @@ def test_a_bad_line_imports_nothing(client: httpx.Client, monkeypatch: pytest.Mo
         assert answer.status_code in (413, 422), name
         assert "line 3" in answer.json()["detail"], name
     assert client.get("/v1/main/contexts").json()["contexts"] == []
-
-
-HOME = f"/v1/main/contexts/{context().digest}"
-
-
-FUTURE = datetime(2199, 12, 31, tzinfo=timezone.utc)
 
 
 @pytest.mark.parametrize("how", ["posted", "promoted"])

@@ -179,6 +179,21 @@ def bearer(token: str) -> list[tuple[bytes, bytes]]:
     return [(b"authorization", f"Bearer {token}".encode())]
 
 
+def test_callers_take_turns_however_much_each_wants() -> None:
+    async def take_turns() -> list[str]:
+        turns, served = Turns(1, 1), []
+
+        async def take(caller: str) -> None:
+            async with turns.turn("main", caller):
+                await asyncio.sleep(0)
+                served.append(caller)
+
+        await asyncio.gather(*map(take, ("greedy", "greedy", "greedy", "modest")))
+        return served
+
+    assert asyncio.run(take_turns()) == ["greedy", "greedy", "modest", "greedy"]
+
+
 def test_one_principal_or_namespace_leaves_turns_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

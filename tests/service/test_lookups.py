@@ -136,18 +136,6 @@ def test_who_goes_away_takes_nothing_from_the_others(database: Database, context
     asyncio.run(ask())
 
 
-def test_keys_are_quoted(database: Database, context_id: int) -> None:
-    odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
-
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
-        assert await grouped.get(KEY) is not None
-        await grouped.close()
-
-    asyncio.run(ask())
-
-
 def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
     """A request that is read from its connection afterwards is such a callback."""
     database = Database(sqlite_url)

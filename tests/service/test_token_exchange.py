@@ -162,13 +162,15 @@ def test_keys_are_cached_and_followed_when_they_change(
     for _ in range(3):
         assert exchange(client, issuer.token()).status_code == 201
     issuer.make_key("second")
-    assert exchange(client, issuer.token("second")).status_code == 401, "asked a moment ago"
-    assert issuer.fetches == before + 1
+    assert exchange(client, issuer.token("second")).status_code == 201
+    issuer.make_key("third")
+    assert exchange(client, issuer.token("third")).status_code == 401, "asked a moment ago"
+    assert issuer.fetches == before + 2
     monkeypatch.setattr(identities, "_PAUSE", 0.0)
     following = IdentityExchange(tmp_path / "oidc.toml")
     assert following._verify(issuer.token())
-    issuer.make_key("third")
-    assert following._verify(issuer.token("third")), "asked again for a key that is new"
+    issuer.make_key("fourth")
+    assert following._verify(issuer.token("fourth")), "asked again for a key that is new"
     monkeypatch.setattr(identities, "_FRESH", 1e-6)
     forgetting = IdentityExchange(tmp_path / "oidc.toml")
     withdrawn = issuer.token("third")
@@ -287,7 +289,23 @@ def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
         assert {exchanged.result().status_code for exchanged in waiting} == {503}
 
 
-@pytest.mark.parametrize("text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7"])
+def test_an_issuer_that_drips_is_left(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_TIMEOUT", 0.5)
+
+    def drip(write: Write) -> None:
+        while True:  # until the server leaves
+            write(b" ")
+            time.sleep(0.05)
+
+    monkeypatch.setattr(issuer, "answer", drip)
+    assert exchange(client, issuer.token()).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7", " " * 2**21]
+)
 def test_an_answer_without_keys_counts_as_none(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -295,3 +313,5 @@ def test_an_answer_without_keys_counts_as_none(
     answer = exchange(client, issuer.token())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "cannot be read" in answer.json()["detail"]
+    monkeypatch.setattr(issuer, "answer", None)
+    assert exchange(client, issuer.token()).status_code == 201, "the issuer is asked again"

@@ -65,12 +65,6 @@ def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: 
     assert digests == sorted(digests)
 
 
-def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
-    report(client, miss(1), miss(2, kernel="other.kernel"))
-    assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
-    assert client.get("/v1/pr-1/misses").json() == {"misses": []}
-
-
 def test_readers_add_new_misses_while_there_is_room(
     client: httpx.Client,
     token: Callable[..., dict[str, str]],
@@ -127,12 +121,6 @@ def test_readers_add_new_contexts_while_there_is_room(
     assert taken["records"] == 3
     client.post("/v1/main/records", json=body(record_set(of=context(kernel="d"))), headers=admin)
     assert count(writer, "h") == 1, "nor does one whose records are in quarantine"
-
-
-def test_no_miss_is_endless(client: httpx.Client) -> None:
-    long = miss(1)
-    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 10_000}
-    assert report(client, long, miss(2)) == 1
 
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
@@ -202,14 +190,6 @@ def test_a_lease_is_renewed_until_it_expires(client: httpx.Client, database: Dat
     assert grant(client, "b")["expires_in"] > 400
     expire(database)
     assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).status_code == 404
-
-
-def test_a_released_lease_is_free(client: httpx.Client) -> None:
-    lease = grant(client, "a")["lease"]
-    assert client.put(f"/v1/pr-1/leases/{lease}", json={"ttl": 5}).status_code == 404
-    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
-    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
-    assert grant(client, "b")["lease"]
 
 
 def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:

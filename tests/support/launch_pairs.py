@@ -109,14 +109,6 @@ SLOTS = (
     Slot("maybe=None", "if maybe is not None:\n        v += tl.load(maybe + at).to(tl.float32)",
          ("", "None", "tensor()", "tensor(torch.int32)", "tensor(offset=1)")),
 )  # fmt: skip
-HEURISTICS = (
-    "args['n'] % 3",
-    "args['B'] // 32",
-    "STATE['h']",
-    "args['x'].numel() % 7 + args.get('z', 3)",
-    "args['x'].data_ptr() % 16",
-    "args['B'] * args['x'].dtype.itemsize",
-)
 TENSORS = ("tensor()", "tensor()", "tensor(torch.int32)", "tensor(offset=1)", "tensor(size=4099)")
 SIZES = ("1000", "1001", "16", "1", "1024", "1000", "True", "numpy.int64(1000)", "2**40")
 OPTIONS = (
@@ -142,7 +134,6 @@ class Case:
     text: str
     arguments: dict[str, str]
     options: str = ""
-    by_keyword: bool = False
 
     def is_alike(self, other: Case) -> bool:
         """Return whether another launch differs only in what a record leaves open."""
@@ -158,7 +149,6 @@ class Kernel:
     """A random kernel, with the declaration that it is launched under."""
 
     slots: list[Slot]
-    heuristic: str
     key: tuple[str, ...]
     buckets: dict[str, Any]
 
@@ -170,38 +160,32 @@ class Kernel:
         names = {"n", "x", *(_name(slot) for slot in slots)}
         key = tuple(name for name in chance.choice(KEYS) if name in names)
         buckets = {"n": "pow2"} if "n" in key and chance.random() < 0.5 else {}
-        return cls(slots, chance.choice(("", *HEURISTICS)), key, buckets)
+        return cls(slots, key, buckets)
 
     def text(self) -> str:
         """Return the source of a module with the kernel `k` and its `twin`."""
         tuned = [slot for slot in self.slots if "=" not in slot.parameter]
         rest = [slot.parameter for slot in self.slots if "=" in slot.parameter]
-        more = ["H: tl.constexpr"] if self.heuristic else []
-        parameters = ["x", "out", "n", *(slot.parameter for slot in tuned), *more,
-                      "B: tl.constexpr", *rest]  # fmt: skip
+        parameters = ["x", "out", "n", *(slot.parameter for slot in tuned), "B: tl.constexpr"]
+        parameters += rest
         plain = [name.partition("=")[0] for name in parameters if "constexpr" not in name]
         body = "".join(f"    {slot.body}\n" for slot in self.slots)
-        body += "    v = v + H\n" if self.heuristic else ""
-        wrap = "(lambda kernel: kernel)"
-        if self.heuristic:
-            wrap = f'triton.heuristics({{"H": lambda args: {self.heuristic}}})'
         return (
-            f"{_HEAD}HEURISTIC = {wrap}\n\n"
-            f"def k({', '.join(parameters)}):\n"
+            f"{_HEAD}def k({', '.join(parameters)}):\n"
             "    at = tl.program_id(0) * B + tl.arange(0, B)\n"
             "    tl.device_assert(at >= 0)\n"
             "    v = tl.load(x + at, mask=at < n).to(tl.float32) * 1.5 + depth()\n"
             f"{body}    tl.store(out + at, v, mask=at < n)\n\n"
-            f"twin = HEURISTIC(triton.jit(k, do_not_specialize={plain}, "
-            f"do_not_specialize_on_alignment={plain}))\n"
-            "k = HEURISTIC(triton.jit(k))\n"
+            f"twin = triton.jit(k, do_not_specialize={plain}, "
+            f"do_not_specialize_on_alignment={plain})\n"
+            "k = triton.jit(k)\n"
         )
 
     def first(self, chance: random.Random) -> Case:
         """Return a random launch."""
         arguments = {"x": chance.choice(TENSORS), "n": chance.choice(SIZES[:6])}
         arguments |= {_name(slot): chance.choice(slot.values) for slot in self.slots}
-        return Case(self.text(), arguments, chance.choice(OPTIONS[:6]), chance.random() < 0.3)
+        return Case(self.text(), arguments, chance.choice(OPTIONS[:6]))
 
     def second(self, first: Case, chance: random.Random) -> Case:
         """Return a launch that differs from the first one in one or two things."""
@@ -214,10 +198,8 @@ class Kernel:
             elif what < 0.7:
                 name, values = chance.choice((("x", TENSORS), ("n", SIZES)))
                 case = _with(case, name, chance.choice(values))
-            elif what < 0.8:
-                case = replace(case, options=chance.choice(OPTIONS))
             elif what < 0.85:
-                case = replace(case, by_keyword=not case.by_keyword)
+                case = replace(case, options=chance.choice(OPTIONS))
             else:
                 case = replace(case, text=case.text.replace(*chance.choice(EDITS), 1))
         return case
@@ -270,7 +252,7 @@ def _check_kernel(outcome: Outcome, folder: Path, chance: random.Random, about: 
         outcome.counts.update(pairs=SECONDS, refused=SECONDS)
         return
     if not (folder / "store").exists():
-        outcome.cases["unstored"].append(f"{about}: {first.arguments} {kernel.heuristic}")
+        outcome.cases["unstored"].append(f"{about}: {first.arguments}")
         return
     for number in range(SECONDS):
         second = kernel.second(first, chance)
@@ -320,9 +302,7 @@ class _Launch:
         named = {name: eval(text, values) for name, text in case.arguments.items() if text}
         named["out"] = torch.zeros(1 << 12)
         options = eval(f"dict({case.options})", {})
-        arguments = []
-        if not case.by_keyword:
-            arguments = [named.pop("x"), named.pop("out"), named.pop("n")]
+        arguments = [named.pop("x"), named.pop("out"), named.pop("n")]
         self.code = code_of(tuned[(4,)](*arguments, **named, **options))
         self.benchmarked = tuned.benchmarked
         config = {**configs[0].all_kwargs(), **options}

@@ -9,13 +9,11 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 
-from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.record import Record
 
-from .service import body, context, record_set
+from . import service
 
 __all__ = ["Token", "post", "quarantine", "read", "undo"]
-
-WHERE = f"contexts/{context().digest}/records"
 
 
 class Token:
@@ -28,17 +26,11 @@ class Token:
 
 
 def post(client: httpx.Client, token: Token, *records: Record, at: str = "main") -> dict[str, Any]:
-    sent = client.post(f"/v1/{at}/records", json=body(record_set(*records)), headers=token.headers)
-    assert sent.status_code == 200, sent.text
-    counted: dict[str, Any] = sent.json()
-    return counted
+    return service.post(client, *records, to=at, of=None, **token.headers)
 
 
 def read(client: httpx.Client, token: Token, at: str = "main") -> list[Record]:
-    answer = client.get(f"/v1/{at}/{WHERE}", headers=token.headers)
-    if answer.status_code == 404:
-        return []
-    return list(RecordSet.model_validate_json(answer.content).records)
+    return service.read(client, at, **token.headers)
 
 
 def quarantine(client: httpx.Client, admin: Token, at: str = "main", **wish: Any) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def post(
     return counted
 
 
-def read(client: httpx.Client, at: str = "main") -> list[Record]:
+def read(client: httpx.Client, at: str = "main", **headers: str) -> list[Record]:
     """Return the records that a namespace has of the usual context."""
-    answer = client.get(f"/v1/{at}/contexts/{context().digest}/records")
+    answer = client.get(f"/v1/{at}/contexts/{context().digest}/records", headers=headers)
     if answer.status_code == 404:
         return []
     return list(RecordSet.model_validate_json(answer.content).records)

@@ -26,7 +26,6 @@ __all__ = ["ScenarioColumns", "current_source"]
 
 _LOUD = 0.05
 """Share by which a choice is slower than the best from which pages say so loudly."""
-_DAY = 86400.0
 _MOST_CONTEXTS = 8
 _MOST_WINNERS = 12
 _NEAR_TIE = 0.02
@@ -100,7 +99,7 @@ class ConfigNames:
 
 def current_source(rows: Iterable[ContextRow]) -> str:
     """Return the source hash of a kernel that is in use: read or written, or else made, last."""
-    return max(rows, key=lambda row: (row.used_at // _DAY, row.created_at)).source
+    return max(rows, key=lambda row: (row.used_at // 86400, row.created_at)).source
 
 
 class Side(NamedTuple):
