@@ -40,10 +40,8 @@ class Issuer:
                         self.end_headers()
                         issuer.answer(self.wfile.write)
                     return
-                answers = {
-                    "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},
-                }
-                text = json.dumps(answers.get(self.path))
+                keys = [issuer.public(name) for name in issuer.keys]
+                text = json.dumps({"keys": keys} if self.path == "/keys" else None)
                 if self.path.startswith("/identity?"):  # as GitHub gives a job
                     text = json.dumps({"value": issuer.token(**issuer.claims)})
                 self.send_response(500 if issuer.broken else 200)
