@@ -67,22 +67,6 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert line in exported.text.splitlines(keepends=True)
 
 
-def test_an_export_of_a_large_context_is_an_import_too(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server takes 50 records at a time here, and 100,000 bytes, as do its imports."""
-    monkeypatch.setattr(transfer, "_MOST_RECORDS", 50)
-    monkeypatch.setattr(transfer, "_MOST_BYTES", 50_000)
-    for start, configs in ((0, 1), (40, 1), (80, 20)):
-        many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
-        post(client, *many)
-    exported = client.get("/v1/main/export")
-    assert len(exported.text.splitlines()) > 2
-    done = client.post("/v1/copy/import", content=exported.content)
-    assert (done.status_code, done.json()["records"]) == (200, 95), done.text
-    assert read(client, "copy") == read(client)
-
-
 def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
     app: FastAPI, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

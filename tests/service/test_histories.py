@@ -70,6 +70,10 @@ HISTORIES = {
     "a pin, before one that is dated ahead": ("ann 16=1; pin 64; ops ^32 ahead", "16=1 ^64"),
     # Deletions.
     "nothing that was deleted": ("ann 16=1 !16; pin 16; delete; ann 16=1 !16; ops ^16", ""),
+    "nothing that was in quarantine when it was deleted": (
+        "eve 16=1 !16; ann 32=2; hide eve; delete; undo nothing",
+        "",
+    ),
     "what was measured since a deletion": ("ann 16=1 !16; delete; bob 16=2 !16 now", "16=2 !16"),
     "no winner of a deleted timing": ("ann 16=1 !16; delete; bob 32=2 now; ann !16", "32=2"),
     "what an import brings back": ("ann 16=1 !16; pin 32; delete; import", "16=1 !16 ^32"),
@@ -278,7 +282,9 @@ class History:
         assert (done["records"], again["records"]) == (1, 0)
         self._hidden = done
 
-    def _undo(self) -> None:
+    def _undo(self, left: str = "") -> None:
+        if left:
+            self._hidden |= dict.fromkeys(("contexts", "records", "measurements", "winners"), 0)
         done, again = (self.ask("DELETE", f"quarantines/{self._hidden['id']}") for _ in range(2))
         assert done.json() == self._hidden
         assert again.status_code == 404

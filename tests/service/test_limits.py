@@ -164,6 +164,19 @@ def bearer(token: str) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.anyio
+async def test_callers_take_turns_however_much_each_wants() -> None:
+    turns, served = Turns(1, 1), list[str]()
+
+    async def take(caller: str) -> None:
+        async with turns.turn("main", caller):
+            await asyncio.sleep(0)
+            served.append(caller)
+
+    await asyncio.gather(*map(take, ("greedy", "greedy", "greedy", "modest")))
+    assert served == ["greedy", "greedy", "modest", "greedy"]
+
+
+@pytest.mark.anyio
 async def test_one_principal_or_namespace_leaves_turns_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -119,12 +119,6 @@ async def test_who_goes_away_takes_nothing_from_the_others(line: RevisionLookups
     assert await stays is not None
 
 
-async def test_keys_are_quoted(line: RevisionLookups) -> None:
-    odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
-    assert await asyncio.gather(*(line.get((key, key)) for key in odd)) == [None] * len(odd)
-    assert await line.get(KEY) is not None
-
-
 async def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
     """A request that is read from its connection afterwards is such a callback."""
     database = Database(sqlite_url)

@@ -43,7 +43,7 @@ from support.service import (
 )
 from support.sweeping import wait_until
 
-from dejavu_cache.model.record import Record, RecordedLaunch
+from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
 
@@ -314,25 +314,3 @@ def test_a_record_is_the_join_of_its_parts(of: Record, scenario: Scenario) -> No
     """Texts are joined where models would take ten times as long, and are the same to a letter."""
     written = of.model_copy(update={"scenario": scenario})
     assert stored(written).render()[0] == canonical_json(written)
-
-
-def test_revalidation_loads_few_records_at_once_however_large_a_writer_made_them(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records may have a few timings and megabytes of recorded launches."""
-    loaded: list[int] = []
-    load = record_texts.load_texts
-
-    def load_and_note(*arguments: Any) -> dict[str, str]:
-        texts = load(*arguments)
-        loaded.append(sum(map(len, texts.values())))
-        return texts
-
-    monkeypatch.setattr(record_texts, "load_texts", load_and_note)
-    monkeypatch.setattr(service, "_PART_BYTES", 40_000)
-    large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
-    post(client, *(record(m).model_copy(update={"launches": (large,)}) for m in range(5)))
-    tags = {scenario(m).digest: "" for m in range(5)}
-    assert len(revalidate(client, "", tags)["records"]) == 5
-    assert len(loaded) >= 3
-    assert max(loaded) < 40_000

@@ -156,13 +156,15 @@ def test_keys_are_cached_and_followed_when_they_change(
     for _ in range(3):
         assert exchange(client, issuer.token()).status_code == 201
     issuer.make_key("second")
-    assert exchange(client, issuer.token("second")).status_code == 401, "asked a moment ago"
-    assert issuer.fetches == before + 1
+    assert exchange(client, issuer.token("second")).status_code == 201
+    issuer.make_key("third")
+    assert exchange(client, issuer.token("third")).status_code == 401, "asked a moment ago"
+    assert issuer.fetches == before + 2
     monkeypatch.setattr(identities, "_PAUSE", 0.0)
     following = IdentityExchange(rules)
     assert following._verify(issuer.token())
-    issuer.make_key("third")
-    assert following._verify(issuer.token("third")), "asked again for a key that is new"
+    issuer.make_key("fourth")
+    assert following._verify(issuer.token("fourth")), "asked again for a key that is new"
     monkeypatch.setattr(identities, "_FRESH", 1e-6)
     forgetting = IdentityExchange(rules)
     withdrawn = issuer.token("third")
@@ -275,7 +277,23 @@ def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
         assert {exchanged.result().status_code for exchanged in waiting} == {503}
 
 
-@pytest.mark.parametrize("text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7"])
+def test_an_issuer_that_drips_is_left(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identities, "_TIMEOUT", 0.5)
+
+    def drip(write: Write) -> None:
+        while True:  # until the server leaves
+            write(b" ")
+            time.sleep(0.05)
+
+    monkeypatch.setattr(issuer, "answer", drip)
+    assert exchange(client, issuer.token()).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7", " " * 2**21]
+)
 def test_an_answer_without_keys_counts_as_none(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:

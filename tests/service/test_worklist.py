@@ -73,12 +73,6 @@ def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: 
     assert digests == sorted(digests)
 
 
-def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
-    report(client, miss(1), miss(2, of=context("other.kernel")))
-    assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
-    assert client.get("/v1/pr-1/misses").json() == {"misses": []}
-
-
 Count = Callable[..., int]
 
 

@@ -26,13 +26,6 @@ def store(tmp_path: Path) -> FileStore:
     return store
 
 
-def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "nowhere")
-    assert store.get(context(), record(16).scenario) is None
-    assert list(store.contexts()) == []
-    assert not store.root.exists()
-
-
 def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
     """Limit the file size, so that the kernel refuses the write midway as a full disk does."""
     code = """
@@ -83,7 +76,7 @@ def test_a_file_system_without_locks_is_still_written(
             assert not again
 
 
-@pytest.mark.parametrize("read", [open_store, make_absolute])
+@pytest.mark.parametrize("read", [open_store, make_absolute, FileStore])
 def test_a_home_that_is_not_known_is_said(read: Callable[[str], object]) -> None:
     with pytest.raises(SettingsError, match="home folder of this user is not known: write"):
         read("~nobody-of-this-name/records")
