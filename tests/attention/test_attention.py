@@ -207,6 +207,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "q of two dimensions": ("q: ", {"q": torch.zeros(4, 64)}),
     "q of integers": ("q: int32", {"q": torch.zeros(4, 4, 64, dtype=torch.int32)}),
     "no tokens": ("q: ", {"q": torch.zeros(0, 4, 64)}),
     "heads too large": ("q: .* up to 256", {"q": torch.zeros(4, 4, 512)}),
@@ -235,6 +236,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
     "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
+    "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
     "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
     "a negative cap": ("softcap: -1", {"softcap": -1.0}),
     "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),

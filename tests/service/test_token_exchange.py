@@ -301,3 +301,5 @@ def test_an_answer_without_keys_counts_as_none(
     answer = exchange(client, issuer.token())
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "cannot be read" in answer.json()["detail"]
+    monkeypatch.setattr(issuer, "answer", None)
+    assert exchange(client, issuer.token()).status_code == 201, "the issuer is asked again"
