@@ -39,8 +39,11 @@ def decorate(**options: Any) -> Any:
     ("options", "message"),
     [
         ({"mode": "reus"}, r"mode='reus': did you mean 'reuse'\?"),
+        ({"method": "event-cold"}, r"method='event-cold': did you mean 'events-cold'\?"),
         ({"consensus": "all"}, r"consensus='all': choose from none, ranks"),
+        ({"prune_per": "scenarios"}, r"prune_per='scenarios': did you mean 'scenario'\?"),
         ({"tune_seconds": 0}, r"tune_seconds=0: Input should be greater than 0"),
+        ({"tune_configs": 0}, r"tune_configs=0: Input should be greater than 0"),
         ({"tune_configs": 1.5}, r"tune_configs=1.5: Input should be a valid integer"),
         ({"store": 7}, r"store=7: give a Store, a URL or a folder"),
         ({"store": "htps://host"}, r"scheme 'htps' of 'htps://host': did you mean 'https'\?"),
@@ -54,6 +57,7 @@ def decorate(**options: Any) -> Any:
         ({"buckets": {"N": "pow2"}}, r"buckets name 'N', which is not in key: did you mean 'n'\?"),
         ({"buckets": {"m": "pow2"}}, r"buckets name 'm', which is not in key: choose from n"),
         ({"check": CheckOptions(ignore=["zz"])}, r"check: ignore names 'zz', which is no argument"),
+        ({"check": CheckOptions(outputs=["z"])}, r"outputs names 'z', which is no argument"),
         (
             {"check": CheckOptions(tolerance={"zz": 0.1})},
             r"tolerance names 'zz', .*: choose from x",
