@@ -226,7 +226,7 @@ def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> R
 
     Candidates are the configs that run in near scenarios by their records, on this GPU and with any
     Triton. One is predicted if it is surely faster than the default by what those records, and
-    other GPUs', say of both.
+    other GPUs', say of both. A config whose results were wrong in one of them is none.
 
     Args:
         request: the scenario.
@@ -235,6 +235,8 @@ def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> R
     """
     default = describe(request.default)
     neighbours = list(records.neighbours(request, NEAR_A_LAUNCH, request.exact))
+    measured = [entry for each in neighbours for entry in each.found.record.measurements]
+    request = request.without({entry.config for entry in measured if entry.is_wrong} - {default})
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
     for neighbour in neighbours:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
