@@ -43,6 +43,8 @@ def test_values_are_read_and_an_empty_variable_counts_as_unset() -> None:
         ("WAIT", "-1", "greater than or equal to 0"),
         ("WAIT", "nan", "finite number"),
         ("NAMESPACE", "my team", "up to 64 letters, digits"),
+        ("NAMESPACE", "../main", "up to 64 letters, digits"),
+        ("CONSENSUS", "rank", "did you mean 'ranks'?"),
     ],
 )
 def test_a_bad_value_is_named_with_its_variable_and_what_to_write(

@@ -240,6 +240,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
     "a negative cap": ("softcap: -1", {"softcap": -1.0}),
     "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
+    "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
     "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
     "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
     "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),

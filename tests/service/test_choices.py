@@ -13,6 +13,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import merging
 from fastapi import FastAPI
 from support.service import (
+    RECORDS,
     body,
     client_of,
     config,
@@ -35,8 +36,6 @@ from dejavu_cache.model.record import (
     RecordedLaunch,
 )
 from dejavu_cache.model.scenario import Config, now
-
-HOME = f"/v1/main/contexts/{context().digest}"
 
 
 def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
@@ -111,7 +110,7 @@ def test_another_writers_launches_displace_none(client: httpx.Client, how: str) 
     if how == "posted":
         post(client, sent)
     else:
-        client.post("/v1/pr-1/records", json=body(record_set(sent))).raise_for_status()
+        post(client, sent, to="pr-1")
         client.post("/v1/pr-1/promote", json={"to": "main"}).raise_for_status()
     launches = read_one(client).launches or ()
     assert used in launches
@@ -154,19 +153,19 @@ def test_a_record_does_not_grow_beyond_what_clients_read(
     monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 50_000)
     for block in (16, 32):
         post(client, with_cases(block, 20_000))
-    before = client.get(f"{HOME}/records").content
+    before = client.get(RECORDS).content
     grown = record_set(record(2), with_cases(64, 20_000))
     refused = client.post("/v1/main/records", json=body(grown))
     assert refused.status_code == 413
     assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
-    assert client.get(f"{HOME}/records").content == before
+    assert client.get(RECORDS).content == before
     monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 10_000)  # as of a later version
     wrong = measurement(config(16), None).model_copy(
         update={"failure": Failure(kind="wrong", reason="it differs")}
     )
     counts = post(client, Record(scenario=scenario(1), measurements=(wrong,)))
     assert counts["measurements"] == 1, "it shrinks"
-    assert len(client.get(f"{HOME}/records").content) < len(before)
+    assert len(client.get(RECORDS).content) < len(before)
 
 
 @pytest.mark.parametrize("limit", ["MOST_RECORD_CHARACTERS", "MOST_MEASUREMENTS"])
@@ -174,11 +173,10 @@ def test_a_promotion_lets_no_record_grow_beyond_that_either(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     post(client, with_cases(16, 20_000))
-    sent = record_set(with_cases(32, 20_000))
-    assert client.post("/v1/pr-1/records", json=body(sent)).status_code == 200
-    before = client.get(f"{HOME}/records").content
+    post(client, with_cases(32, 20_000), to="pr-1")
+    before = client.get(RECORDS).content
     monkeypatch.setattr(merging, limit, 30_000 if "CHARACTERS" in limit else 1)
     refused = client.post("/v1/pr-1/promote", json={"to": "main"})
     assert refused.status_code == 413
     assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
-    assert client.get(f"{HOME}/records").content == before
+    assert client.get(RECORDS).content == before

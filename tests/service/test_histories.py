@@ -209,7 +209,7 @@ class History:
         self._hidden: dict[str, Any] = {}
         self._dump = b""
         self._copy, self._check = MemoryStore(), CopyCheck()
-        bearer = tokens["ops"].headers["Authorization"].removeprefix("Bearer ")
+        bearer = tokens["ops"]["Authorization"].removeprefix("Bearer ")
         self._server = ProtocolClient(
             "http://localhost", namespace=f"{self._name}-main", token=bearer,
             transport=through(client),
@@ -219,7 +219,7 @@ class History:
         self, method: str, path: str, who: str = "ops", at: str = "main", **sent: Any
     ) -> httpx.Response:
         path = f"/v1/{self._name}-{at}/{path}"
-        return self._client.request(method, path, headers=self._tokens[who].headers, **sent)
+        return self._client.request(method, path, headers=self._tokens[who], **sent)
 
     def read(self) -> Record | None:
         answer = self.ask("GET", RECORDS)
@@ -307,7 +307,7 @@ class History:
         listed = self.ask("GET", "writers").json()["writers"]
         assert sum(writer["measurements"] for writer in listed) >= len(measured)
         page = f"/pages/{self._name}-main/{HOME}"
-        shown = self._client.get(page, headers=self._tokens["ann"].headers)
+        shown = self._client.get(page, headers=self._tokens["ann"])
         assert shown.status_code == (404 if self.stands is None else 200)
         if self.stands is None:
             return
