@@ -288,6 +288,10 @@ class Omission(FrozenModel):
     loss: Annotated[StrictFloat, Field(gt=0, lt=1)]
     """The share by which one of them may still be faster than the winner."""
 
+    def is_accepted(self, among: str, loss: float) -> bool:
+        """Return whether a tune of these configs that may lose a share has no more to measure."""
+        return self.among == among and self.loss <= loss
+
 
 class Winner(FrozenModel):
     """The config that was selected when the scenario was tuned."""

@@ -285,10 +285,8 @@ def budgeted_count(request: Request, unmeasured: int) -> int:
 def is_omission_accepted(request: Request, record: Record) -> bool:
     """Return whether a tune of the same configs left some out, and no more than may be lost."""
     omission = record.winner.omission if record.winner else None
-    return (
-        omission is not None
-        and omission.among == request.declared.digest
-        and omission.loss <= request.budget.loss
+    return omission is not None and omission.is_accepted(
+        request.declared.digest, request.budget.loss
     )
 
 
