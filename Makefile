@@ -10,18 +10,25 @@ RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist works
 TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
 IDENTITY_TRITON ?= 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
+NEWEST_PYTHON ?= 3.14
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Torch alone is asked of its index: as an extra one, every package would wait where it is not there.
 install_torch = $(if $(TORCH_INDEX),$(1) -m pip install --quiet --retries 0 --timeout 15 --no-deps \
   --index-url $(TORCH_INDEX) torch --constraint $(2) 2> /dev/null || echo "$(TORCH_INDEX) has no torch to install" &&) \
   $(1) -m pip install --quiet torch triton --constraint $(2)
+# Test with one Python and one resolution of the dependencies, in an environment named like the target.
+define test_with
+$(BIN)/uv venv --quiet --clear --python $(1) $(VENV)-$@
+$(BIN)/uv pip install --quiet --python $(VENV)-$@/bin/python --resolution $(2) --editable '.[dev]'
+$(VENV)-$@/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "not gpu"
+endef
 # What runs the demo: the environment of the tests, if it is there already.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV),$(VENV)-demo)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak fleet-start exits fuzz matrix lowest lock shipped reference pictures docs kit clean
+.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak fleet-start exits fuzz matrix lowest newest lock shipped reference pictures docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -128,9 +135,10 @@ matrix: $(VENV)/.installed  ## the library's tests on each Triton that is suppor
 	done
 
 lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject.toml allows, Python 3.10 and CUDA packages included
-	$(BIN)/uv venv --quiet --clear --python $(LOWEST_PYTHON) $(VENV)-lowest
-	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
-	$(VENV)-lowest/bin/python -m pytest -m "not gpu"
+	$(call test_with,$(LOWEST_PYTHON),lowest-direct)
+
+newest: $(VENV)/.installed  ## the tests with the newest versions that there are, Python 3.14 and CUDA packages included
+	$(call test_with,$(NEWEST_PYTHON),highest)
 
 lock: $(VENV)/.installed  ## pin development, documentation and the server's image anew, with hashes
 	$(UV_COMPILE) pyproject.toml --upgrade --extra dev --output-file requirements/dev.txt

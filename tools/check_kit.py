@@ -2,8 +2,9 @@
 
     python tools/check_kit.py
 
-Needs nginx, caddy, prometheus, promtool, curl, jq (Debian packages nginx, caddy, prometheus, curl
-and jq) and openssl on the PATH, and the extras `server`, `gpu` and `sweep`.
+Needs nginx, caddy, prometheus, promtool, kubectl, curl, jq (Debian packages nginx, caddy,
+prometheus, kubernetes-client, curl and jq) and openssl on the PATH, and the extras `server`, `gpu`
+and `sweep`.
 """
 
 from __future__ import annotations
@@ -406,7 +407,7 @@ def execute(program: str, *arguments: str | Path) -> None:
 def find(program: str) -> str:
     """Return a program's path, also of those that only root has on the PATH."""
     path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-    assert path, f"there is no {program}: apt-get install nginx caddy prometheus openssl"
+    assert path, f"there is no {program}: the first lines of tools/check_kit.py name the packages"
     return path
 
 

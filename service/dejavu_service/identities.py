@@ -6,7 +6,9 @@ verifies signatures and claims; each exchange leaves a token in the database.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 import re
 import sys
 import time
@@ -14,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx
 import jwt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -48,8 +51,8 @@ _FRESH = 3600.0
 """Seconds for which keys are used without asking again, so for which a withdrawn one may count."""
 _PAUSE = 10.0
 """Seconds for which no key with an unknown id is asked for: anybody can name one."""
-_TIMEOUT = 5.0
-"""Seconds that an issuer may be silent."""
+_TIMEOUT, _MOST_BYTES = 5.0, 2**20
+"""Limits of an issuer's whole answer, however it comes."""
 _KEYS_URL = r"^(https://|http://(localhost|127\.0\.0\.1|\[::1\])[:/])"
 """Keys are read over HTTPS, but for an issuer on this machine."""
 
@@ -157,6 +160,24 @@ class _IssuerFile(BaseModel):
     issuers: tuple[TrustedIssuer, ...] = Field(min_length=1)
 
 
+class _Keys(jwt.PyJWKClient):  # type: ignore[misc]
+    """The keys of an issuer, which may drip, or never end: a socket's timeout bounds neither."""
+
+    def fetch_data(self) -> Any:
+        """Return what the issuer says its keys are."""
+        return json.loads(asyncio.run(asyncio.wait_for(self._fetch(), _TIMEOUT)))
+
+    async def _fetch(self) -> bytes:
+        text = b""
+        async with httpx.AsyncClient() as client, client.stream("GET", self.uri) as answer:
+            answer.raise_for_status()
+            async for piece in answer.aiter_bytes():
+                text += piece
+                if len(text) > _MOST_BYTES:
+                    raise ValueError(f"over {_MOST_BYTES} bytes")
+        return text
+
+
 class IdentityExchange:
     """Verification of identity tokens, and the issue of tokens by the rules."""
 
@@ -178,9 +199,7 @@ class IdentityExchange:
         if len(self._issuers) < len(issuers):
             raise SettingsError(f"{path} names an issuer twice: put its rules together")
         self._keys = {
-            name: jwt.PyJWKClient(
-                issuer.jwks, lifespan=_FRESH, timeout=_TIMEOUT, cooldown_duration=_PAUSE
-            )
+            name: _Keys(issuer.jwks, lifespan=_FRESH, cooldown_duration=_PAUSE)
             for name, issuer in self._issuers.items()
         }
 

@@ -71,13 +71,9 @@ def problem(
     errors: list[dict[str, Any]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Build a response with problem details.
+    """Build a response with problem details: what is wrong, and what the client should change.
 
-    Args:
-        status: The HTTP status.
-        detail: What is wrong, and what the client should change.
-        errors: The single errors of a malformed body.
-        headers: Headers of the response.
+    A malformed body has several `errors`.
     """
     title = HTTPStatus(status).phrase
     said = Refusal(title=title, status=status, detail=detail, errors=errors)

@@ -75,8 +75,8 @@ _SHARE = 0.9
 """Share of the requests in progress that one caller may have; the rest is for the others."""
 _LOOK_UPS = 8
 """Tokens that are looked up at a time, of which two for one address: somebody may be guessing."""
-_SECONDS = 60.0
-"""Seconds from a request's head to its answer, and between two pieces of the answer."""
+_SECONDS = 50.0
+"""Seconds from a request's head to its answer, and between two of its pieces; clients wait 60."""
 _LONG_SECONDS = 3600.0
 """The same for requests that concern a whole namespace."""
 _MAX_TOKENS = 1000
@@ -376,6 +376,7 @@ class PrincipalCache:
 class Turns:
     """Turns for requests: `of_each` for each key at a time, and `total` for all keys.
 
+    Of each caller, one request at a time stands in line, so that none is behind all of another's.
     A request that waits here holds no thread, no connection to the database and no memory.
     """
 
@@ -384,21 +385,24 @@ class Turns:
         self._all = asyncio.Semaphore(total)
         self._of_each = of_each
         self._by_key: WeakValueDictionary[Hashable, asyncio.Semaphore] = WeakValueDictionary()
+        self._callers: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it within the block.
+    async def turn(self, key: Hashable, caller: Hashable = None) -> AsyncIterator[None]:
+        """Wait for a turn of a caller, by default the key, and hold it within the block.
 
         Raises:
             UnavailableError: The requests before this one did not end in time.
         """
         queue = self._by_key.setdefault(key, asyncio.Semaphore(self._of_each))
+        line = self._callers.setdefault(caller or key, asyncio.Lock())
         taken: list[asyncio.Semaphore] = []
         try:
             with anyio.move_on_after(LONGEST_WAIT):
-                for semaphore in (queue, self._all):
-                    await semaphore.acquire()
-                    taken.append(semaphore)
+                async with line:
+                    for semaphore in (queue, self._all):
+                        await semaphore.acquire()
+                        taken.append(semaphore)
             if len(taken) < 2:
                 raise UnavailableError("other requests of this kind take long: try again")
             yield

@@ -70,11 +70,7 @@ class ServerSettings(BaseModel):
 def read_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
 ) -> ServerSettings:
-    """Read the settings from the environment.
-
-    Args:
-        flags: Values by field that override the environment, except those that are None.
-        environ: The environment variables.
+    """Read the settings from the environment, which those of `flags` override that are not None.
 
     Raises:
         SettingsError: A value is invalid.

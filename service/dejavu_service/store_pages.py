@@ -38,11 +38,7 @@ _DEAD_LINK = re.compile(r' href="[/?][^"]*"')
 
 
 def serve_pages(url: str, port: int) -> None:
-    """Serve the pages of a store until a signal to stop, and open a browser.
-
-    Args:
-        url: The store's URL; empty for the user's own.
-        port: The port to listen on; 0 for any that is free.
+    """Serve the pages of a store, or of the user's own, until a signal; open a browser.
 
     Raises:
         StoreError: The store has no records, or cannot be read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_batches import REFUSED_MASK, Case, check, draw, runnable, vary
+from support.attention_batches import REFUSED_MASK, Case, check, draw, runnable
 from support.processes import fork_python
 
 from dejavu_cache.attention import api, paged_attention
@@ -27,24 +28,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 BATCH = Case(new=[1, 5, 12], past=[40, 9, 0], heads=(4, 2))
 """Its last sequence has more Q blocks than one."""
 
-SMALL = vary(BATCH, new=[1, 3, 4])
+SMALL = replace(BATCH, new=[1, 3, 4])
 CASES = {
     "decode": Case(new=[1] * 4, past=[90, 1, 200, 33], heads=(4, 2)),
     "mixed": BATCH,
-    "one head a group": vary(SMALL, heads=(2, 2)),
-    "odd group, odd page, odd head": vary(SMALL, heads=(7, 1), head_size=80, page=24),
-    "page of one token": vary(SMALL, heads=(5, 1), page=1),
-    "page larger than the tile": vary(SMALL, page=128),
-    "window": vary(SMALL, window=13),
-    "window of one": vary(SMALL, window=0),
-    "softcap": vary(SMALL, softcap=5.0),
-    "alibi": vary(SMALL, alibi=True),
-    "sinks": vary(SMALL, sinks=True),
-    "more than a block of 32 rows": vary(SMALL, new=[1, 20], past=[40, 100]),
-    "one query": vary(SMALL, new=[1], past=[70], heads=(1, 1)),
-    "everything": vary(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
-    "float16": vary(SMALL, dtype=torch.float16),
-    "float8 cache": vary(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+    "one head a group": replace(SMALL, heads=(2, 2)),
+    "odd group, odd page, odd head": replace(SMALL, heads=(7, 1), head_size=80, page=24),
+    "page of one token": replace(SMALL, heads=(5, 1), page=1),
+    "page larger than the tile": replace(SMALL, page=128),
+    "window": replace(SMALL, window=13),
+    "window of one": replace(SMALL, window=0),
+    "softcap": replace(SMALL, softcap=5.0),
+    "alibi": replace(SMALL, alibi=True),
+    "sinks": replace(SMALL, sinks=True),
+    "more than a block of 32 rows": replace(SMALL, new=[1, 20], past=[40, 100]),
+    "one query": replace(SMALL, new=[1], past=[70], heads=(1, 1)),
+    "everything": replace(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
+    "float16": replace(SMALL, dtype=torch.float16),
+    "float8 cache": replace(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
 }
 TUNED = ("naive", "qblock", "segmented", "static_grid")
 IN_THE_INTERPRETER = [
@@ -181,7 +182,7 @@ def test_a_window_larger_than_any_sequence_is_none(
 
 
 def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
-    drawn = draw(vary(SMALL, new=[1], past=[20], padding=5)).arguments
+    drawn = draw(replace(SMALL, new=[1], past=[20], padding=5)).arguments
     arguments: list[Any] = [drawn.get(name) for name in inspect.signature(make_batch).parameters]
     batch = make_batch(*arguments)
     assert batch.decode_share == 100
@@ -238,18 +239,15 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
     "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
     "a negative cap": ("softcap: -1", {"softcap": -1.0}),
-    "no cap at all": ("softcap: None", {"softcap": None}),
     "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
     "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
     "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
     "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
     "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
-    "slopes for other heads": ("alibi_slopes: ", {"alibi_slopes": torch.zeros(3)}),
     "slopes with gaps": ("alibi_slopes: .* contiguous", {"alibi_slopes": torch.zeros(8)[::2]}),
     "sinks for other heads": ("sinks: ", {"sinks": torch.zeros(4, 1)}),
     "complex sinks": ("sinks: complex64", {"sinks": torch.zeros(4, dtype=torch.complex64)}),
     "a scale per head": ("k_scale: ", {"k_scale": torch.zeros(2)}),
-    "a scale of zero": ("k_scale: 0.0", {"k_scale": 0.0}),
     "a scale without end": ("v_scale: inf", {"v_scale": float("inf")}),
     "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
     "an out that overlaps itself": (
@@ -272,7 +270,7 @@ def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, A
 
 
 def test_heads_too_far_apart_are_named() -> None:
-    batch = draw(vary(SMALL, new=[1], past=[5], dtype=torch.float16))
+    batch = draw(replace(SMALL, new=[1], past=[5], dtype=torch.float16))
     batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided(
         (1, 4, 64), (1, 1 << 29, 1)
     )
@@ -283,7 +281,7 @@ def test_heads_too_far_apart_are_named() -> None:
 
 
 def test_a_group_that_no_config_can_hold_is_named() -> None:
-    many = draw(vary(SMALL, new=[2], past=[5], heads=(71, 1)))
+    many = draw(replace(SMALL, new=[2], past=[5], heads=(71, 1)))
     with pytest.raises(
         ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"
     ):

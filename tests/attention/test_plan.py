@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from support.attention_batches import (
     draw_layers,
     relative_error,
     take_new_tokens,
-    vary,
 )
 
 from dejavu_cache.attention import NewTokens, api, plan
@@ -78,7 +78,7 @@ def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPat
 
 @REFUSED_MASK
 def test_each_layer_has_scales_of_its_own() -> None:
-    batch = draw(vary(SMALL, cache_dtype=torch.float8_e4m3fn))
+    batch = draw(replace(SMALL, cache_dtype=torch.float8_e4m3fn))
     tensors = [batch.arguments[name] for name in LAYER]
     step = plan_layers(batch.arguments)
     for factors in (None, (0.3, 2.5), (1.9, 0.5)):
@@ -102,7 +102,7 @@ def test_each_layer_has_scales_of_its_own() -> None:
 def test_scales_that_are_no_scales_are_refused(
     cache_dtype: torch.dtype | None, scales: Any, message: str
 ) -> None:
-    arguments = draw(vary(SMALL, cache_dtype=cache_dtype)).arguments
+    arguments = draw(replace(SMALL, cache_dtype=cache_dtype)).arguments
     step = plan_layers(arguments)
     with pytest.raises(ValueError, match=message):
         step.run(*(arguments[name] for name in LAYER), scales=scales)
@@ -150,7 +150,7 @@ def for_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", [name for name in FEW_SEQUENCES if name != "long"])
 def test_new_tokens_are_computed_and_written(name: str, window: int) -> None:
     new, past = FEW_SEQUENCES[name]
-    batch = draw(vary(DRAFTED, new=new, past=past, window=window, sinks=True, alibi=True))
+    batch = draw(replace(DRAFTED, new=new, past=past, window=window, sinks=True, alibi=True))
     q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     expected = k_cache.clone(), v_cache.clone()
     tokens = take_new_tokens(batch.arguments)
@@ -184,7 +184,7 @@ def test_a_token_without_a_slot_is_not_written() -> None:
 @pytest.mark.usefixtures("for_few_sequences")
 def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> None:
     """As a compiler leaves them: keys that were rotated lie by themselves."""
-    batch = draw(vary(DRAFTED, new=[1, 1]))
+    batch = draw(replace(DRAFTED, new=[1, 1]))
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
     assert tokens.keys.stride() != tokens.values.stride()
@@ -244,7 +244,7 @@ def test_new_tokens_that_do_not_fit_are_refused_by_name(message: str) -> None:
 @pytest.mark.usefixtures("for_few_sequences")
 def test_a_quantized_cache_is_not_written() -> None:
     tokens = take_new_tokens(draw(DRAFTED).arguments)
-    batch = draw(vary(DRAFTED, cache_dtype=torch.float8_e4m3fn))
+    batch = draw(replace(DRAFTED, cache_dtype=torch.float8_e4m3fn))
     step = plan_layers(batch.arguments)
     assert not step.writes(tokens)
     q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)

@@ -148,15 +148,11 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
     cases = suite.load_cases({"only": "static_grid+segmented"})
     assert len(cases) == 2 * len(list(lengths()))
     assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
-    with pytest.raises(SettingsError, match="choose from segmented, qblock, static_grid, naive"):
-        suite.load_cases({"only": "hopper"})
 
 
 def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
     cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
     assert cases[0].arguments()["q"].shape[1:] == (6, 64)
-    with pytest.raises(SettingsError, match="6/2"):
-        suite.load_cases({"preset": "6/2"})
 
 
 def test_a_case_of_a_float8_cache_has_scales() -> None:
@@ -167,13 +163,19 @@ def test_a_case_of_a_float8_cache_has_scales() -> None:
     assert arguments["k_scale"] is not None
 
 
-@pytest.mark.parametrize("batches", ["decoding", "decode+"])
-def test_a_kind_of_batches_that_is_unknown_is_refused(batches: str) -> None:
-    with pytest.raises(SettingsError, match="choose from decode, prefill, mixed, chunked"):
-        suite.load_cases({"batches": batches})
-
-
-@pytest.mark.parametrize("cache", ["fp8", "float16"])
-def test_a_dtype_that_no_cache_may_have_is_refused(cache: str) -> None:
-    with pytest.raises(SettingsError, match="choose bfloat16 or one of float8_e4m3fn"):
-        suite.load_cases({"cache": cache})
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("preset", "6/2", "6/2"),
+        ("only", "hopper", "choose from segmented, qblock, static_grid, naive"),
+        ("batches", "decoding", "choose from decode, prefill, mixed, chunked"),
+        ("batches", "decode+", "choose from decode, prefill, mixed, chunked"),
+        ("cache", "fp8", "choose bfloat16 or one of float8_e4m3fn"),
+        ("cache", "float16", "choose bfloat16 or one of float8_e4m3fn"),
+    ],
+)
+def test_an_option_that_is_unknown_is_refused_with_what_there_is(
+    option: str, value: str, remedy: str
+) -> None:
+    with pytest.raises(SettingsError, match=remedy):
+        suite.load_cases({option: value})

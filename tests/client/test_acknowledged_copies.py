@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY, Role
-from dejavu_service.storage.database import Database
 from support.processes import dejavu, environment
 from support.records import MOMENT, config, context, measurement, record
-from support.service import Running, running_server
+from support.service import Running, make_token, running_server
 
 from dejavu_cache.errors import ExitCode
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
@@ -67,14 +64,6 @@ def test_records_that_a_server_took_are_counted_as_new_or_known(
     assert out.stdout.startswith("1 new, 0 known")
 
 
-def test_local_stores_count_as_servers_do(tmp_path: Path) -> None:
-    FileStore(tmp_path / "left").put(context(), [record(16), record(32)])
-    FileStore(tmp_path / "right").put(context(), [record(32), record(64)])
-    arguments = ("import", tmp_path / "left", tmp_path / "right", "--into", tmp_path / "both")
-    assert dejavu(*arguments).stdout.startswith("3 new, 1 known in file://")
-    assert dejavu(*arguments).stdout.startswith("0 new, 4 known in file://")
-
-
 def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
     server: Running, export: Callable[..., Path]
 ) -> None:
@@ -90,10 +79,8 @@ def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
 def test_pins_that_a_token_may_not_set_are_named(
     tmp_path: Path, server: Running, export: Callable[..., Path]
 ) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'server.sqlite3'}")
-    roles: tuple[Role, ...] = ("write", "admin")
-    secrets = {role: tokens.issue(database, ANYBODY, role, {"*": role}).token for role in roles}
-    database.close()
+    url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
+    secrets = {role: make_token(url, role) for role in ("write", "admin")}
     pin = Pin(config=config(64), at=MOMENT, by="me")
     file = export((record(16).model_copy(update={"pin": pin}),))
     arguments = ("import", file, "--store", server.base)

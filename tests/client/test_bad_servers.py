@@ -16,26 +16,16 @@ from dejavu_client.http.errors import RemoteError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
-from support.bad_server import BadServer, drip, hang
+from support.bad_server import BadServer, answer, drip, hang, say, serve_answer
 from support.kernels import launch, load
 from support.records import context, record
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import FileStore, TieredStore
 
 WAIT = 0.25
-
-
-def answer(status: str, body: bytes, *headers: str) -> bytes:
-    lines = [
-        f"HTTP/1.1 {status}",
-        f"Content-Length: {len(body)}",
-        "Content-Type: application/json",
-        *headers,
-    ]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def a_record_set(of: Context | None = None) -> bytes:
@@ -47,29 +37,24 @@ def reset(peer: socket.socket) -> None:
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
+OTHER = a_record_set(context(kernel="other.kernel"))
+NEWER = a_record_set().replace(b'"format":%d' % FORMAT, b'"format":99')
+IMPOSSIBLE = a_record_set().replace(b'"median":1.0', b'"median":-1.0')
 BAD: dict[str, Callable[[socket.socket], None]] = {
     "hangs": hang,
     "drips": drip,
     "resets": reset,
     "closes": lambda peer: None,
-    "is no HTTP": lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"),
-    "fails": lambda peer: peer.sendall(answer("500 Oops", b"Traceback")),
-    "is overloaded": lambda peer: peer.sendall(answer("429 Too Many", b"{}")),
-    "is no JSON": lambda peer: peer.sendall(answer("200 OK", b"<html>")),
-    "is no record set": lambda peer: peer.sendall(answer("200 OK", b'{"records": 1}')),
-    "is of another context": lambda peer: peer.sendall(
-        answer("200 OK", a_record_set(context(kernel="other.kernel")))
-    ),
-    "is of a newer format": lambda peer: peer.sendall(
-        answer("200 OK", a_record_set().replace(b'"format":1', b'"format":99'))
-    ),
-    "has a timing that cannot be": lambda peer: peer.sendall(
-        answer("200 OK", a_record_set().replace(b'"median":1.0', b'"median":-1.0'))
-    ),
-    "leads elsewhere": lambda peer: peer.sendall(
-        answer("302 Found", b"", "Location: http://127.0.0.1:1/")
-    ),
-    "refuses": lambda peer: peer.sendall(answer("403 No", b'{"detail": "not you"}')),
+    "is no HTTP": say(b"SSH-2.0-OpenSSH_9.2\r\n"),
+    "fails": say(answer("500 Oops", b"Traceback")),
+    "is overloaded": say(answer("429 Too Many", b"{}")),
+    "is no JSON": say(answer("200 OK", b"<html>")),
+    "is no record set": say(answer("200 OK", b'{"records": 1}')),
+    "is of another context": say(answer("200 OK", OTHER)),
+    "is of a newer format": say(answer("200 OK", NEWER)),
+    "has a timing that cannot be": say(answer("200 OK", IMPOSSIBLE)),
+    "leads elsewhere": say(answer("302 Found", b"", "Location: http://127.0.0.1:1/")),
+    "refuses": say(answer("403 No", b'{"detail": "not you"}')),
 }
 
 
@@ -103,11 +88,11 @@ def test_what_is_no_object_is_refused_as_nonsense(body: bytes) -> None:
 @pytest.mark.parametrize("lease", ["../../pins?x=\r\nEvil: 1", {"a": 1}, 7, "", "0" * 31])
 def test_what_is_no_lease_becomes_no_part_of_a_request(lease: object) -> None:
     body = json.dumps({"lease": lease, "expires_in": 3}).encode()
-    server = BadServer(lambda peer: peer.sendall(answer("200 OK", body)))
-    client = ProtocolClient(server.url)
-    with pytest.raises(RemoteError, match="does not follow the protocol"):
-        client.lease(context(), record(1).scenario, "me", 30.0)
-    server.close()
+    with (
+        serve_answer("200 OK", body) as server,
+        pytest.raises(RemoteError, match="does not follow the protocol"),
+    ):
+        ProtocolClient(server.url).lease(context(), record(1).scenario, "me", 30.0)
 
 
 def test_reading_raises_in_time_and_then_at_once(store: RemoteStore, server: BadServer) -> None:
@@ -130,13 +115,12 @@ def test_a_busy_server_that_asks_for_no_pause_is_left_alone_all_the_same(
     status: str, moment: str, tmp_path: Path
 ) -> None:
     """As of a proxy's own default, or by a clock that is wrong."""
-    server = BadServer(lambda peer: peer.sendall(answer(status, b"{}", f"Retry-After: {moment}")))
-    store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path))
-    with store.lease(context(), record(1).scenario, wait=3.0):
-        pass
-    store.close()
-    assert 2 <= server.connections <= 8
-    server.close()
+    with serve_answer(status, b"{}", f"Retry-After: {moment}") as server:
+        store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path))
+        with store.lease(context(), record(1).scenario, wait=3.0):
+            pass
+        store.close()
+        assert 2 <= server.connections <= 8
 
 
 def test_a_launch_goes_on_with_one_warning(

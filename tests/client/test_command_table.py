@@ -5,22 +5,20 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from dejavu_client.cli.main import main
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY
-from dejavu_service.storage.database import Database
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
 from support.command_line import list_commands
 from support.records import MOMENT, config, context, measurement, record
-from support.service import free_port, running_server
+from support.service import free_port, make_token, running_server
 
 from dejavu_cache.model.record import Pin, RecordSet
 from dejavu_cache.model.scenario import Scenario, canonical_json
-from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore
 
 OK, NO, USAGE, UNUSABLE, REFUSED = 0, 1, 2, 3, 4
@@ -114,15 +112,17 @@ def fill(store: Any) -> None:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Yield a server with the records and a miss."""
     folder = tmp_path_factory.mktemp("service")
     url = f"sqlite:///{folder / 'server.sqlite3'}"
     with running_server(url, folder / "log") as server:
-        database = Database(url)
-        secrets = {
-            role: tokens.issue(database, ANYBODY, role, {"*": role}).token
-            for role in ("read", "admin")
-        }
-        database.close()
+        secrets = {role: make_token(url, role) for role in ("read", "admin")}
+        client = ProtocolClient(server.base, token=secrets["admin"])
+        store = RemoteStore(client, wait=30.0)
+        with store:
+            fill(store)
+            store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
+            assert store.sender.flush(240)
         yield Service(server.base, secrets)
 
 
@@ -130,29 +130,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def folder(tmp_path: Path) -> Path:
     fill(FileStore(tmp_path / "folder"))
     return tmp_path / "folder"
-
-
-@pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Leave the user's own settings and folders out."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("DEJAVU_CACHE_URL", "")
-    current_settings.cache_clear()
-    yield monkeypatch
-    current_settings.cache_clear()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fill_server(service: Service) -> None:
-    from dejavu_client.http.protocol_client import ProtocolClient
-    from dejavu_client.http.remote_store import RemoteStore
-
-    client = ProtocolClient(service.url, token=service.tokens["admin"])
-    store = RemoteStore(client, wait=30.0)
-    with store:
-        fill(store)
-        store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
-        assert store.sender.flush(240)
 
 
 def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:
@@ -224,19 +201,20 @@ def test_a_command_says_what_happened(
     situation: str,
     folder: Path,
     service: Service,
-    settings: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     row = {**TABLE, **MODES}[command]
     expected = getattr(row, situation)
     values = arguments_of(situation, folder, service)
     token = service.tokens["read" if situation == "read" else "admin"]
-    settings.setenv("DEJAVU_CACHE_TOKEN", token)
+    monkeypatch.setenv("DEJAVU_CACHE_URL", "")
+    monkeypatch.setenv("DEJAVU_CACHE_TOKEN", token)
     line = f"{command} {row.line}".format(**values).split()
     before = files(folder.parent)
 
-    with full_disk() if situation == "full" else contextmanager(lambda: iter([None]))():
-        code = run(settings, *line)
+    with full_disk() if situation == "full" else nullcontext():
+        code = run(monkeypatch, *line)
 
     printed = capsys.readouterr()
     assert code == expected, printed

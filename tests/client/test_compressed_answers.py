@@ -12,7 +12,7 @@ import pytest
 from dejavu_client.http import transport
 from dejavu_client.http.errors import NonsenseError
 from dejavu_client.http.protocol_client import ProtocolClient
-from support.bad_server import BadServer
+from support.bad_server import serve_answer
 from support.processes import run_python
 
 ROWS = json.dumps({"writers": []}).encode()
@@ -37,11 +37,10 @@ READ_AND_MEASURE = """
 @contextmanager
 def compressed_server(encoding: str, body: bytes) -> Iterator[str]:
     """Yield the URL of a server that sends a body with a `Content-Encoding`, if it has one."""
-    named = f"Content-Encoding: {encoding}\r\n" if encoding else ""
-    head = f"HTTP/1.1 200 OK\r\n{named}Content-Length: {len(body)}\r\n\r\n".encode()
-    server = BadServer(lambda peer: peer.sendall(head + body))
-    yield server.url
-    server.close()
+    with serve_answer(
+        "200 OK", body, *([f"Content-Encoding: {encoding}"] if encoding else [])
+    ) as server:
+        yield server.url
 
 
 def read_writers(url: str) -> list[dict[str, object]]:

@@ -28,23 +28,24 @@ def store(tmp_path: Path) -> FileStore:
     return filled
 
 
-def test_a_scenario_without_a_winner_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def last_row(store: FileStore) -> dict[str, str]:
+    """Return the last line of `show` by the names of its columns."""
+    seen = run_cli("show", "add", "--store", store.root)
+    assert seen.returncode == 0, seen
+    header, row = (line.split("\t") for line in seen.stdout.splitlines()[-2:])
+    return dict(zip(header, row, strict=True))
+
+
+def test_a_scenario_without_a_winner_says_so(tmp_path: Path) -> None:
     interrupted = FileStore(tmp_path)
     interrupted.put(context(), [record(32, measurement(64, 1.0))])
-    assert run_command(["explain", "add", "--store", str(tmp_path)]) == 0
-    assert "no winner, so a launch that compares results takes a fallback" in (
-        capsys.readouterr().out
-    )
-    assert run_command(["show", "add", "--store", str(tmp_path)]) == 0
-    header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[-2:])
-    assert row[header.index("unfinished")] == "yes"
+    seen = run_cli("explain", "add", "--store", tmp_path)
+    assert seen.returncode == 0
+    assert "no winner, so a launch that compares results takes a fallback" in seen.stdout
+    assert last_row(interrupted)["unfinished"] == "yes"
 
 
-def test_a_winner_that_was_not_compared_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_winner_that_was_not_compared_says_so(tmp_path: Path) -> None:
     noisy = {
         "order": OutputVerdict(outcome="not_compared", reason="not repeatable"),
         "out": OutputVerdict(outcome="equal"),
@@ -53,23 +54,17 @@ def test_a_winner_that_was_not_compared_says_so(
         filled = FileStore(tmp_path / str(mark))
         winner = Winner(config=config(64), at=MOMENT, results=results)
         filled.put(context(), [record(32, measurement(64, 1.0), winner=winner)])
-        where = ("--store", str(filled.root))
         reason = "order: not repeatable" if results else "all outputs: no comparison is recorded"
-        assert run_command(["explain", "add", *where]) == 0
-        assert f"not compared: {reason}" in capsys.readouterr().out
-        assert run_command(["explain", "add", "--json", *where]) == 0
-        assert json.loads(capsys.readouterr().out)[0]["not_compared"] == [reason]
-        assert run_command(["show", "add", *where]) == 0
-        header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[-2:])
-        assert dict(zip(header, row, strict=True)).get("uncompared") == mark
+        explained = ("explain", "add", "--store", filled.root)
+        assert f"not compared: {reason}" in run_cli(*explained).stdout
+        (told,) = json.loads(run_cli(*explained, "--json").stdout)
+        assert told["not_compared"] == [reason]
+        assert last_row(filled).get("uncompared") == mark
 
 
-def test_explain_tells_time_costs_age_and_author(
-    store: FileStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = ("--store", str(store.root))
-    assert run_command(["explain", "add", "--where", "M<60", *where]) == 0
-    out = capsys.readouterr().out
+def test_explain_tells_time_costs_age_and_author(store: FileStore) -> None:
+    explained = ("explain", "add", "--store", store.root)
+    out = run_cli(*explained, "--where", "M<60").stdout
     assert out.count("M=32") == 1
     for fact in (
         "recorded winner: BLOCK=64",
@@ -79,8 +74,7 @@ def test_explain_tells_time_costs_age_and_author(
         "1.50x",
     ):
         assert fact in out
-    assert run_command(["explain", "add", "--where", "M>64", "--json", *where]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(run_cli(*explained, "--where", "M>64", "--json").stdout)
     assert told["scenario"]["args"]["M"] == 256
     assert told["evidence"][0].startswith("time: 1 ms")
 
@@ -97,28 +91,23 @@ def test_explain_begins_with_the_code_that_was_tuned_last(store: FileStore) -> N
     assert "2 more" in seen.stderr
 
 
-def test_explain_refuses_what_no_scenario_has(
-    store: FileStore, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("explain add --where Q=1", 2, "Q: no such argument; scenarios have"),
+        ("explain add --where M=big", 1, "has no scenario of add with M=big"),
+        ("explain add --where M>1e999", 1, "has no scenario of add with M>1e999"),
+        ("explain subtract", 1, "subtract"),
+        ("explain add --device B200", 1, "has no scenario of add"),
+        ("watch --every inf", 2, "--every"),
+    ],
+)
+def test_what_no_scenario_has_and_waiting_for_ever_are_refused(
+    store: FileStore, words: str, code: int, message: str
 ) -> None:
-    where = ("--store", str(store.root))
-    for words, code, message in (
-        (("add", "--where", "Q=1"), 2, "Q: no such argument; scenarios have"),
-        (("add", "--where", "M=big"), 1, "has no scenario of add with M=big"),
-        (("add", "--where", "M>1e999"), 1, "has no scenario of add with M>1e999"),
-        (("subtract",), 1, "subtract"),
-        (("add", "--device", "B200"), 1, "has no scenario of add"),
-    ):
-        assert run_command(["explain", *words, *where]) == code, words
-        captured = capsys.readouterr()
-        assert message in captured.err
-        assert captured.out == ""
-
-
-def test_watch_refuses_to_wait_for_ever(
-    store: FileStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_command(["watch", "--every", "inf", "--store", str(store.root)]) == 2
-    assert "--every" in capsys.readouterr().err
+    seen = run_cli(*words.split(), "--store", store.root)
+    assert (seen.returncode, seen.stdout) == (code, "")
+    assert message in seen.stderr
 
 
 def test_watch_prints_what_happens_until_it_is_interrupted(

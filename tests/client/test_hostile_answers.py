@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.bad_server import BadServer
+from support.bad_server import serve_answer
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, record
 
@@ -17,15 +15,6 @@ from dejavu_cache.model.record import Failure, Measurement
 from dejavu_cache.stores import FileStore
 
 CODES = "\x1b[31mred\x1b]0;title\x07\rerror: none\nfake\x9b2J\u202e"
-
-
-@contextmanager
-def answering(status: str, answer: Any) -> Iterator[str]:
-    body = json.dumps(answer).encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"
-    server = BadServer(lambda peer: peer.sendall(head.encode() + body))
-    yield server.url
-    server.close()
 
 
 NEGATIVE = {"id": "x", "contexts": -1, "records": -5, "measurements": -7, "winners": 0}
@@ -44,23 +33,23 @@ EMPTY_ROWS: dict[str, Any] = {name: [{}] for name in ROWS}
 def test_an_answer_that_lacks_what_was_asked_for_is_an_error(
     command: str, answer: dict[str, Any]
 ) -> None:
-    with answering("200 OK", answer) as url:
-        seen = run_cli(*command.split(), "--store", url)
+    with serve_answer("200 OK", json.dumps(answer).encode()) as server:
+        seen = run_cli(*command.split(), "--store", server.url)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
-    assert f"{url} does not follow the protocol" in seen.stderr
+    assert f"{server.url} does not follow the protocol" in seen.stderr
 
 
 @pytest.mark.parametrize("answer", [{"entries": [], "next": 5}, {"contexts": [], "next": "ab"}])
 def test_a_list_without_end_is_left(answer: dict[str, Any]) -> None:
-    with answering("200 OK", answer) as url:
-        command = ["log", "--store"] if "entries" in answer else ["ls", "--store"]
-        assert run_cli(*command, url).returncode == 3
+    with serve_answer("200 OK", json.dumps(answer).encode()) as server:
+        command = "log" if "entries" in answer else "ls"
+        assert run_cli(command, "--store", server.url).returncode == 3
 
 
 @pytest.mark.parametrize("columns", [0, 80])
 def test_an_error_of_a_server_is_one_line_without_codes(columns: int) -> None:
-    with answering("400 Bad Request", {"detail": CODES}) as url:
-        seen = run_cli("ls", "--store", url, columns=columns)
+    with serve_answer("400 Bad Request", json.dumps({"detail": CODES}).encode()) as server:
+        seen = run_cli("ls", "--store", server.url, columns=columns)
     assert seen.returncode == 3
     assert len(seen.stderr.splitlines()) == 1
     assert is_plain(seen.stderr)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.cli.commands.rename import KernelRename, apply_rename
-from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import SettingsError, StoreError
@@ -83,20 +82,6 @@ def test_nothing_is_removed_that_was_not_written() -> None:
     with pytest.raises(StoreError, match="stay under their old name"):
         list(apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add")))
     assert len(list(store.records(OLD))) == 1
-
-
-def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
-    arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
-    preview = dejavu(*arguments)
-    assert preview.returncode == 0, preview.stderr
-    assert (
-        "pkg.old.add on NVIDIA H200 (2 records) would be renamed to pkg.new.add" in preview.stdout
-    )
-    assert "repeat with --yes" in preview.stdout
-    assert len(list(store.contexts("pkg.old.add"))) == 1
-    assert "2 records" in dejavu(*arguments, "--yes").stdout
-    assert len(list(FileStore(store.root).contexts("pkg.new.add"))) == 1
-    assert dejavu(*arguments, "--yes").stdout.startswith("nothing to rename")
 
 
 @pytest.mark.parametrize(("old", "new"), [("a.b", "a.b"), ("a.", "b"), ("", "b"), ("a.b", "")])

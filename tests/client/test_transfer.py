@@ -20,9 +20,10 @@ def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -
     exported = run_cli("export", "--store", store.root)
     assert exported.stdout == run_cli("export", "--store", store.root).stdout
     (tmp_path / "records.ndjson").write_text(exported.stdout)
-    copy = FileStore(tmp_path / "copy")
-    assert run_cli("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
-    assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+    for source in (tmp_path / "records.ndjson", store.path(context()), store.root):
+        copy = FileStore(tmp_path / f"copy-{source.name}")
+        assert run_cli("import", source, "--store", copy.root).returncode == 0
+        assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
 
 
 def test_only_a_newline_ends_a_line_of_an_export(tmp_path: Path) -> None:
@@ -33,13 +34,6 @@ def test_only_a_newline_ends_a_line_of_an_export(tmp_path: Path) -> None:
     (tmp_path / "records.ndjson").write_text(line + "\n", encoding="utf-8")
     run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "other")
     assert list(FileStore(tmp_path / "other").records(context())) == [failed]
-
-
-def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path: Path) -> None:
-    for source in (store.path(context()), store.root):
-        copy = FileStore(tmp_path / f"copy-{source.name}")
-        assert run_cli("import", source, "--store", copy.root).returncode == 0
-        assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["{}", "hello", '{"format": 99}', '{"context": 1}'])

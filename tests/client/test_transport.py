@@ -12,11 +12,11 @@ from dejavu_client.http import protocol_client, transport
 from dejavu_client.http.errors import SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.transport import Transport
-from support.bad_server import SLOW_SECONDS, BadServer, hang
+from support.bad_server import SLOW_SECONDS, BadServer, answer, hang
 from support.command_line import run_cli
 from support.processes import run_python
 
-ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"writers": []}'
+ANSWER = answer("200 OK", b'{"writers": []}')
 
 
 def repeat(peer: socket.socket, piece: bytes) -> None:

@@ -7,6 +7,15 @@ from typing import Any
 import pytest
 from support.vllm_engine import config
 
+from dejavu_cache.attention.sweep_suite import KERNELS
+
+
+@pytest.fixture
+def one_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave each attention kernel one config, so that nothing is tuned."""
+    for kernel in KERNELS.values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+
 
 @pytest.fixture
 def backend() -> Any:

@@ -21,7 +21,6 @@ from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
 from dejavu_cache.attention.kernels.hopper import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
-from dejavu_cache.attention.sweep_suite import KERNELS
 from dejavu_cache.engines.vllm.planned_attention import (
     ExpectedBatch,
     LayerFeatures,
@@ -35,17 +34,12 @@ from dejavu_cache.engines.vllm.planned_attention import (
 )
 
 pytestmark = [
+    pytest.mark.usefixtures("one_config"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
 MIXED = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2)
-
-
-@pytest.fixture(autouse=True)
-def use_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kernel in KERNELS.values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
 
 
 def engine_cache(arguments: dict[str, Any], layout: str) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from types import SimpleNamespace
@@ -12,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Case, draw, take_new_tokens
+from support.attention_batches import Case, Drawn, draw, take_new_tokens
 from support.vllm_engine import common_metadata, config
 
 vllm = pytest.importorskip("vllm")
 pytestmark = [
+    pytest.mark.usefixtures("one_config"),
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.attention.sweep_suite import KERNELS  # noqa: E402
 from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
     LayerFeatures,
     LayerShape,
@@ -34,10 +33,18 @@ HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
 
 
-def leave_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nothing tuned."""
-    for kernel in KERNELS.values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+SHORT = replace(CASE, padding=0, window=-1)
+
+
+def builder_of(backend: Any, settings: Any = None, group: Any = None, layer: str = "0") -> Any:
+    """Return what makes the steps of a layer's batches."""
+    return backend.get_builder_cls()(group, [layer], settings or config(), torch.device("cpu"))
+
+
+def check_rows(out: torch.Tensor, batch: Drawn) -> None:
+    """Check the rows of a batch's tokens; those behind them are of a padded graph."""
+    tokens = len(batch.expected)
+    assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
 
 
 def choose_layout(cache_config: Any) -> tuple[int, ...]:
@@ -73,7 +80,7 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_sizes(
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
     settings.compilation_config.static_forward_context["layers.0"] = SimpleNamespace(impl=layer)
     group = SimpleNamespace(block_size=1056, head_size=32)  # that shares memory with larger layers
-    backend.get_builder_cls()(group, ["layers.0"], settings, torch.device("cpu"))
+    builder_of(backend, settings, group, "layers.0")
     assert warmed[1:] == [(replace(shape, page=1056), warmed[0][1], limits)]
 
 
@@ -88,44 +95,32 @@ def engine_cache(backend: Any, arguments: dict[str, Any]) -> torch.Tensor:
     return cache
 
 
-@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize(
+    ("padding", "options", "scale"),
+    [
+        (0, {}, None),
+        (2, {}, None),
+        (0, {"kv_sharing_target_layer_name": "0"}, None),
+        # As vLLM's models of Transformers set it, up to 0.26 in each forward pass.
+        (0, {"scale": 1.0}, 32**-0.5),
+    ],
+    ids=["a layer", "padded", "another layer's cache", "a scale that is set later"],
+)
 def test_a_layer_reads_keys_that_are_in_the_cache_already(
-    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, padding: int
+    backend: Any, make: Any, padding: int, options: dict[str, Any], scale: float | None
 ) -> None:
-    leave_one_config(monkeypatch)
     batch = draw(CASE, "cpu")
     query = batch.arguments["q"]
-    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    layer = make(sliding_window=CASE.window + 1, **options)
+    layer.scale = scale or layer.scale
+    step = builder_of(backend).build(0, common_metadata(batch.arguments, len(query)))
     queries = torch.cat([query, query[:padding]])
-    cache = engine_cache(backend, batch.arguments)
-    for options in ({}, {"kv_sharing_target_layer_name": "0"}):
-        layer = make(sliding_window=CASE.window + 1, **options)
-        step = builder.build(0, common_metadata(batch.arguments, len(query)))
-        out = torch.full_like(queries, float("nan"))
-        layer.forward(None, queries, None, None, cache, step, out)
-        assert torch.allclose(out[: len(query)], batch.expected, rtol=1e-4, atol=1e-4)
+    out = torch.full_like(queries, float("nan"))
+    layer.forward(None, queries, None, None, engine_cache(backend, batch.arguments), step, out)
+    check_rows(out, batch)
 
 
-def test_a_layer_s_scale_may_be_set_later(
-    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As vLLM's models of Transformers set it, up to 0.26 in each forward pass."""
-    leave_one_config(monkeypatch)
-    batch = draw(CASE, "cpu")
-    query = batch.arguments["q"]
-    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
-    layer = make(sliding_window=CASE.window + 1, scale=1.0)
-    layer.scale = 32**-0.5
-    step = builder.build(0, common_metadata(batch.arguments, len(query)))
-    out = torch.full_like(query, float("nan"))
-    layer.forward(None, query, None, None, engine_cache(backend, batch.arguments), step, out)
-    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_step_is_computed_through_vllm_s_interface(
-    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leave_one_config(monkeypatch)
+def test_a_step_is_computed_through_vllm_s_interface(backend: Any, make: Any) -> None:
     layer = make(sliding_window=CASE.window + 1)
     layer.process_weights_after_loading(torch.float32)
     batch = draw(CASE, "cpu")
@@ -137,14 +132,13 @@ def test_a_step_is_computed_through_vllm_s_interface(
         torch.cat([rows, rows[:2]]) for rows in (arguments["q"], new.keys, new.values)
     )
     out = torch.full_like(query, float("nan"))
-    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
-    support = builder.get_cudagraph_support(config(), None)
-    assert support.name == "ALWAYS"
+    builder = builder_of(backend)
+    assert builder.get_cudagraph_support(config(), None).name == "ALWAYS"
     common = common_metadata(arguments, tokens)
     step = builder.build(0, common)
     scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
     layer.forward(scales, query, keys, values, cache, step, out)
-    assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
+    check_rows(out, batch)
     assert out[tokens:].isnan().all()
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
@@ -158,8 +152,7 @@ def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
 ) -> None:
     from vllm.config import CUDAGraphMode
 
-    leave_one_config(monkeypatch)
-    batch = draw(Case(new=[23, 1], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
+    batch = draw(replace(SHORT, new=[23, 1]), "cpu")
     replayed = common_metadata(batch.arguments, 24)
     table = torch.zeros(24, 8, dtype=torch.int32)
     begins, lengths = torch.arange(25, dtype=torch.int32), torch.ones(24, dtype=torch.int32)
@@ -170,8 +163,7 @@ def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
     )  # fmt: skip
     settings = config()
     settings.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
-    builder = backend.get_builder_cls()(None, ["0"], settings, torch.device("cpu"))
-    step = builder.build_for_cudagraph_capture(dummy)
+    step = builder_of(backend, settings).build_for_cudagraph_capture(dummy)
     assert step.max_query_len == 24, "one of the requests may have all tokens"
     query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     out = torch.full_like(query, float("nan"))
@@ -181,7 +173,7 @@ def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
     lengths[:2] = replayed.seq_lens
     table[:2, : replayed.block_table_tensor.shape[1]] = replayed.block_table_tensor
     plan.run(query, keys, values, out, None, None)
-    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
+    check_rows(out, batch)
 
 
 def test_a_token_of_chunked_local_attention_sees_its_chunk(
@@ -191,51 +183,39 @@ def test_a_token_of_chunked_local_attention_sees_its_chunk(
 
     for module in ("vllm.utils.torch_utils", "vllm.v1.attention.backends.utils"):
         monkeypatch.setattr(f"{module}.PIN_MEMORY", False, raising=False)
-    leave_one_config(monkeypatch)
-    batch = draw(Case(new=[1], past=[40], heads=(4, 2), head_size=32, window=8), "cpu")
+    batch = draw(replace(SHORT, new=[1], past=[40], window=8), "cpu")  # 8 keys, and its own
     chunked = chunked_local_attention.create_chunked_local_attention_backend(backend, 32)
-    spec = SimpleNamespace(block_size=16)
-    builder = chunked.get_builder_cls()(spec, ["0"], config(), torch.device("cpu"))
+    builder = builder_of(chunked, group=SimpleNamespace(block_size=16))
     step = builder.build(0, common_metadata(batch.arguments, 1))
     query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     out = torch.full_like(query, float("nan"))
     plan = step.plan(LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
     plan.run(query, keys, values, out)
-    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4), "8 keys, and its own"
+    check_rows(out, batch)
 
 
 @pytest.mark.parametrize(
-    ("options", "parallel", "name"),
+    ("part", "options", "name"),
     [
-        ({"attn_type": "encoder_only"}, {}, "attention of type"),
-        ({"attn_type": "encoder_decoder"}, {}, "attention of type"),
-        ({}, {"decode_context_parallel_size": 2}, "decode context parallelism"),
-        ({}, {"prefill_context_parallel_size": 2}, "prefill context parallelism"),
-        ({"use_alibi_sqrt": True}, {}, "use_alibi_sqrt"),
-        ({"chunk_lookback": 4}, {}, "chunk_lookback"),
-    ],
-)
-def test_what_is_not_done_is_refused_by_name(
-    make: Any, options: dict[str, Any], parallel: dict[str, int], name: str
-) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        make(config(**parallel), **options)
-
-
-@pytest.mark.parametrize(
-    ("part", "option", "name"),
-    [
+        ("layer", {"attn_type": "encoder_only"}, "attention of type"),
+        ("layer", {"attn_type": "encoder_decoder"}, "attention of type"),
+        ("layer", {"use_alibi_sqrt": True}, "use_alibi_sqrt"),
+        ("layer", {"chunk_lookback": 4}, "chunk_lookback"),
+        ("parallel_config", {"decode_context_parallel_size": 2}, "decode context parallelism"),
+        ("parallel_config", {"prefill_context_parallel_size": 2}, "prefill context parallelism"),
         ("cache_config", {"kv_sharing_fast_prefill": True}, "fast prefill"),
         ("model_config", {"rswa_window": 128}, "reference sliding window"),
     ],
 )
-def test_options_of_the_engine_are_refused_by_name(
-    make: Any, part: str, option: dict[str, Any], name: str
+def test_what_is_not_done_is_refused_by_name(
+    make: Any, part: str, options: dict[str, Any], name: str
 ) -> None:
     settings = config()
-    vars(getattr(settings, part)).update(option)
+    if part != "layer":
+        vars(getattr(settings, part)).update(options)
+        options = {}
     with pytest.raises(NotImplementedError, match=name):
-        make(settings)
+        make(settings, **options)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +236,8 @@ def test_caches_that_the_kernels_do_not_read_are_refused_by_name(
     if not options.keys() <= {field.name for field in fields(kind)}:
         pytest.skip("this version has none")
     sizes = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float16}
-    make = partial(backend.get_builder_cls(), kind(**sizes, **options))
     with pytest.raises(NotImplementedError, match=name) if name else nullcontext():
-        make(["0"], config(), torch.device("cpu"))
+        builder_of(backend, group=kind(**sizes, **options))
 
 
 def accepted_configuration() -> dict[str, Any]:
@@ -315,13 +294,11 @@ def test_every_feature_that_vllm_asks_of_a_backend_has_an_answer(backend: Any) -
 
 @pytest.mark.parametrize("feature", [{"causal": False}, {"mm_req_doc_ranges": {0: [(0, 4)]}}])
 def test_a_step_that_is_not_causal_is_refused(backend: Any, feature: dict[str, Any]) -> None:
-    batch = draw(Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
-    common = common_metadata(batch.arguments, 6)
-    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    common = common_metadata(draw(SHORT, "cpu").arguments, 6)
     for name, value in feature.items():
         setattr(common, name, value)
     with pytest.raises(NotImplementedError):
-        builder.build(0, common)
+        builder_of(backend).build(0, common)
 
 
 INHERITED = {

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,6 @@ from support.attention_batches import (
     relative_error,
     runnable,
     take_new_tokens,
-    vary,
 )
 
 from dejavu_cache.attention import paged_attention, plan
@@ -63,7 +63,7 @@ def test_prompts_whose_scores_grow_by_far_agree_with_the_reference(seed: int) ->
     new, past = pick.choice(
         [*LONG_PROMPTS.values(), COMPOSITIONS["mixed"], COMPOSITIONS["chunked"]]
     )
-    case = vary(drawn_case(seed, "hopper"), new=new, past=past, cache_dtype=None)
+    case = replace(drawn_case(seed, "hopper"), new=new, past=past, cache_dtype=None)
     batch = draw(case)
     keys = batch.arguments["k_cache"]
     sizes = torch.tensor([pick.choice([0.01, 1.0, 8.0, 40.0]) for _ in keys], device=keys.device)
@@ -76,7 +76,7 @@ def test_prompts_whose_scores_grow_by_far_agree_with_the_reference(seed: int) ->
 @pytest.mark.parametrize("implementation", ["few_sequences", "hopper"])
 def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> None:
     """In a captured graph too, replayed after the cache has changed."""
-    batch = draw(vary(drawn_case(seed, implementation), padding=0, cache_dtype=None))
+    batch = draw(replace(drawn_case(seed, implementation), padding=0, cache_dtype=None))
     q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     caches = [k_cache, v_cache]
     whole = [cache.clone() for cache in caches]
@@ -144,7 +144,7 @@ def other_lengths(shape: Case, seed: int) -> Case:
     sequences = pick.randrange(1, len(shape.new) + 1)
     new = [pick.randrange(1, most + 1) for most in shape.new[:sequences]]
     past = [pick.choice([0, 1, 17, 500, pick.randrange(most)]) for most in shape.past[:sequences]]
-    return vary(shape, new=new, past=past, padding=len(shape.new) - sequences, seed=seed)
+    return replace(shape, new=new, past=past, padding=len(shape.new) - sequences, seed=seed)
 
 
 @pytest.mark.parametrize("shape", [DECODES, PROMPTS], ids=["decodes", "prompts"])
@@ -172,7 +172,7 @@ def test_one_captured_graph_serves_a_hundred_batches(
 @pytest.mark.parametrize("new", [1, 100])
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
 def test_a_sequence_without_keys_is_left_out(new: int, heads: tuple[int, int]) -> None:
-    batch = draw(vary(DECODES, new=[new] * 3, past=[700] * 3, heads=heads))
+    batch = draw(replace(DECODES, new=[new] * 3, past=[700] * 3, heads=heads))
     batch.arguments["seqused_k"][1] = 0
     out = batch.run("hopper")
     for rows in (slice(0, new), slice(2 * new, 3 * new)):
@@ -188,7 +188,7 @@ def odd(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_rows_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = vary(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2))
+    case = replace(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2))
     batch = draw(case)
     caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
     padded = torch.cat([batch.arguments["q"], batch.arguments["q"][:2]])
@@ -206,7 +206,7 @@ def test_rows_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_between_heads_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = vary(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2), head_size=80)
+    case = replace(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2), head_size=80)
     batch = draw(case)
     for name in ("k_cache", "v_cache"):
         cache = batch.arguments[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,7 +21,6 @@ from support.attention_batches import (
     has_hopper,
     relative_error,
     take_new_tokens,
-    vary,
 )
 from support.processes import PROGRAMS, run_python
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
 def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int]) -> None:
-    layers = draw_layers(vary(DECODES, new=[1], past=[3000], heads=heads), 0.5)
+    layers = draw_layers(replace(DECODES, new=[1], past=[3000], heads=heads), 0.5)
     planned = plan(**layers[0].arguments)
     assert planned.implementation == "few_sequences"
     for layer in (*layers, *layers):
@@ -47,7 +47,7 @@ def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int
 def test_layers_of_a_float8_cache_have_scales_of_their_own(
     implementation: str, new: list[int], dtype: torch.dtype
 ) -> None:
-    batch = draw(vary(DECODES, new=new, past=[3000, 40, 7, 900][: len(new)], cache_dtype=dtype))
+    batch = draw(replace(DECODES, new=new, past=[3000, 40, 7, 900][: len(new)], cache_dtype=dtype))
     planned = plan(**batch.arguments)
     assert planned.implementation == implementation
     for k_scale, v_scale in ((0.7, 1.3), (0.2, 3.0), (1.5, 0.1)):
@@ -65,7 +65,7 @@ def test_later_steps_launch_what_triton_has_bound(
     new: list[int], later: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for lengths, past in ((new, 3000), (later, 2900)):
-        batch = draw(vary(DECODES, new=lengths, past=[past, 40, 7, 500, 90][: len(new)]))
+        batch = draw(replace(DECODES, new=lengths, past=[past, 40, 7, 500, 90][: len(new)]))
         slots = take_new_tokens(batch.arguments)
         planned = plan(**batch.arguments)
         for _ in range(2):
@@ -75,7 +75,7 @@ def test_later_steps_launch_what_triton_has_bound(
 
 def test_a_step_of_another_form_is_bound_anew() -> None:
     """What the compiled kernel takes for granted of pointers and strides is part of its form."""
-    batch = draw(vary(DECODES, new=[90, 1], past=[0, 500], heads=(8, 2)))
+    batch = draw(replace(DECODES, new=[90, 1], past=[0, 500], heads=(8, 2)))
     q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     for gap in (0, 2, 8, 0):  # elements between the rows of queries, and before the first
         wider = torch.zeros(*q.shape[:2], q.shape[2] + gap, dtype=q.dtype, device="cuda")
@@ -88,7 +88,7 @@ def test_a_step_of_another_form_is_bound_anew() -> None:
 def test_layers_of_hopper_make_tensor_maps_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton.backends.nvidia.driver as cuda
 
-    layers = draw_layers(vary(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90]), 1 / 2, 1 / 3)
+    layers = draw_layers(replace(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90]), 1 / 2, 1 / 3)
 
     def run_layers() -> None:
         planned = plan(**layers[0].arguments)
@@ -111,7 +111,7 @@ def test_a_layer_waits_for_what_the_one_before_writes(
     new: int, heads: tuple[int, int], overlap: bool
 ) -> None:
     """Launches may begin before the ones before them end; results are then to be the same."""
-    batch = draw(vary(DECODES, new=[new] * 8, heads=heads))
+    batch = draw(replace(DECODES, new=[new] * 8, heads=heads))
     caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
     planned = plan(**batch.arguments, overlap=overlap)
     assert planned.implementation == "hopper"
@@ -180,7 +180,7 @@ BATCHES = {
 @pytest.mark.parametrize("programs", [10, 100, 131])
 @pytest.mark.parametrize("name", BATCHES)
 def test_programs_that_start_late_do_not_stop_the_others(name: str, programs: int) -> None:
-    batch = draw(vary(BATCHES[name], head_size=128, dtype=torch.bfloat16))
+    batch = draw(replace(BATCHES[name], head_size=128, dtype=torch.bfloat16))
     within = TOLERANCE[torch.bfloat16]
     batch.run("hopper")  # compiles
     memory = torch.empty(programs * 32768, device="cuda")

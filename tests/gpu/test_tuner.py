@@ -12,11 +12,13 @@ import torch
 import triton
 import triton.language as tl
 from support.processes import ROOT
+from support.records import first_record
 
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.hosts import LocalHost, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
+from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.tuning.device_timer import FULL, DeviceTimer, TimedLaunch
 
 pytestmark = pytest.mark.gpu
@@ -92,10 +94,8 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     ]
     kernel = cached_autotune(configs, key=["M", "N", "K"], method=method, store=tmp_path)(jitted)
     torch.testing.assert_close(matmul(kernel, a, b), a @ b, rtol=2e-2, atol=0.5)
-    store = open_store(str(tmp_path))
-    (context,) = store.contexts()
+    context, record = first_record(open_store(str(tmp_path)))
     assert context.problem.method == method
-    (record,) = store.records(context)
     assert len(record.measurements) == len(configs)
     failures = {
         measurement.config.params.get("BLOCK_K"): measurement.failure.kind
@@ -106,14 +106,7 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     best = min(
         measurement.median for measurement in record.measurements if measurement.median is not None
     )
-    chosen = kernel.best_config
-    won = next(
-        measurement
-        for measurement in record.measurements
-        if measurement.config.params == chosen.kwargs
-        and measurement.config.options["num_warps"] == chosen.num_warps
-        and measurement.config.options["num_stages"] == chosen.num_stages
-    )
+    won = record.by_config[describe(kernel.best_config)]
     assert won.median is not None
     assert won.median <= best * 1.03
 
@@ -134,9 +127,7 @@ def test_restoring_an_argument_does_not_count(tmp_path: Path) -> None:
     )
     kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
     assert x.eq(1).all(), "the launches that were measured left nothing behind"
-    store = open_store(str(tmp_path))
-    (context,) = store.contexts()
-    (record,) = store.records(context)
+    _, record = first_record(open_store(str(tmp_path)))
     theirs = triton.testing.do_bench(
         lambda: add_one_in_place[(n // 1024,)](x, n, BLOCK=1024), quantiles=[0.5]
     )

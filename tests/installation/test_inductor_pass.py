@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +61,36 @@ def test_the_pass_is_added_when_inductor_is_imported_and_not_before() -> None:
     assert run_python(code).stdout.splitlines() == ["RecordedConfigPass", "False"]
 
 
-def test_a_programs_own_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+Install = Callable[[Any], Any]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return a function that installs the pass beside a program's own, and returns Inductor's."""
     import torch._inductor.config as config
+
+    def install_beside(own: Any) -> Any:
+        monkeypatch.setattr(config, "post_grad_custom_pre_pass", own, raising=False)
+        install_inductor_pass()
+        install_inductor_pass()
+        return config.post_grad_custom_pre_pass
+
+    yield install_beside
+    uninstall_inductor_pass()
+
+
+def test_a_programs_own_pass_stays(install: Install) -> None:
     import torch.fx
 
     passed: list[Any] = []
-    monkeypatch.setattr(config, "post_grad_custom_pre_pass", passed.append)
-    install_inductor_pass()
-    install_inductor_pass()
-    graph_pass: Any = config.post_grad_custom_pre_pass
-    graph = torch.fx.Graph()
+    graph, graph_pass = torch.fx.Graph(), install(passed.append)
     graph_pass(graph)
     uninstall_inductor_pass()
     graph_pass(graph)
     assert passed == [graph, graph]
 
 
-def test_a_programs_pass_hears_whether_it_is_for_inference(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import torch._inductor.config as config
+def test_a_programs_pass_hears_whether_it_is_for_inference(install: Install) -> None:
     import torch.fx
     from torch._inductor import custom_graph_pass
 
@@ -92,14 +103,11 @@ def test_a_programs_pass_hears_whether_it_is_for_inference(
         def uuid(self) -> str:
             return "own"
 
-    monkeypatch.setattr(config, "post_grad_custom_pre_pass", Own(), raising=False)
-    install_inductor_pass()
-    both: Any = config.post_grad_custom_pre_pass
+    both = install(Own())
     assert isinstance(both, custom_graph_pass.CustomInferenceAwareGraphPass)
     both(torch.fx.Graph(), is_inference=True)
     both(torch.fx.Graph(), False)
     assert heard == [True, False]
-    uninstall_inductor_pass()
 
 
 def test_inductors_cache_tells_namespaces_apart() -> None:
@@ -114,15 +122,13 @@ def test_inductors_cache_tells_namespaces_apart() -> None:
 
 
 def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    import torch._inductor.config as config
-
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "post_grad_custom_pre_pass", None, raising=False)
-    install_inductor_pass()
-    graph_pass: Any = config.post_grad_custom_pre_pass
-    notes = tmp_path / "dejavu-cache-choices.jsonl"
+    graph_pass, notes = install(None), tmp_path / "dejavu-cache-choices.jsonl"
     uuid = graph_pass.uuid()
     assert uuid is not None
     notes.write_text("no note\n")
@@ -131,7 +137,6 @@ def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(
     notes.mkdir()
     assert graph_pass.uuid() is None
     assert "Is a directory" in caplog.text
-    uninstall_inductor_pass()
 
 
 def test_a_torch_that_takes_no_rules_of_what_to_trace_breaks_no_kernel(

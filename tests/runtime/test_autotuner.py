@@ -60,23 +60,6 @@ def test_another_process_benchmarks_nothing_unless_it_means_something_else(
     assert how == ("tuned" if benchmarked else "exact")
 
 
-def test_a_new_config_is_benchmarked_alone() -> None:
-    launch(make(), 100)
-    bench = Bench([0.5])
-    kernel = make(bench, configs=[*CONFIGS, triton.Config({"BLOCK": 128})])
-    launch(kernel, 100)
-    assert bench.calls == 1
-    assert kernel.best_config.kwargs == {"BLOCK": 128}
-
-
-def test_one_config_needs_no_benchmark() -> None:
-    bench = Bench()
-    launch(make(bench, configs=CONFIGS[:1]), 100)
-    by_heuristic = triton.heuristics({"BLOCK": lambda args: 16})(add_one)
-    launch(make(bench, by_heuristic, configs=[triton.Config({})]), 100)
-    assert bench.calls == 0
-
-
 @pytest.mark.parametrize("outside", [True, False])
 def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
     @triton.jit

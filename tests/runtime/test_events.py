@@ -207,50 +207,48 @@ def _settings() -> Iterator[None]:
     run_files._begin.cache_clear()
 
 
-class Program:
-    """A program that launches one kernel with some sizes."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.store, self.root, self.monkeypatch = root / "store", root, monkeypatch
-        # It would replace methods of Triton for the other tests of this process, too.
-        monkeypatch.setattr("dejavu_cache.runtime.autotuner.report_triton_activity", print)
-
-    def boot(self, name: str, *sizes: int, mode: Any = "reuse", configs: Any = CONFIGS) -> Path:
-        """Run once, as a process of its own would, and return the folder of its report."""
-        self.monkeypatch.setenv("DEJAVU_CACHE_REPORT", str(self.root / name))
-        current_settings.cache_clear()
-        run_files._begin.cache_clear()
-        options = {"buckets": {"n": "pow2"}, "store": self.store, "mode": mode}
-        kernel = cached_autotune(configs, ["n"], do_bench=equal_times, **options)(add_one)
-        for size in sizes:
-            launch(kernel, size)
-            launch(kernel, size)
-        return self.root / name
+Boot = Callable[..., Path]
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    made = Program(tmp_path, monkeypatch)
-    made.boot("first", 128, 1024, mode="tune")
-    return made
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
+    """Return what runs a program once, with some sizes, and returns the folder of its report."""
+    # It would replace methods of Triton for the other tests of this process, too.
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.report_triton_activity", print)
+
+    def run_once(name: str, *sizes: int, mode: Any = "reuse") -> Path:
+        monkeypatch.setenv("DEJAVU_CACHE_REPORT", str(tmp_path / name))
+        current_settings.cache_clear()
+        run_files._begin.cache_clear()
+        options = {"buckets": {"n": "pow2"}, "store": tmp_path / "store", "mode": mode}
+        kernel = cached_autotune(CONFIGS, ["n"], do_bench=equal_times, **options)(add_one)
+        for size in sizes:
+            launch(kernel, size)
+            launch(kernel, size)
+        return tmp_path / name
+
+    return run_once
 
 
-def test_two_boots_differ_by_what_was_pinned_or_recorded_between_them(program: Program) -> None:
-    before, again = (program.boot(name, 128, 1024) for name in ("a", "b"))
+def test_two_boots_differ_by_what_was_pinned_or_recorded_between_them(
+    boot: Boot, tmp_path: Path
+) -> None:
+    boot("first", 128, 1024, mode="tune")
+    before, again = (boot(name, 128, 1024) for name in ("a", "b"))
     out = run_cli("diff", before, again)
     assert (out.returncode, out.stdout) == (0, "no differences in 2 scenarios\n")
     (file,) = before.glob("*.jsonl")
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(entries) == 2
-    assert all(f" in {program.store.as_uri()} " in entry["detail"] for entry in entries)
-    near = program.boot("c", 128, 256)
-    store = FileStore(program.store)
+    assert all(f" in {(tmp_path / 'store').as_uri()} " in entry["detail"] for entry in entries)
+    near = boot("c", 128, 256)
+    store = FileStore(tmp_path / "store")
     (context,) = store.contexts()
     record = next(item for item in store.records(context) if item.scenario.args["n"] == 128)
     pin = Pin(config=describe(CONFIGS[2]), at=now(), by="anna@desk")
     store.put(context, [Record(scenario=record.scenario, pin=pin)], now=True)
-    program.boot("tuned", 256, mode="tune")
-    out = run_cli("diff", near, program.boot("d", 128, 256, 1024))
+    boot("tuned", 256, mode="tune")
+    out = run_cli("diff", near, boot("d", 128, 256, 1024))
     lines = dict(zip((128, 256, 1024), sorted(out.stdout.splitlines(), key=size_in), strict=True))
     assert out.returncode == 1
     assert "(n=128; x_ptr: float32" in lines[128]

@@ -21,22 +21,6 @@ from dejavu_cache.model.scenario import now
 from dejavu_cache.system.notices import logger, whoami
 
 
-def test_off_is_plain_autotune(tmp_path: Path) -> None:
-    bench = Bench()
-    for _ in range(2):
-        launch(make(bench, mode="off", store=tmp_path / "store"), 100)
-    assert bench.calls == 6
-    assert not (tmp_path / "store").exists()
-
-
-def test_reuse_never_benchmarks_and_takes_the_first_config() -> None:
-    bench = Bench()
-    kernel = make(bench, mode="reuse")
-    launch(kernel, 100)
-    assert bench.calls == 0
-    assert kernel.best_config is CONFIGS[0]
-
-
 def test_a_miss_is_put_on_the_worklist_once(monkeypatch: pytest.MonkeyPatch) -> None:
     missed: list[object] = []
     monkeypatch.setattr(
@@ -64,31 +48,22 @@ def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
     assert kernel.benchmarked == (8 * len(CONFIGS) if mode == "tune" else 0)
 
 
-def test_reuse_takes_what_is_surely_faster_by_the_records_of_others() -> None:
-    launch(make(), 128)
-    kernel = make(mode="reuse")
+@pytest.mark.parametrize(
+    ("times", "options", "block"),
+    [
+        ((3.0, 1.0, 2.0), {}, 32),
+        ((1.1, 1.0, 2.0), {}, 16),  # a single record makes little of it
+        ((3.0, 1.0, 2.0), {"buckets": {"n": Exact()}}, 16),  # only exact will do
+    ],
+)
+def test_reuse_takes_what_is_surely_faster_by_the_records_of_others(
+    times: tuple[float, ...], options: dict[str, Any], block: int
+) -> None:
+    launch(make(Bench(times)), 128)
+    bench = Bench()
+    kernel = make(bench, mode="reuse", **options)
     launch(kernel, 256)
-    assert kernel.best_config.kwargs == {"BLOCK": 32}
-    resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
-    assert (resolution.how, resolution.predicted_from) == ("predicted", 1)
-    assert 0.5 < resolution.gain < 0.7, "it took a third of the default's time at n=128"
-    assert [str(difference) for difference in resolution.differences] == [
-        "args.n: 128 recorded, 256 wanted"
-    ]
-
-
-def test_reuse_takes_the_default_where_a_single_record_makes_little_of_it() -> None:
-    launch(make(Bench([1.1, 1.0, 2.0])), 128)
-    kernel = make(mode="reuse")
-    launch(kernel, 256)
-    assert kernel.best_config is CONFIGS[0]
-
-
-def test_reuse_does_not_go_near_where_only_exact_will_do() -> None:
-    launch(make(), 128)
-    kernel = make(mode="reuse", buckets={"n": Exact()})
-    launch(kernel, 256)
-    assert kernel.best_config is CONFIGS[0]
+    assert (bench.calls, kernel.best_config.kwargs) == (0, {"BLOCK": block})
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -153,6 +128,9 @@ def test_explain_tells_from_what_a_config_is_predicted_and_what_it_shall_save(
     launch(make(store=tmp_path), 128)
     arguments = torch.ones(1), torch.ones(1)
     near = make(store=tmp_path, mode="reuse").explain(*arguments, 256)
+    assert (near.how, near.predicted_from) == ("predicted", 1)
+    assert 0.5 < near.gain < 0.7, "it took a third of the default's time at n=128"
+    assert [str(each) for each in near.differences] == ["args.n: 128 recorded, 256 wanted"]
     assert near.recorded_for.args["n"] == 128
     assert "time: 1 ms" in str(near)
     assert re.search(
@@ -173,7 +151,10 @@ def test_explain_tells_the_truth_in_mode_off(tmp_path: Path) -> None:
     before = kernel.explain(*arguments)
     assert (before.by_triton, before.config, before.store, before.final) == (True, None, None, True)
     assert "Triton chooses it at the first launch" in str(before)
+    (records,) = tmp_path.rglob("*.json")
+    text = records.read_text()
     launch(kernel, 128)
+    assert (bench.calls, records.read_text()) == (3, text), "it neither reads nor writes"
     after = kernel.explain(*arguments)
     assert (after.by_triton, after.config) == (True, kernel.best_config)
     assert after.config is CONFIGS[0]  # the record's winner is another one

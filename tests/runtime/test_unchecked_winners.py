@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from support.copying import DEFAULT, RIGHT, WRONG, decorate, explain, launch
+from support.records import first_record
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import (
@@ -41,22 +42,21 @@ def start_process(folder: Path, fast: triton.Config = WRONG, **options: Any) -> 
 
 
 def recorded_winner(kernel: Any) -> Winner:
-    winner: Winner | None = next(kernel.home.record_sets()).records[0].winner
-    assert winner is not None
-    return winner
+    _, record = first_record(kernel.home)
+    assert record.winner is not None
+    return record.winner
 
 
 def record_uncompared(folder: Path, fast: triton.Config, reason: str | None, **options: Any) -> Any:
     """Record a winner that nobody compared, for a reason or for none, and return the kernel."""
     kernel = start_process(folder, fast, check=False, **options)
     launch(kernel)
-    record_set = next(kernel.home.record_sets())
-    (record,) = record_set.records
+    context, record = first_record(kernel.home)
     verdict = OutputVerdict(outcome="not_compared", reason=reason or "")
     results = {"out_ptr": verdict} if reason else None
-    winner = record.winner.model_copy(update={"results": results})
-    kernel.home.delete(record_set.context)
-    kernel.home.put(record_set.context, [record.model_copy(update={"winner": winner})])
+    winner = recorded_winner(kernel).model_copy(update={"results": results})
+    kernel.home.delete(context)
+    kernel.home.put(context, [record.model_copy(update={"winner": winner})])
     return kernel
 
 
@@ -103,7 +103,7 @@ def test_it_neither_runs_nor_is_recorded_in_the_process_that_timed_it(
             assert launch(kernel)
             kernel.forget_choices()
         assert (kernel.best_config.kwargs, kernel.benchmarked) == (DEFAULT.kwargs, benchmarked)
-        assert next(kernel.home.record_sets()).records[0].winner is None
+        assert first_record(kernel.home)[1].winner is None
         assert len(timed) == 1, "the second launch times nothing again"
         timed.clear()
     assert caplog.text.count(f"out_ptr: {reason}") == 1
@@ -185,17 +185,6 @@ def test_where_nothing_may_be_compared_it_runs_and_is_labelled(
     assert f"not compared: out_ptr: {MEMORY}" in caplog.text
 
 
-def test_a_winner_of_which_nobody_said_anything_is_compared_once(tmp_path: Path) -> None:
-    record_uncompared(tmp_path, RIGHT, None)
-    reader = start_process(tmp_path, RIGHT, mode="reuse")
-    assert "no comparison is recorded" in str(explain(reader))
-    assert "exact" in str(explain(reader))
-    again = start_process(tmp_path, RIGHT)
-    assert launch(again)
-    assert (again.best_config.kwargs, again.benchmarked) == (RIGHT.kwargs, 0)
-    assert recorded_winner(again).is_compared
-
-
 def test_an_author_who_switches_the_comparison_off_is_told_of_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,10 +230,9 @@ def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
     tmp_path: Path,
 ) -> None:
     kernel = record_uncompared(tmp_path, RIGHT, MEMORY)
-    record_set = next(kernel.home.record_sets())
-    (record,) = record_set.records
+    context, record = first_record(kernel.home)
     ahead = recorded_winner(kernel).model_copy(update={"at": now() + timedelta(hours=12)})
-    kernel.home.put(record_set.context, [Record(scenario=record.scenario, winner=ahead)])
+    kernel.home.put(context, [Record(scenario=record.scenario, winner=ahead)])
     again = start_process(tmp_path, RIGHT)
     launch(again)
     assert recorded_winner(again).is_compared
@@ -262,7 +250,7 @@ def test_the_fastest_config_loses_if_its_results_are_wrong_and_is_not_measured_a
         assert launch(kernel)
         assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, benchmarked)
     assert "is fast but wrong, and is not used: out_ptr differs in " in caplog.text
-    record = next(kernel.home.record_sets()).records[0]
+    _, record = first_record(kernel.home)
     failures = [timing.failure.kind for timing in record.measurements if timing.failure]
     assert failures == ["wrong"]
     assert "wrong results: (LIMIT=4, STEP=3" in explain(kernel).wrong[0]

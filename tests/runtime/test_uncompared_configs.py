@@ -12,6 +12,7 @@ import torch
 import triton
 from support import copying
 from support.copying import DEFAULT, RIGHT, WRONG
+from support.records import first_record
 
 import dejavu_cache
 from dejavu_cache import Pow2, ScenarioNotTuned
@@ -109,10 +110,9 @@ def test_a_process_that_waits_for_the_comparison_runs_the_default(
     monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "0.1")
     current_settings.cache_clear()
     kernel = decorate(unfinished, [DEFAULT, WRONG])
-    record_set = next(kernel.home.record_sets())
-    (record,) = record_set.records
+    context, record = first_record(kernel.home)
     assert (record.winner, len(record.measurements)) == (None, 2)
-    with kernel.home.lease(record_set.context, record.scenario, wait=0):
+    with kernel.home.lease(context, record.scenario, wait=0):
         launch(kernel, 100)
     assert kernel.best_config.kwargs == DEFAULT.kwargs
     assert kernel.benchmarked == 0
@@ -192,9 +192,8 @@ class TestWhereNothingMayBeMeasured:
 
 def add(kernel: Any, **parts: Any) -> None:
     """Add something to the only record of a kernel's store."""
-    record_set = next(kernel.home.record_sets())
-    (record,) = record_set.records
-    kernel.home.put(record_set.context, [Record(scenario=record.scenario, **parts)])
+    context, record = first_record(kernel.home)
+    kernel.home.put(context, [Record(scenario=record.scenario, **parts)])
 
 
 def list_misses(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:

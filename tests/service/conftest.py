@@ -167,6 +167,20 @@ def namespace_url(shared_server: Running) -> str:
     return f"{shared_server.base}?namespace=test{next(_numbers)}"
 
 
+@pytest.fixture
+def server(request: pytest.FixtureRequest, sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
+    """Yield a server that the test may stop, with the `SERVER` settings of its module."""
+    settings = getattr(request.module, "SERVER", None)
+    with running_server(sqlite_url, tmp_path / "server.log", settings) as started:
+        yield started
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Return the event loop of tests that are coroutines."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def fresh_principals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the apps in this process look each token up, so that it counts as soon as it is made."""
@@ -226,9 +240,9 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
     """Return a function that makes tokens and returns the headers to send."""
 
     def make(role: Any = "admin", *namespaces: str) -> dict[str, str]:
-        issued = tokens.issue(
-            database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role)
-        )
+        """Issue a token of a role in namespaces, or with several roles by their namespaces."""
+        grants = role if isinstance(role, dict) else dict.fromkeys(namespaces or "*", role)
+        issued = tokens.issue(database, ANYBODY, f"a {role}", grants)
         return {"Authorization": f"Bearer {issued.token}"}
 
     return make

@@ -172,24 +172,20 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def test_requests_that_come_at_once_look_a_token_up_once(
+@pytest.mark.anyio
+async def test_requests_that_come_at_once_look_a_token_up_once(
     database: Database, token: MakeToken, look_ups: list[float]
 ) -> None:
     presented = token("read")["Authorization"].removeprefix("Bearer ")
     look_ups.clear()
-
-    async def ask() -> None:
-        principals = PrincipalCache(database)
-        results = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
-        assert {principal.may("read", "*") if principal else None for principal in results} == {
-            True
-        }
-
-    asyncio.run(ask())
+    principals = PrincipalCache(database)
+    found = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
+    assert all(principal and principal.may("read", "*") for principal in found)
     assert len(look_ups) == 1
 
 
-def test_requests_that_come_at_once_share_a_look_up_that_fails(
+@pytest.mark.anyio
+async def test_requests_that_come_at_once_share_a_look_up_that_fails(
     url: str, token: MakeToken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each would wait for a locked table in its turn, two at a time for one address."""
@@ -202,14 +198,10 @@ def test_requests_that_come_at_once_share_a_look_up_that_fails(
 
     headers = token("read")
     monkeypatch.setattr(tokens, "verify", fail)
-
-    async def ask() -> set[int]:
-        transport = httpx.ASGITransport(create_app(ServerSettings(database=url)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            requests = (client.get("/v1/main/contexts", headers=headers) for _ in range(10))
-            return {answer.status_code for answer in await asyncio.gather(*requests)}
-
-    assert asyncio.run(ask()) == {503}
+    transport = httpx.ASGITransport(create_app(ServerSettings(database=url)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        requests = (client.get("/v1/main/contexts", headers=headers) for _ in range(10))
+        assert {answer.status_code for answer in await asyncio.gather(*requests)} == {503}
     assert len(asked) == 1
 
 

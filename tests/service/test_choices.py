@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import merging
 from fastapi import FastAPI
 from support.service import (
+    RECORDS,
     body,
     client_of,
     config,
@@ -36,8 +36,6 @@ from dejavu_cache.model.record import (
     RecordedLaunch,
 )
 from dejavu_cache.model.scenario import Config, now
-
-PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
 
 
 def test_a_promotion_may_be_of_one_kernel(client: httpx.Client) -> None:
@@ -67,23 +65,6 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
     (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
     assert line in exported.text.splitlines(keepends=True)
-
-
-def test_an_export_of_a_large_context_is_an_import_too(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server takes 50 records at a time here, and 100,000 bytes, as do its imports."""
-    monkeypatch.setattr(transfer, "_MOST_RECORDS", 50)
-    monkeypatch.setattr(transfer, "_MOST_BYTES", 50_000)
-    for start, configs in ((0, 1), (40, 1), (80, 20)):
-        many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
-        post(client, *many)
-    exported = client.get("/v1/main/export")
-    assert len(exported.text.splitlines()) > 2
-    done = client.post("/v1/copy/import", content=exported.content)
-    assert (done.status_code, done.json()["records"]) == (200, 95), done.text
-    home = f"contexts/{context().digest}/records"
-    assert client.get(f"/v1/copy/{home}").json() == client.get(f"/v1/main/{home}").json()
 
 
 def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
@@ -120,12 +101,6 @@ def test_a_bad_line_imports_nothing(client: httpx.Client, monkeypatch: pytest.Mo
     assert client.get("/v1/main/contexts").json()["contexts"] == []
 
 
-HOME = f"/v1/main/contexts/{context().digest}"
-
-
-FUTURE = datetime(2199, 12, 31, tzinfo=timezone.utc)
-
-
 @pytest.mark.parametrize("how", ["posted", "promoted"])
 def test_another_writers_launches_displace_none(client: httpx.Client, how: str) -> None:
     used = RecordedLaunch(wheel="triton 3.6.0 cp312 x86_64", signature={"a_ptr": "*fp16"})
@@ -135,7 +110,7 @@ def test_another_writers_launches_displace_none(client: httpx.Client, how: str) 
     if how == "posted":
         post(client, sent)
     else:
-        client.post("/v1/pr-1/records", json=body(record_set(sent))).raise_for_status()
+        post(client, sent, to="pr-1")
         client.post("/v1/pr-1/promote", json={"to": "main"}).raise_for_status()
     launches = read_one(client).launches or ()
     assert used in launches
@@ -178,19 +153,19 @@ def test_a_record_does_not_grow_beyond_what_clients_read(
     monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 50_000)
     for block in (16, 32):
         post(client, with_cases(block, 20_000))
-    before = client.get(f"{HOME}/records").content
+    before = client.get(RECORDS).content
     grown = record_set(record(2), with_cases(64, 20_000))
     refused = client.post("/v1/main/records", json=body(grown))
     assert refused.status_code == 413
     assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
-    assert client.get(f"{HOME}/records").content == before
+    assert client.get(RECORDS).content == before
     monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 10_000)  # as of a later version
     wrong = measurement(config(16), None).model_copy(
         update={"failure": Failure(kind="wrong", reason="it differs")}
     )
     counts = post(client, Record(scenario=scenario(1), measurements=(wrong,)))
     assert counts["measurements"] == 1, "it shrinks"
-    assert len(client.get(f"{HOME}/records").content) < len(before)
+    assert len(client.get(RECORDS).content) < len(before)
 
 
 @pytest.mark.parametrize("limit", ["MOST_RECORD_CHARACTERS", "MOST_MEASUREMENTS"])
@@ -198,11 +173,10 @@ def test_a_promotion_lets_no_record_grow_beyond_that_either(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     post(client, with_cases(16, 20_000))
-    sent = record_set(with_cases(32, 20_000))
-    assert client.post("/v1/pr-1/records", json=body(sent)).status_code == 200
-    before = client.get(f"{HOME}/records").content
+    post(client, with_cases(32, 20_000), to="pr-1")
+    before = client.get(RECORDS).content
     monkeypatch.setattr(merging, limit, 30_000 if "CHARACTERS" in limit else 1)
     refused = client.post("/v1/pr-1/promote", json={"to": "main"})
     assert refused.status_code == 413
     assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
-    assert client.get(f"{HOME}/records").content == before
+    assert client.get(RECORDS).content == before

@@ -19,7 +19,7 @@ from dejavu_service.services import tokens
 from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from support.service import body, command, free_port, record_set, running_server
+from support.service import command, free_port, running_server
 from typer.testing import CliRunner
 
 from dejavu_cache.errors import ExitCode, SettingsError
@@ -90,10 +90,13 @@ def test_the_hint_masks_a_password() -> None:
 
 
 @pytest.mark.usefixtures("next_version")
-def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) -> None:
-    code, said = run(postgres_url, "serve")
+@pytest.mark.parametrize("line", ["serve", "db prune --unused-days 1"])
+def test_a_stale_postgres_is_left_alone_and_what_to_run_is_said(
+    postgres_url: str, line: str
+) -> None:
+    code, said = run(postgres_url, line)
     assert code == ExitCode.UNUSABLE
-    assert "dejavu-cache db upgrade --database" in said
+    assert "dejavu-cache db upgrade" in said
 
 
 def test_settings_come_from_one_place(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,55 +120,29 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("next_version")
-def test_prune_leaves_the_tables_of_an_older_version_alone(postgres_url: str) -> None:
-    code, said = run(postgres_url, "db prune --unused-days 1")
-    assert code == ExitCode.UNUSABLE
-    assert "or those of an older version: run  dejavu-cache db upgrade" in said
-
-
-def test_a_fresh_machine_serves(tmp_path: Path) -> None:
-    with running_server(
-        f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log"
-    ) as server:
-        assert (
-            httpx.post(f"{server.base}/v1/main/records", json=body(record_set())).status_code == 200
-        )
-        answer = httpx.get(f"{server.base}/v1/main/contexts", headers={"X-Request-Id": "seen"})
-        assert answer.headers["x-request-id"] == "seen"
-    assert "this machine only" in (tmp_path / "log").read_text()
-
-
-def test_a_port_that_is_in_use_ends_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_a_port_that_is_in_use_ends_the_start(sqlite_url: str, has_tokens: bool) -> None:
+    """It is said before whether the server answers without a token."""
+    if has_tokens:
+        run(sqlite_url, "token create --name ops --role admin")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        url = f"sqlite:///{tmp_path / 'records.db'}"
         done = subprocess.run(
-            command("serve", "--port", str(port), "--without-tokens", "--database", url),
+            command("serve", "--port", str(port), "--without-tokens", "--database", sqlite_url),
             capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     assert done.returncode == ExitCode.UNUSABLE
-    assert "until a token is created" in done.stderr
+    assert ("--without-tokens has no effect" in done.stderr) == has_tokens
+    assert ("answers this machine only, and everybody on it" in done.stderr) != has_tokens
     assert f"('127.0.0.1', {port}): address already in use" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_start_without_tokens_says_if_there_are_some(sqlite_url: str) -> None:
-    run(sqlite_url, "token create --name ops --role admin")
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it ends
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            command("serve", "--port", port, "--without-tokens", "--database", sqlite_url),
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-    assert "--without-tokens has no effect" in done.stderr
-    assert "until a token is created" not in done.stderr
-
-
 def test_the_first_start_makes_a_token_in_a_file(tmp_path: Path) -> None:
-    database = f"sqlite:///{tmp_path / 'own.sqlite3'}"
+    """Also where its folder is not there yet."""
+    database = f"sqlite:///{tmp_path / 'new' / 'own.sqlite3'}"
     tokenless = {"DEJAVU_SERVER_WITHOUT_TOKENS": ""}
-    log, file = tmp_path / "log", tmp_path / "own.sqlite3.token"
+    log, file = tmp_path / "log", tmp_path / "new" / "own.sqlite3.token"
     with running_server(database, log, tokenless) as server:
         token = file.read_text().strip()
         assert file.stat().st_mode & 0o777 == 0o600

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_client.http import remote_store
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
 from dejavu_client.http.transport import Transport
@@ -21,25 +22,21 @@ from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
 from support.remote_stores import through
 from support.service import (
-    START,
+    RECORDS,
     Running,
     body,
     client_of,
     config,
     context,
     measurement,
+    post,
     record,
-    record_set,
-    running_server,
     scenario,
 )
 from support.sweeping import wait_until
 
-from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Scenario, now
-from dejavu_cache.stores import FileStore, MemoryStore, Store
-from dejavu_cache.stores.copies import take_over
+from dejavu_cache.stores import FileStore
 
 
 class Machine:
@@ -116,12 +113,6 @@ class Program:
         return line
 
 
-@pytest.fixture
-def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
-    with running_server(sqlite_url, tmp_path / "log") as running:
-        yield running
-
-
 def stored(server: Running) -> RecordSet:
     """Return the only record set of a server."""
     return RecordSet.model_validate_json(httpx.get(f"{server.base}/v1/main/export").content)
@@ -191,79 +182,22 @@ def test_a_serving_process_without_a_folder_sees_what_others_tune_and_pin(
         assert program.until(how="pinned") == {"how": "pinned", "block": block, "benchmarked": 0}
 
 
-@pytest.mark.parametrize("kind", ["file", "memory"])
-def test_a_store_recalls_parts_and_keeps_the_rest(kind: str, tmp_path: Path) -> None:
-    store: Store = FileStore(tmp_path) if kind == "file" else MemoryStore()
-    store.put(context(), [record(1), record(2)])
-    gone, kept = record(1).measurements[0], record(1).measurements[1:]
-    everything = {part_digest(part) for part in record(2).measurements}
-    store.recall(context(), {scenario(1): {part_digest(gone)}, scenario(2): everything})
-    (left,) = store.records(context())
-    assert (left.measurements, left.winner) == (kept, None), "the winner had the recalled timing"
-    store.recall(context(), {scenario(1): {part_digest(part) for part in kept}})
-    assert list(store.records(context())) == []
-    assert list(store.contexts()) == []
+def test_recalls_are_repeated_for_some_time(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_of(app) as client:
+        check = CopyCheck()
+        server = ProtocolClient("http://localhost", transport=through(client))
 
+        def is_recalled() -> bool:
+            changes = check.changes(server, {context(): [scenario(1)]})
+            return context() in changes and bool(changes[context()].recalls)
 
-def test_copies_are_asked_about_in_parts(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dejavu_client.http.remote_store.MOST_COPIES", 3)
-    with client_of(app) as http_client:
-        http_client.post("/v1/main/records", json=body(record_set(*map(record, range(10)))))
-        check, server = (
-            CopyCheck(),
-            ProtocolClient("http://localhost", transport=through(http_client)),
-        )
-        wanted = {context(): [scenario(m) for m in range(12)]}
-        local = MemoryStore()
-
-        def compare() -> list[Record]:
-            changes = check.changes(server, wanted)
-            if context() in changes:
-                take_over(local, context(), wanted[context()], changes[context()])
-            return list(changes[context()].records) if context() in changes else []
-
-        assert len(compare()) == 10
-        assert compare() == []
-        home = f"/v1/main/contexts/{context().digest}/records"
-        http_client.delete(home, params={"scenario": [scenario(0).digest, scenario(9).digest]})
-        later = record(11, after=(now() - START).total_seconds())
-        http_client.post("/v1/main/records", json=body(record_set(later)))
-        assert compare() == [later]
-        assert {each.scenario for each in local.records(context())} == {
-            *map(scenario, range(1, 9)),
-            scenario(11),
-        }
-
-
-def test_recalls_are_repeated_whatever_else_has_changed(
-    app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dejavu_client.http.remote_store.MOST_COPIES", 2)
-    local = MemoryStore()
-    with client_of(app) as http_client:
-        check, server = (
-            CopyCheck(),
-            ProtocolClient("http://localhost", transport=through(http_client)),
-        )
-
-        def compare(*of: int) -> set[Scenario]:
-            wanted = [scenario(m) for m in of]
-            for changes in check.changes(server, {context(): wanted}).values():
-                take_over(local, context(), wanted, changes)
-            return {each.scenario for each in local.records(context())}
-
-        http_client.post("/v1/main/records", json=body(record_set(*map(record, (1, 2)))))
-        assert compare(1, 2) == {scenario(1), scenario(2)}
-        http_client.delete(f"/v1/main/contexts/{context().digest}/records")
-        assert compare(1, 2) == set()
-        later = record(3, after=(now() - START).total_seconds())
-        http_client.post("/v1/main/records", json=body(record_set(later)))
-        assert compare(1, 2, 3) == {scenario(3)}
-        local.put(context(), [record(1)])  # as a look-up does that began before the deletion
-        assert compare(1, 2, 3) == {scenario(3)}
-        monkeypatch.setattr("dejavu_client.http.remote_store.REPEATED_SECONDS", -1.0)
-        assert compare(1, 2, 3) == {scenario(3)}
-        assert check.changes(server, {context(): [scenario(m) for m in (1, 2, 3)]}) == {}
+        post(client, record(1))
+        assert not is_recalled()
+        client.delete(RECORDS)
+        assert is_recalled()
+        assert is_recalled()
+        monkeypatch.setattr(remote_store, "REPEATED_SECONDS", -1.0)
+        assert [is_recalled() for _ in range(2)] == [True, False]
 
 
 def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() -> None:

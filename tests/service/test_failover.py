@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,9 +15,8 @@ import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
-from dejavu_service.storage import contexts
+from dejavu_service.storage import contexts, database
 from dejavu_service.storage.contexts import LockedContext
-from dejavu_service.storage.database import Database
 from sqlalchemy import Connection, make_url
 from support.service import body, client_of, context, record, record_set, scenario
 
@@ -72,13 +74,34 @@ def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
     assert post(client, 1).status_code == 200
 
 
-def test_a_machine_that_vanished_is_waited_for_some_seconds(postgres_url: str) -> None:
-    """The kernel would send again what it does not acknowledge for a quarter of an hour."""
-    database = Database(postgres_url)
-    with database.read() as connection:
-        options = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]
-    database.close()
-    assert 0 < int(options["tcp_user_timeout"]) <= 30_000
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_postgres_that_hangs_is_left(
+    client: httpx.Client, postgres: Any, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    """Its machine answers, so that no timeout of a socket ends the wait."""
+    pid, lock = postgres.get_pid(), contexts.lock
+
+    def signal_all(number: int) -> None:
+        for each in (pid, *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            os.kill(int(each), number)
+
+    def hang(*arguments: Any) -> LockedContext | None:
+        signal_all(signal.SIGSTOP)
+        return lock(*arguments)
+
+    assert post(client, 1).status_code == 200
+    try:
+        with monkeypatch.context() as hanging:
+            hanging.setattr(database._Bounded, "silence", (1.0, 1.0))
+            if is_begun:
+                hanging.setattr(contexts, "lock", hang)
+            else:
+                signal_all(signal.SIGSTOP)
+            refused = post(client, 2)
+    finally:
+        signal_all(signal.SIGCONT)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert post(client, 2).status_code == 200
 
 
 @contextmanager

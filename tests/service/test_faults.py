@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +152,6 @@ def test_a_server_with_sqlite_goes_on(
         assert httpx.get(f"{server.base}/readyz").status_code == 200
 
 
-def is_stopping(server: Running) -> bool:
-    return status_of(f"{server.base}/readyz") == 503
-
-
 def status_of(url: str) -> int:
     try:
         return httpx.get(url).status_code
@@ -212,35 +207,6 @@ def test_a_stopping_server_serves_and_is_not_ready(sqlite_url: str, tmp_path: Pa
         posted = client.post("/v1/main/records", json=body(record_set(record(7))))
         assert (posted.status_code, posted.headers["connection"]) == (200, "close")
         server.kill()
-
-
-def test_no_request_fails_while_schema_and_replicas_change(
-    own_postgres: Any, tmp_path: Path
-) -> None:
-    """Each replica drains until a load balancer sends it nothing more, and is replaced."""
-    url, drains = own_postgres.get_uri(database="migrated"), {"DEJAVU_SERVER_DRAIN": "600"}
-    with (
-        running_server(url, tmp_path / "log0", drains) as first,
-        running_server(url, tmp_path / "log1", drains) as second,
-    ):
-        with write_meanwhile(first, second) as clients:
-            # As the next version's migration would, which only adds.
-            own_postgres.psql(
-                "\\c migrated\nALTER TABLE records ADD COLUMN remark TEXT;\n"
-                "UPDATE alembic_version SET version_num = '1.9'"
-            )
-            for server in (first, second):
-                clients.go_on()
-                server.process.terminate()
-                wait_until(partial(is_stopping, server))
-                clients.bases.remove(server.base)
-                clients.go_on()
-                kill(server, tmp_path)
-                clients.bases.append(server.base)
-            clients.go_on()
-        assert clients.refused == set()
-        first.kill()
-        second.kill()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +16,21 @@ import httpx
 import pytest
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
-from support.service import Running, body, context, make_token, record, record_set, running_server
+from support.service import (
+    Running,
+    begin_post,
+    body,
+    make_token,
+    miss,
+    record,
+    record_set,
+    running_server,
+)
 from support.sweeping import wait_until
 
 MakeToken = Callable[..., dict[str, str]]
 JSON = {"Content-Type": "application/json"}
+LINES = {"Content-Type": "application/x-ndjson"}
 _Result = TypeVar("_Result")
 _numbers = itertools.count()
 
@@ -123,19 +132,11 @@ def test_a_read_token_cannot_fill_the_memory(server: Running, bearer: MakeToken,
 @pytest.mark.parametrize("path", ["leases/import", "records/import", "misses/import", "import"])
 def test_the_end_of_a_path_gives_no_room(server: Running, path: str) -> None:
     def put() -> bytes:
-        head = (
-            f"PUT /v1/main/{path} HTTP/1.1\r\nHost: localhost\r\n"
-            "Content-Type: application/json\r\nContent-Length: 900000000\r\n\r\n"
-        )
-        opened = socket.create_connection(("127.0.0.1", server.port), timeout=240)
-        opened.sendall(head.encode())
-        answer = opened.recv(300)
-        try:
-            for _ in range(100):
-                opened.sendall(b" " * 2**20)
-        except OSError:
-            pass
-        opened.close()
+        with begin_post(server, f"/v1/main/{path}", 900_000_000) as opened:
+            answer = opened.recv(300)
+            with suppress(OSError):
+                for _ in range(100):
+                    opened.sendall(b" " * 2**20)
         return answer
 
     answer = _while_alive(server, put)
@@ -144,13 +145,8 @@ def test_the_end_of_a_path_gives_no_room(server: Running, path: str) -> None:
 
 
 def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken) -> None:
-    headers = "".join(f"{k}: {v}\r\n" for k, v in {**bearer("read"), **JSON}.items())
-    head = f"POST /v1/main/misses HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: 4000000\r\n\r\n"
-    opened = []
-    for _ in range(30):
-        connection = socket.create_connection(("127.0.0.1", server.port), timeout=240)
-        connection.sendall(head.encode())
-        opened.append(connection)
+    mine = bearer("read")
+    opened = [begin_post(server, "/v1/main/misses", 4_000_000, mine) for _ in range(30)]
     for connection in opened:
         connection.settimeout(1)
         with suppress(OSError):  # the server answered already, or reads no more
@@ -164,29 +160,21 @@ def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken
         connection.close()
     assert refused > 10
     assert _peak_mib(server) < 300
-    sent = {"misses": [{"context": body(context()), "scenario": body(record().scenario)}]}
-    mine = bearer("read")
+    sent = {"misses": [miss(1)]}
     assert httpx.post(f"{server.base}/v1/main/misses", json=sent, headers=mine).status_code == 200
 
 
 def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer: MakeToken) -> None:
     """As of many jobs behind a slow network, or of an admin of pull requests alone."""
-    authorization = bearer("admin", "pr-*")["Authorization"]
-    opened = []
-    for number in range(8):
-        connection = socket.create_connection(("127.0.0.1", server.port))
-        head = (
-            f"POST /v1/pr-{number // 2}/import HTTP/1.1\r\nHost: x\r\n"
-            f"Authorization: {authorization}\r\nContent-Length: 100000\r\n\r\n "
-        )
-        connection.sendall(head.encode())
-        opened.append(connection)
+    admin = bearer("admin", "pr-*") | LINES
+    paths = [f"/v1/pr-{number // 2}/import" for number in range(8)]
+    opened = [begin_post(server, path, 100_000, admin, b" ") for path in paths]
     time.sleep(0.5)
     sent, mine = body(record_set()), bearer("write", "main")
     answer = httpx.post(f"{server.base}/v1/main/records", json=sent, headers=mine, timeout=240)
     assert answer.status_code == 200, answer.text
-    mine, lines = bearer("admin", "main"), {"Content-Type": "application/x-ndjson"}
-    imported = httpx.post(f"{server.base}/v1/main/import", headers=mine | lines, timeout=240)
+    mine = bearer("admin", "main") | LINES
+    imported = httpx.post(f"{server.base}/v1/main/import", headers=mine, timeout=240)
     assert imported.status_code == 200, imported.text
     for connection in opened:
         connection.close()
@@ -194,16 +182,10 @@ def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer:
 
 def test_who_hangs_up_leaves_one_line(server: Running, bearer: MakeToken) -> None:
     before = _count_lines(server)
-    authorization = bearer("admin")["Authorization"]
+    admin = bearer("admin")
     for path in ("import", "records", "misses"):
-        opened = socket.create_connection(("127.0.0.1", server.port))
-        head = (
-            f"POST /v1/main/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\n"
-            "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n[["
-        )
-        opened.sendall(head.encode())
-        time.sleep(0.1)
-        opened.close()
+        with begin_post(server, f"/v1/main/{path}", 100_000, admin, b"[["):
+            time.sleep(0.1)
     lines = [json.loads(line) for line in _next_lines(server, before, 3)]
     assert [line["status"] for line in lines] == [499] * 3
     assert all("traceback" not in line for line in lines)
@@ -254,23 +236,3 @@ def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Pa
             thread.join()
         database.close()
         assert statuses == [200] * 48
-
-
-def test_a_writer_makes_no_list_longer_than_clients_read(
-    server: Running, bearer: MakeToken
-) -> None:
-    """A context is refused, and a miss not counted, if it is much longer than a real one."""
-    headers = bearer("write", "lists")
-    long = body(record_set(of=context("long")))
-    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 70_000}
-    miss = {"context": long["context"], "scenario": long["records"][0]["scenario"]}
-    where = f"{server.base}/v1/lists"
-    refused = httpx.post(f"{where}/records", json=long, headers=headers)
-    assert (refused.status_code, "the context has" in refused.text) == (422, True)
-    counted = httpx.post(f"{where}/misses", json={"misses": [miss]}, headers=headers)
-    assert (counted.status_code, counted.json()) == (200, {"counted": 0})
-    usual = body(record_set(of=context("usual")))
-    usual["context"]["environment"]["variables"] = {"TRITON_X": "x" * 60_000}
-    assert httpx.post(f"{where}/records", json=usual, headers=headers).status_code == 200
-    listed = httpx.get(f"{where}/contexts", headers=headers).json()["contexts"]
-    assert [entry["kernel"]["name"] for entry in listed] == ["usual"]

@@ -70,6 +70,10 @@ HISTORIES = {
     "a pin, before one that is dated ahead": ("ann 16=1; pin 64; ops ^32 ahead", "16=1 ^64"),
     # Deletions.
     "nothing that was deleted": ("ann 16=1 !16; pin 16; delete; ann 16=1 !16; ops ^16", ""),
+    "nothing that was in quarantine when it was deleted": (
+        "eve 16=1 !16; ann 32=2; hide eve; delete; undo nothing",
+        "",
+    ),
     "what was measured since a deletion": ("ann 16=1 !16; delete; bob 16=2 !16 now", "16=2 !16"),
     "no winner of a deleted timing": ("ann 16=1 !16; delete; bob 32=2 now; ann !16", "32=2"),
     "what an import brings back": ("ann 16=1 !16; pin 32; delete; import", "16=1 !16 ^32"),
@@ -205,7 +209,7 @@ class History:
         self._hidden: dict[str, Any] = {}
         self._dump = b""
         self._copy, self._check = MemoryStore(), CopyCheck()
-        bearer = tokens["ops"].headers["Authorization"].removeprefix("Bearer ")
+        bearer = tokens["ops"]["Authorization"].removeprefix("Bearer ")
         self._server = ProtocolClient(
             "http://localhost", namespace=f"{self._name}-main", token=bearer,
             transport=through(client),
@@ -215,7 +219,7 @@ class History:
         self, method: str, path: str, who: str = "ops", at: str = "main", **sent: Any
     ) -> httpx.Response:
         path = f"/v1/{self._name}-{at}/{path}"
-        return self._client.request(method, path, headers=self._tokens[who].headers, **sent)
+        return self._client.request(method, path, headers=self._tokens[who], **sent)
 
     def read(self) -> Record | None:
         answer = self.ask("GET", RECORDS)
@@ -278,7 +282,9 @@ class History:
         assert (done["records"], again["records"]) == (1, 0)
         self._hidden = done
 
-    def _undo(self) -> None:
+    def _undo(self, left: str = "") -> None:
+        if left:
+            self._hidden |= dict.fromkeys(("contexts", "records", "measurements", "winners"), 0)
         done, again = (self.ask("DELETE", f"quarantines/{self._hidden['id']}") for _ in range(2))
         assert done.json() == self._hidden
         assert again.status_code == 404
@@ -301,7 +307,7 @@ class History:
         listed = self.ask("GET", "writers").json()["writers"]
         assert sum(writer["measurements"] for writer in listed) >= len(measured)
         page = f"/pages/{self._name}-main/{HOME}"
-        shown = self._client.get(page, headers=self._tokens["ann"].headers)
+        shown = self._client.get(page, headers=self._tokens["ann"])
         assert shown.status_code == (404 if self.stands is None else 200)
         if self.stands is None:
             return

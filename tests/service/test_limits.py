@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,22 +17,16 @@ from dejavu_service.server import Gate, Server, Turns
 from dejavu_service.settings import ServerSettings
 from fastapi import FastAPI
 from starlette.types import ASGIApp
-from support.service import Running, make_token, running_server
+from support.service import Running, make_token
 from support.sweeping import wait_until
 
 FORM = "Content-Type: application/x-www-form-urlencoded"
+SERVER = {"DEJAVU_SERVER_REQUESTS": "100"}
 HALF_SENT = {
     "bodies": f"POST /login HTTP/1.1\r\nHost: x\r\n{FORM}\r\nContent-Length: 9\r\n\r\nt".encode(),
     "heads": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ",
     "nothing": b"",
 }
-
-
-@pytest.fixture
-def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
-    few = {"DEJAVU_SERVER_REQUESTS": "100"}
-    with running_server(sqlite_url, tmp_path / "log", few) as started:
-        yield started
 
 
 def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
@@ -89,111 +82,112 @@ async def wait_for_body(scope: Any, receive: Callable[[], Awaitable[Any]], send:
     await send({"type": "http.response.start", "status": 204, "headers": []})
 
 
-def test_a_request_that_does_not_end_is_ended(
+@pytest.mark.anyio
+async def test_a_request_that_does_not_end_is_ended(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "_SECONDS", 0.05)
     # Without a token, these would be refused; they stand for requests of any kind.
     monkeypatch.setattr(edge, "_WITHOUT_TOKEN", {"/style.css", "/favicon.ico", "/x/import"})
-
-    async def serve() -> None:
-        gate = Gate(wait_for_body, Server(ServerSettings(database=sqlite_url, requests=1)))
-        first, another, health = ask(gate), ask(gate), ask(gate, "/livez")
-        assert (await another)[0] == 503, "there was one already"
-        assert await health == [204]
-        assert (await first)[0] == 503
-        assert await ask(gate, "/favicon.ico") == [200], "an answer that has begun is cut off"
-        long = asyncio.ensure_future(ask(gate, "/x/import"))
-        await asyncio.sleep(0.2)
-        assert not long.done(), "an import may take longer"
-        long.cancel()
-
-    asyncio.run(serve())
+    gate = Gate(wait_for_body, Server(ServerSettings(database=sqlite_url, requests=1)))
+    first, another, health = ask(gate), ask(gate), ask(gate, "/livez")
+    assert (await another)[0] == 503, "there was one already"
+    assert await health == [204]
+    assert (await first)[0] == 503
+    assert await ask(gate, "/favicon.ico") == [200], "an answer that has begun is cut off"
+    long = asyncio.ensure_future(ask(gate, "/x/import"))
+    await asyncio.sleep(0.2)
+    assert not long.done(), "an import may take longer"
+    long.cancel()
 
 
-def test_exports_that_nobody_reads_leave_room_for_other_requests(
+async def cancel(*waiting: asyncio.Task[list[int]]) -> None:
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+
+
+@pytest.mark.anyio
+async def test_exports_that_nobody_reads_leave_room_for_other_requests(
     app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(edge, "LONGEST_WAIT", 0.2)
-
-    async def serve() -> None:
-        local = [(b"host", b"localhost")]
-        unread: list[str] = []
-        waiting = [ask(app, "/v1/main/export", local, unread) for _ in range(2)]
-        while len(unread) < 2:
-            await asyncio.sleep(0.01)
-        assert (await ask(app, "/v1/main/export", local))[0] == 503
-        assert (await ask(app, "/v1/main/contexts", local))[0] == 200
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
-        assert (await ask(app, "/v1/main/export", local))[0] == 200
-        await app.state.server.close()
-
-    asyncio.run(serve())
+    local = [(b"host", b"localhost")]
+    unread: list[str] = []
+    waiting = [ask(app, "/v1/main/export", local, unread) for _ in range(2)]
+    while len(unread) < 2:
+        await asyncio.sleep(0.01)
+    assert (await ask(app, "/v1/main/export", local))[0] == 503
+    assert (await ask(app, "/v1/main/contexts", local))[0] == 200
+    await cancel(*waiting)
+    assert (await ask(app, "/v1/main/export", local))[0] == 200
+    await app.state.server.close()
 
 
-def test_one_caller_leaves_some_requests_to_the_others(sqlite_url: str) -> None:
+@pytest.fixture
+async def gate(sqlite_url: str) -> AsyncIterator[Gate]:
+    """Yield the gate of a server that serves three requests at a time."""
+    server = Server(ServerSettings(database=sqlite_url, requests=3))
+    yield Gate(wait_for_body, server)
+    await server.close()
+
+
+@pytest.mark.anyio
+async def test_one_caller_leaves_some_requests_to_the_others(gate: Gate, sqlite_url: str) -> None:
     """Guesses count for their address, and shut out no token that is known."""
     greedy, modest = (bearer(make_token(sqlite_url, "read")) for _ in range(2))
+    waiting: list[asyncio.Task[list[int]]] = []
 
-    async def serve() -> None:
-        server = Server(ServerSettings(database=sqlite_url, requests=3))
-        gate = Gate(wait_for_body, server)
+    async def start(headers: Any, count: int) -> None:
+        waiting.append(ask(gate, "/v1/main/contexts", headers))
+        while gate._held["unknown"] or gate._held.total() < count:
+            await asyncio.sleep(0.01)
 
-        async def start(headers: Any, count: int) -> None:
-            waiting.append(ask(gate, "/v1/main/contexts", headers))
-            while gate._held["unknown"] or gate._held.total() < count:
-                await asyncio.sleep(0.01)
-
-        waiting: list[asyncio.Task[list[int]]] = []
-        await start(greedy, 1)
-        await start(greedy, 2)
-        assert (await ask(gate, "/v1/main/contexts", greedy))[0] == 429
-        assert (await ask(gate, "/v1/main/contexts", bearer("dejavu_0_x")))[0] == 401
-        await start(modest, 3)
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
-        assert not gate._held
-        await server.close()
-
-    asyncio.run(serve())
+    await start(greedy, 1)
+    await start(greedy, 2)
+    assert (await ask(gate, "/v1/main/contexts", greedy))[0] == 429
+    assert (await ask(gate, "/v1/main/contexts", bearer("dejavu_0_x")))[0] == 401
+    await start(modest, 3)
+    await cancel(*waiting)
+    assert not gate._held
 
 
-def test_one_address_leaves_some_requests_where_no_token_is_needed(sqlite_url: str) -> None:
-    async def serve() -> None:
-        server = Server(ServerSettings(database=sqlite_url, requests=3))
-        gate = Gate(wait_for_body, server)
-        waiting = [ask(gate, "/style.css") for _ in range(2)]
-        assert (await ask(gate, "/v1/openapi.json"))[0] == 429
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
-        await server.close()
-
-    asyncio.run(serve())
+@pytest.mark.anyio
+async def test_one_address_leaves_some_requests_where_no_token_is_needed(gate: Gate) -> None:
+    waiting = [ask(gate, "/style.css") for _ in range(2)]
+    assert (await ask(gate, "/v1/openapi.json"))[0] == 429
+    await cancel(*waiting)
 
 
 def bearer(token: str) -> list[tuple[bytes, bytes]]:
     return [(b"authorization", f"Bearer {token}".encode())]
 
 
-def test_one_principal_or_namespace_leaves_turns_to_the_others(
+@pytest.mark.anyio
+async def test_callers_take_turns_however_much_each_wants() -> None:
+    turns, served = Turns(1, 1), list[str]()
+
+    async def take(caller: str) -> None:
+        async with turns.turn("main", caller):
+            await asyncio.sleep(0)
+            served.append(caller)
+
+    await asyncio.gather(*map(take, ("greedy", "greedy", "greedy", "modest")))
+    assert served == ["greedy", "greedy", "modest", "greedy"]
+
+
+@pytest.mark.anyio
+async def test_one_principal_or_namespace_leaves_turns_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(edge, "LONGEST_WAIT", 0.05)
-
-    async def take_turns() -> None:
-        turns = Turns(3, 2)
-        async with turns.turn("greedy"), turns.turn("greedy"):
-            with pytest.raises(UnavailableError) as refused:
-                await turns.turn("greedy").__aenter__()
-            assert refused.value.headers["Retry-After"] == "2"
-            async with turns.turn("modest"):
-                with pytest.raises(UnavailableError):
-                    await turns.turn("late").__aenter__()
-        async with turns.turn("greedy"), turns.turn("greedy"):
-            pass
-
-    asyncio.run(take_turns())
+    turns = Turns(3, 2)
+    async with turns.turn("greedy"), turns.turn("greedy"):
+        with pytest.raises(UnavailableError) as refused:
+            await turns.turn("greedy").__aenter__()
+        assert refused.value.headers["Retry-After"] == "2"
+        async with turns.turn("modest"):
+            with pytest.raises(UnavailableError):
+                await turns.turn("late").__aenter__()
+    async with turns.turn("greedy"), turns.turn("greedy"):
+        pass

@@ -124,6 +124,24 @@ def test_pruning_waits_for_nobody(database: Database) -> None:
     assert retention.prune(database, 90, 30) == retention.Pruned(0, 2, 1)
 
 
+def test_writers_of_sqlite_come_one_after_the_other(sqlite_url: str) -> None:
+    """SQLite itself would let one write again and again, and another one wait for it."""
+    opened, came = Database(sqlite_url), []
+
+    def write_twice(number: int) -> None:
+        for _ in range(2):
+            with opened.write():
+                came.append(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        with opened.write():
+            writing = pool.map(write_twice, range(4))
+            wait_until(lambda: len(opened._writers) == 5)
+        list(writing)
+    opened.close()
+    assert set(came[:4]) == set(range(4))
+
+
 def count_waiting(database: Database) -> int:
     with database.read() as connection:
         waiting = text(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,15 +12,22 @@ from dejavu_service.services import records as record_service
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
-from support.processes import dejavu
-from support.service import body, config, context, record, record_set, running_server, scenario
+from support.command_line import run_cli
+from support.service import (
+    RECORDS,
+    Running,
+    config,
+    context,
+    pin,
+    post,
+    record,
+    scenario,
+)
 
 from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Pin
 from dejavu_cache.model.scenario import Config, now
 
-HOME = f"/v1/main/contexts/{context().digest}"
-PIN = f"{HOME}/pins/{scenario().digest}"
 KERNEL = context().kernel.name
 MakeToken = Callable[..., dict[str, str]]
 
@@ -36,13 +42,13 @@ def test_every_change_is_logged_with_its_content(
     client: httpx.Client, database: Database, token: MakeToken
 ) -> None:
     admin = token("admin")
-    client.post("/v1/pr-1/records", json=body(record_set()), headers=admin)
+    post(client, to="pr-1", headers=admin)
     client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin)
-    client.put(PIN, json={"config": body(config(32)), "by": "ann"}, headers=admin)
-    client.put(PIN, json={"config": None}, headers=admin)
+    pin(client, 32, headers=admin)
+    pin(client, None, headers=admin)
     dump = client.get("/v1/main/export", headers=admin).content
     client.post("/v1/other/import", content=dump, headers=admin)
-    client.delete(f"{HOME}/records", headers=admin)
+    client.delete(RECORDS, headers=admin)
     made = tokens.issue(database, ANYBODY, "ci", {"pr-1": "write"})
     tokens.revoke(database, made.id)
     logged = entries(client, admin)
@@ -58,10 +64,10 @@ def test_every_change_is_logged_with_its_content(
     ]
     assert {entry["actor"].partition(" (")[0] for entry in logged[2:-1]} == {"a admin"}
     by_action = {entry["action"]: entry for entry in logged[:-1]}
-    pin = by_action["pin"]
-    assert (pin["namespace"], pin["kernel"]) == ("main", KERNEL)
-    assert pin["detail"]["config"] == str(config(32))
-    assert pin["detail"]["scenario"] == str(scenario())
+    pinned = by_action["pin"]
+    assert (pinned["namespace"], pinned["kernel"]) == ("main", KERNEL)
+    assert pinned["detail"]["config"] == str(config(32))
+    assert pinned["detail"]["scenario"] == str(scenario())
     assert by_action["promote"]["detail"]["source"] == "pr-1"
     assert by_action["promote"]["detail"]["records"] == 1
     assert by_action["delete"]["detail"]["records"] == 1
@@ -78,14 +84,13 @@ def test_a_pin_within_a_posted_record_is_logged_and_replaces_another_everywhere(
 ) -> None:
     admin = token("admin")
 
-    def post(choice: Config | None) -> Pin:
-        pin = Pin(config=choice, at=now(), by="ann")
-        sent = body(record_set(record().model_copy(update={"pin": pin})))
+    def post_pin(choice: Config | None) -> Pin:
+        pinned = Pin(config=choice, at=now(), by="ann")
         for _ in range(2):  # again, it changes nothing
-            assert client.post("/v1/main/records", json=sent, headers=admin).status_code == 200
-        return pin
+            post(client, record().model_copy(update={"pin": pinned}), headers=admin)
+        return pinned
 
-    pins = [post(config(32)), post(config(64)), post(None)]
+    pins = [post_pin(config(32)), post_pin(config(64)), post_pin(None)]
     logged = [entry for entry in entries(client, admin) if "pin" in entry["action"]]
     assert [(entry["action"], entry["detail"]["config"]) for entry in logged] == [
         ("unpin", str(config(64))),
@@ -103,18 +108,18 @@ def test_a_change_that_fails_is_not_logged(
     client: httpx.Client, token: MakeToken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = token("admin")
-    client.post("/v1/main/records", json=body(record_set()), headers=admin)
+    post(client, headers=admin)
     before = entries(client, admin)
-    assert client.put(PIN.replace("main", "none"), json={"config": body(config())}, headers=admin)
-    assert client.delete(f"{HOME}/records?scenario={'0' * 24}", headers=admin).is_success
+    assert pin(client, 64, at="none", headers=admin).status_code == 404
+    assert client.delete(f"{RECORDS}?scenario={'0' * 24}", headers=admin).is_success
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the log is full")
 
     monkeypatch.setattr(record_service, "write_log", fail)
-    assert client.delete(f"{HOME}/records", headers=admin).status_code == 500
+    assert client.delete(RECORDS, headers=admin).status_code == 500
     assert entries(client, admin) == before
-    assert client.get(f"{HOME}/records", headers=admin).status_code == 200, "neither without other"
+    assert client.get(RECORDS, headers=admin).status_code == 200, "neither without other"
 
 
 def test_the_log_is_read_by_namespace_actor_action_kernel_and_time(
@@ -123,10 +128,8 @@ def test_the_log_is_read_by_namespace_actor_action_kernel_and_time(
     admin = token("admin")
     main, pr = token("admin", "main"), token("admin", "pr-1")
     for namespace, headers in (("main", main), ("pr-1", pr)):
-        client.post(f"/v1/{namespace}/records", json=body(record_set(record())), headers=headers)
-        client.put(
-            PIN.replace("main", namespace), json={"config": body(config(32))}, headers=headers
-        )
+        post(client, to=namespace, headers=headers)
+        pin(client, 32, at=namespace, headers=headers)
     assert client.get("/v1/log", headers=main).status_code == 403
     assert client.get("/v1/pr-1/log", headers=main).status_code == 403
     assert client.get("/v1/main/log", headers=token("write")).status_code == 403
@@ -173,24 +176,22 @@ def test_the_log_is_listed_page_by_page(client: httpx.Client, token: MakeToken) 
     assert client.get("/v1/log", headers=admin).json()["next"] is None
 
 
-def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
-    with running_server(url, tmp_path / "log") as server:
-        with httpx.Client(base_url=server.base) as client:
-            for namespace in ("main", "other"):
-                client.post(f"/v1/{namespace}/records", json=body(record_set()))
-                choice = {"config": body(config(32)), "by": "ann"}
-                client.put(PIN.replace("main", namespace), json=choice)
-        env = {"DEJAVU_CACHE_URL": server.base}
-        ours = dejavu("log", "--json", **env)
-        everything = dejavu("log", "--all", "--actor", "anybody", **env)
-        wrong = dejavu("log", "--since", "yesterday", **env)
-        named = [dejavu("log", "--kernel", name, **env) for name in ("matmul", "*.mat*", "mat")]
+def test_the_command_prints_who_did_what(server: Running) -> None:
+    with httpx.Client(base_url=server.base) as client:
+        for namespace in ("main", "other"):
+            post(client, to=namespace)
+            pin(client, 32, at=namespace)
+    log = ("log", "--store", server.base)
+    ours = run_cli(*log, "--json")
+    everything = run_cli(*log, "--all", "--actor", "anybody")
+    wrong = run_cli(*log, "--since", "yesterday")
+    named = [run_cli(*log, "--kernel", name) for name in ("matmul", "*.mat*", "mat")]
     assert [len(seen.stdout.splitlines()) for seen in named] == [2, 2, 0], "as in every command"
     (entry,) = json.loads(ours.stdout)
     assert (entry["action"], entry["detail"]["by"]) == ("pin", "ann")
-    header, other, pin = everything.stdout.splitlines()
+    header, other, ours_again = everything.stdout.splitlines()
     assert header.split("\t")[1:4] == ["actor", "action", "namespace"]
     assert other.split("\t")[1:4] == ["anybody", "pin", "other"]
-    assert f"config={config(32)}" in pin
+    assert f"config={config(32)}" in ours_again
     assert wrong.returncode == 2
     assert "since" in wrong.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +15,13 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy import text
 from support.service import context
 
+pytestmark = pytest.mark.anyio
 KEY = ("main", context().digest)
 
 
 @pytest.fixture
-def database(postgres_url: str) -> Iterator[Database]:
-    made = Database(postgres_url)
-    yield made
-    made.close()
+def url(postgres_url: str) -> str:
+    return postgres_url
 
 
 @pytest.fixture
@@ -31,6 +30,14 @@ def context_id(database: Database) -> int:
         identity = contexts.ensure(connection, "main", [context()])[context().digest]
         contexts.bump_revision(connection, identity, added=1)
     return identity
+
+
+@pytest.fixture
+async def line(database: Database, context_id: int) -> AsyncIterator[RevisionLookups]:
+    """Yield the look-ups of a database that has the context."""
+    made = RevisionLookups(database)
+    yield made
+    await made.close()
 
 
 @pytest.fixture
@@ -47,123 +54,83 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_those_who_ask_at_once_share_a_question(
-    database: Database, context_id: int, questions: list[int]
+async def test_those_who_ask_at_once_share_a_question(
+    line: RevisionLookups, context_id: int, questions: list[int]
 ) -> None:
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        unknown = ("main", "no such context")
-        *contexts, missing = await asyncio.gather(
-            *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
-        )
-        await grouped.close()
-        assert missing is None
-        assert {entry.id for entry in contexts if entry} == {context_id}
-        assert None not in contexts
-
-    asyncio.run(ask())
+    unknown = ("main", "no such context")
+    *found, missing = await asyncio.gather(*(line.get(KEY) for _ in range(50)), line.get(unknown))
+    assert missing is None
+    assert {entry.id for entry in found if entry} == {context_id}
+    assert None not in found
     assert questions == [2]
 
 
-def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes_then(
-    database: Database, context_id: int
+async def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes_then(
+    database: Database, context_id: int, line: RevisionLookups
 ) -> None:
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        for _ in range(20):
-            early = asyncio.create_task(grouped.get(KEY))
-            await asyncio.sleep(0.001)
-            with (
-                database.write() as connection
-            ):  # the event loop stands: the first answer has not been taken
-                contexts.bump_revision(connection, context_id, added=1)
-                written = connection.execute(text("SELECT records FROM contexts")).scalar()
-            late = await grouped.get(KEY)
-            assert late is not None
-            assert late.records == written
-            await early
-        await grouped.close()
-
-    asyncio.run(ask())
+    for _ in range(20):
+        early = asyncio.create_task(line.get(KEY))
+        await asyncio.sleep(0.001)
+        # The event loop stands meanwhile: the first answer has not been taken.
+        with database.write() as connection:
+            contexts.bump_revision(connection, context_id, added=1)
+            written = connection.execute(text("SELECT records FROM contexts")).scalar()
+        late = await line.get(KEY)
+        assert late is not None
+        assert late.records == written
+        await early
 
 
-def test_a_connection_that_died_is_replaced_unnoticed(database: Database, context_id: int) -> None:
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        for pause in (0.0, 0.2):  # found out by the question, and before it
-            before = await grouped.get(KEY)
-            with database.write() as connection:
-                connection.execute(
-                    text(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE datname = current_database() "
-                        "AND query LIKE '%(namespace, digest) IN%' AND pid <> pg_backend_pid()"
-                    )
+async def test_a_connection_that_died_is_replaced_unnoticed(
+    database: Database, line: RevisionLookups
+) -> None:
+    for pause in (0.0, 0.2):  # found out by the question, and before it
+        before = await line.get(KEY)
+        with database.write() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() "
+                    "AND query LIKE '%(namespace, digest) IN%' AND pid <> pg_backend_pid()"
                 )
-            await asyncio.sleep(pause)
-            assert await grouped.get(KEY) == before
-        await grouped.close()
-
-    asyncio.run(ask())
+            )
+        await asyncio.sleep(pause)
+        assert await line.get(KEY) == before
 
 
-def test_a_table_that_stays_locked_is_not_waited_for(
-    database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
+async def test_a_table_that_stays_locked_is_not_waited_for(
+    database: Database, line: RevisionLookups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookups, "_LONGEST_QUERY", 0.2)
-
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        with database.write() as connection:
-            connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
-            with pytest.raises(QueryCanceled):
-                await grouped.get(KEY)
-        assert await grouped.get(KEY) is not None
-        await grouped.close()
-
-    asyncio.run(ask())
+    with database.write() as connection:
+        connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(QueryCanceled):
+            await line.get(KEY)
+    assert await line.get(KEY) is not None
 
 
-def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        gone, stays = asyncio.create_task(grouped.get(KEY)), asyncio.create_task(grouped.get(KEY))
-        await asyncio.sleep(0)
-        gone.cancel()
-        assert await stays is not None
-        await grouped.close()
-
-    asyncio.run(ask())
+async def test_who_goes_away_takes_nothing_from_the_others(line: RevisionLookups) -> None:
+    gone, stays = (
+        asyncio.create_task(line.get(KEY)),
+        asyncio.create_task(line.get(KEY)),
+    )
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await stays is not None
 
 
-def test_keys_are_quoted(database: Database, context_id: int) -> None:
-    odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
-
-    async def ask() -> None:
-        grouped = RevisionLookups(database)
-        assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
-        assert await grouped.get(KEY) is not None
-        await grouped.close()
-
-    asyncio.run(ask())
-
-
-def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
+async def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_url: str) -> None:
     """A request that is read from its connection afterwards is such a callback."""
     database = Database(sqlite_url)
-
-    async def ask() -> None:
-        lookups = RevisionLookups(database)
-        assert await lookups.get(KEY) is None
-        with database.write() as connection:
-            identity = contexts.ensure(connection, "main", [context()])[context().digest]
-            contexts.bump_revision(connection, identity, added=1)
-        assert await lookups.get(KEY) is None, "the same callback asks once"
-        await asyncio.sleep(0)
-        found = await lookups.get(KEY)
-        assert found is not None
-        assert found.records == 1
-        await lookups.close()
-
-    asyncio.run(ask())
+    lookups = RevisionLookups(database)
+    assert await lookups.get(KEY) is None
+    with database.write() as connection:
+        identity = contexts.ensure(connection, "main", [context()])[context().digest]
+        contexts.bump_revision(connection, identity, added=1)
+    assert await lookups.get(KEY) is None, "the same callback asks once"
+    await asyncio.sleep(0)
+    found = await lookups.get(KEY)
+    assert found is not None
+    assert found.records == 1
+    await lookups.close()
     database.close()

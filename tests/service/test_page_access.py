@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from support.service import body, config, context, record, record_set, scenario
+from support.service import body, record, record_set
 
 MakeToken = Callable[..., dict[str, str]]
 HTML = {"Accept": "text/html"}
@@ -59,25 +59,6 @@ def test_a_login_leads_to_no_other_site(client: httpx.Client, token: MakeToken) 
     evil = ("//evil.example", "https://evil.example", "/\\evil.example", "/pages/\r\nX: y")
     for where in (*evil, "/pages//evil.example\t", ""):
         assert log_in(client, secret, where).headers["location"] == "/", where
-
-
-def test_the_log_is_shown_to_admins_alone(client: httpx.Client, token: MakeToken) -> None:
-    admin = token("admin")
-    client.post("/v1/main/records", json=body(record_set()), headers=admin)
-    home = f"contexts/{context().digest}"
-    client.put(
-        f"/v1/main/{home}/pins/{scenario(1).digest}",
-        json={"config": body(config(64))},
-        headers=admin,
-    )
-    for path, shown in (
-        ("/pages/main/activity", "<td>pin</td>"),
-        (f"/pages/main/{home}/scenarios/{scenario(1).digest}", "<td>pin BLOCK_M=64"),
-    ):
-        for role in ("read", "write", "admin"):
-            page = client.get(path, headers=token(role, "main"))
-            assert page.status_code == 200
-            assert (shown in page.text) == (role == "admin")
 
 
 def test_a_server_without_tokens_says_so_instead_of_asking_for_one(client: httpx.Client) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from typing import Any
 
 import httpx
 import pytest
-from dejavu_service import monitoring, server
+from dejavu_service import monitoring
 from dejavu_service.pages import rendering
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.services.transfer import import_lines
@@ -22,13 +19,17 @@ from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from support.service import (
+    RECORDS,
     START,
-    body,
     config,
     context,
+    home,
+    lease_wish,
     measurement,
+    miss,
+    pin,
+    post,
     record,
-    record_set,
     scenario,
 )
 
@@ -36,23 +37,15 @@ from dejavu_cache.model.record import OutputVerdict, Record, Winner, record_set_
 from dejavu_cache.model.scenario import Context
 
 Tokens = Callable[..., dict[str, str]]
-HOME = f"/pages/main/contexts/{context().digest}"
-SCENARIO = f"{HOME}/scenarios/{scenario(1).digest}"
-
-
-def post(client: httpx.Client, *records: Record, to: str = "main", **options: Any) -> None:
-    """Send records of a context, by default of those of the H200."""
-    of, headers = options.get("of"), options.get("headers")
-    sent = body(record_set(*records, of=of))
-    client.post(f"/v1/{to}/records", json=sent, headers=headers).raise_for_status()
+PAGE = f"/pages/main/contexts/{context().digest}"
+SCENARIO = f"{PAGE}/scenarios/{scenario(1).digest}"
 
 
 def fill(client: httpx.Client) -> None:
     for name in ("shop.kernels.matmul", "shop.kernels.<script>alert(1)</script>"):
         for device in ("NVIDIA H200", "AMD Instinct MI300X"):
             post(client, record(1), record(64), of=context(name, device))
-    missed = {"misses": [{"context": body(context()), "scenario": body(scenario(7))}]}
-    client.post("/v1/main/misses", json=missed)
+    client.post("/v1/main/misses", json={"misses": [miss(7)]})
 
 
 def show(
@@ -85,15 +78,14 @@ def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
 def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.Client) -> None:
     post(client, *map(record, (2, 100, 16, 1024)))
     for m, block in ((2, 64), (16, 16)):
-        pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(m).digest}"
-        client.put(pin, json={"config": body(config(block)), "by": "ann"})
+        pin(client, block, m)
 
     def order(**query: Any) -> list[str]:
-        return re.findall(r'<tr> <td class="number">(\d+)</td>', show(client, HOME, **query))
+        return re.findall(r'<tr> <td class="number">(\d+)</td>', show(client, PAGE, **query))
 
     assert order() == ["2", "16", "100", "1024"]
     assert order(sort="excess")[0] == "2"
-    page = show(client, HOME)
+    page = show(client, PAGE)
     assert page.count("<b>4096</b>") == 2, "what all scenarios share stands above the table, once"
     assert "<strong>1 pinned config costs 5% or more</strong>" in page
     assert '<td class="number bad">+20.0%</td>' in page
@@ -103,7 +95,7 @@ def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.
 def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
     for start in (0, 40):
         post(client, *(record(m, configs=1) for m in range(start, start + 40)))
-    first, second = show(client, HOME), show(client, HOME, page=2)
+    first, second = show(client, PAGE), show(client, PAGE, page=2)
     assert (first.count("/scenarios/"), second.count("/scenarios/")) == (50, 30)
     assert "Page 2 of 2, 80 scenarios" in second
 
@@ -142,8 +134,7 @@ def test_a_scenario_tells_why_its_config_runs(client: httpx.Client, token: Token
     ):
         assert shown in page
     assert page.count("no: an earlier one stands") == 3
-    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
-    client.put(pin, json={"config": body(config(64)), "by": "ann"}, headers=admin)
+    pin(client, 64, headers=admin)
     page = show(client, SCENARIO, admin)
     assert "<strong>This pin costs 20.0%.</strong>" in page
     assert "<strong>ann</strong> pinned" in page
@@ -177,8 +168,7 @@ def test_the_worklist(client: httpx.Client) -> None:
     page = show(client, worklist)
     assert "shop.<wbr>kernels.<wbr>matmul" in page
     assert "<td>nobody</td>" in page
-    lease = {"context": body(context()), "scenario": body(scenario(7)), "holder": "node7", "ttl": 9}
-    client.post("/v1/main/leases", json=lease)
+    client.post("/v1/main/leases", json=lease_wish(7, "node7"))
     here = show(client, worklist, device="NVIDIA H200", kernel="shop.kernels.matmul")
     assert "<td>node7 by anybody</td>" in here
     elsewhere = show(client, worklist, device="NVIDIA B200")
@@ -270,13 +260,13 @@ def test_a_context_is_compared_with_another_gpu(client: httpx.Client) -> None:
     post(client, record(1), record(2), record(4))
     other = context(device="AMD Instinct MI300X")
     post(client, won_by(record(1, median=0.5), 64), record(4, median=0.05), of=other)
-    page = show(client, f"{HOME}/compare")
+    page = show(client, f"{PAGE}/compare")
     assert "1 scenario takes at least 5% longer here" in page
     assert "1 scenario runs the same config, 1 another one; 1 is only here, 0 only there" in page
     times = "\N{MULTIPLICATION SIGN}"
     ratios = re.findall(r'<td class="number actions( bad)?">([^<]+)</td> </tr>', page)
     assert ratios == [(" bad", f"2.00{times}"), ("", f"0.17{times}"), ("", "\N{EN DASH}")]
-    assert client.get(f"{HOME}/compare?to=nowhere").status_code == 404
+    assert client.get(f"{PAGE}/compare?to=nowhere").status_code == 404
 
 
 def test_namespaces_are_searched(client: httpx.Client) -> None:
@@ -300,7 +290,7 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     assert (refused.status_code, "quarantine list --writers" in refused.text) == (413, True)
     assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
     monkeypatch.setattr(summaries, "MOST_SCENARIOS", 1)
-    for path in (HOME, f"{HOME}/compare?to=pr-1"):
+    for path in (PAGE, f"{PAGE}/compare?to=pr-1"):
         assert client.get(path).status_code == 413, path
     client.post("/v1/main/quarantines", json={"host": "ann@h200-1"}).raise_for_status()
     assert client.get("/pages/main").status_code == 200, "what is in quarantine is not loaded"
@@ -314,8 +304,7 @@ def test_activity_names_who_wrote_what_an_import_brought_and_what_people_changed
     brought = record_set_line(context("shop.imported"), [record(1, by="bob@lab-3")])
     lines = io.BytesIO("".join(brought).encode())
     import_lines(database, ANYBODY, "main", lines, lambda: False)
-    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
-    client.put(pin, json={"config": body(config(64))}, headers=admin)
+    pin(client, 64, headers=admin)
     page = show(client, "/pages/main/activity", reader)
     assert re.search(r"<td>a write \(\w+\)</td><td>ann@h200-1</td>", page)
     assert "<td>anybody</td><td>bob@lab-3</td> <th scope" in page
@@ -334,11 +323,10 @@ def test_what_was_tuned_missed_and_reused_is_counted_by_day(
     client: httpx.Client, app: FastAPI
 ) -> None:
     fill(client)
-    home = f"/v1/main/contexts/{context().digest}/records"
-    tag = client.get(home).headers["etag"]
-    client.get(f"{home}/{scenario(1).digest}")
-    client.get(home, headers={"If-None-Match": tag})
-    client.get(home, headers={"If-None-Match": '"an earlier one"'})
+    tag = client.get(RECORDS).headers["etag"]
+    client.get(f"{RECORDS}/{scenario(1).digest}")
+    client.get(RECORDS, headers={"If-None-Match": tag})
+    client.get(RECORDS, headers={"If-None-Match": '"an earlier one"'})
     app.state.server.reader.flush()
     # Two fetches, of a kernel whose scenarios cost 3 configs at 0.4 s.
     assert "reuse saved about <strong>2 s" in show(client, "/pages/main")
@@ -352,8 +340,8 @@ def test_what_was_tuned_missed_and_reused_is_counted_by_day(
 LISTS = {
     "/namespaces": ("namespaces", 2),
     "/pages/main": ("kernels", 4),
-    f"{HOME}": ("scenarios", 2),
-    f"{HOME}/compare?to=pr-1": ("scenarios", 3),
+    f"{PAGE}": ("scenarios", 2),
+    f"{PAGE}/compare?to=pr-1": ("scenarios", 3),
     "/pages/main/kernel?name=shop.kernels.matmul": ("scenarios", 4),
     SCENARIO: ("measurements", 3),
     f"{SCENARIO}?": ("arrivals", 3),
@@ -370,11 +358,8 @@ LISTS = {
 def test_every_list_is_there_as_csv_and_json(client: httpx.Client) -> None:
     fill(client)
     post(client, to="pr-1")
-    client.delete(f"/v1/main/contexts/{context('x').digest}/records")
-    client.put(
-        f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}",
-        json={"config": body(config(16))},
-    )
+    client.delete(f"{home(context('x'))}/records")
+    pin(client, 16)
     for path, (name, number) in LISTS.items():
         page = client.get(path).text
         path += "&" if "?" in path else "?"
@@ -400,7 +385,7 @@ def test_no_name_of_a_kernel_is_a_formula(client: httpx.Client) -> None:
 def test_a_record_without_timings_is_shown_too(client: httpx.Client) -> None:
     measured = (measurement(config(), None), measurement(config(16), 0.0))
     post(client, Record(scenario=scenario(), measurements=measured))
-    assert "no winner yet" in show(client, HOME)
+    assert "no winner yet" in show(client, PAGE)
     assert "No config has won yet" in show(client, SCENARIO)
 
 
@@ -415,14 +400,10 @@ def test_configs_are_shown_fastest_first_and_then_those_that_failed(client: http
 
 def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
     fill(client)
-    home = f"/v1/main/contexts/{context().digest}/records"
-    tag = client.get(home).headers["etag"]
-    client.get(home, headers={"If-None-Match": tag})
+    tag = client.get(RECORDS).headers["etag"]
+    client.get(RECORDS, headers={"If-None-Match": tag})
     client.get(f"/v1/main/contexts/{'0' * 24}/records")
-    client.post(
-        "/v1/main/leases",
-        json={"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 9},
-    )
+    client.post("/v1/main/leases", json=lease_wish())
     text = client.get("/metrics").text
     reads = 'dejavu_requests_total{method="GET",route="/v1/{namespace}/contexts/{context}/records"'
     for line in (
@@ -441,56 +422,10 @@ def test_invented_names_make_no_more_metrics(
 ) -> None:
     monkeypatch.setattr(monitoring, "_MOST_SERIES", 2)
     for kernel, records in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
-        sent = record_set(*map(record, range(records)), of=context(kernel=kernel))
-        client.post("/v1/main/records", json=body(sent))
+        post(client, *map(record, range(records)), of=context(kernel))
     lines = [line for line in client.get("/metrics").text.splitlines() if "records{" in line]
     assert lines == [
         'dejavu_records{device="NVIDIA H200",kernel="b",namespace="main"} 3.0',
         'dejavu_records{device="NVIDIA H200",kernel="c",namespace="main"} 2.0',
         'dejavu_records{device="(others)",kernel="(others)",namespace="(others)"} 2.0',
     ]
-
-
-def test_few_pages_are_made_at_a_time(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each may take much memory, and threads that programs' requests need."""
-    making: list[int] = []
-    numbers: list[int] = []
-    render = rendering.render
-
-    def render_slowly(template: str, **values: object) -> str:
-        making.append(1)
-        numbers.append(len(making))
-        time.sleep(0.05)
-        making.pop()
-        return render(template, **values)
-
-    monkeypatch.setattr(server, "LONGEST_WAIT", 60.0)
-    monkeypatch.setattr(rendering, "render", render_slowly)
-    with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(client.get, ["/pages/main"] * 20))
-    assert {answer.status_code for answer in answers} == {200}
-    assert max(numbers) <= 4
-
-
-def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over, render = threading.Event(), rendering.render
-
-    def render_at_the_end(template: str, **values: object) -> str:
-        over.wait(60)
-        return render(template, **values)
-
-    monkeypatch.setattr(server, "LONGEST_WAIT", 0.2)
-    monkeypatch.setattr(rendering, "render", render_at_the_end)
-    with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]
-        refused, _ = wait(answers, 30, FIRST_COMPLETED)
-        over.set()
-        (first, *_) = refused
-        assert first.result().status_code == 503
-        assert first.result().headers["retry-after"] == "2"
-    assert 200 in {answer.result().status_code for answer in answers}
-    assert client.get("/pages/main").status_code == 200, "every turn was given back"

@@ -96,7 +96,7 @@ def test_replicas_need_no_session_of_their_own(pooled_url: str) -> None:
         assert [status for answered in statuses for status in answered if status != 200] == []
         assert first.get("/readyz").status_code == second.get("/readyz").status_code == 200
     with database.read() as connection:
-        assert connection.execute(text("SHOW statement_timeout")).scalar() == "1min"
+        assert connection.execute(text("SHOW statement_timeout")).scalar() == "40s"
     database.close()
     with psycopg.connect(pooled_url, autocommit=True) as other:
         row = other.execute("SHOW statement_timeout").fetchone()

@@ -25,12 +25,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
-from support.service import body, client_of, context, record, record_set, scenario
+from support.service import (
+    RECORDS,
+    body,
+    client_of,
+    context,
+    lease_wish,
+    post,
+    record,
+    record_set,
+    scenario,
+)
 
 from dejavu_cache.model.record import FORMAT, RecordSet
 
 GOOD = json.dumps(body(record_set()))
 DEEP = b'{"context":' * 5000
+
+
+def replace(old: str, new: str, status: int = 422) -> tuple[bytes, int]:
+    """Return a good body in which something else stands, and the status of its answer."""
+    assert old in GOOD
+    return GOOD.replace(old, new).encode(), status
+
+
 BODIES: dict[str, tuple[bytes, int]] = {
     "nothing": (b"", 422),
     "no JSON": (b"{", 400),
@@ -38,34 +56,28 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "a list": (b"[]", 422),
     "null": (b"null", 422),
     "deep": (DEEP, 400),
-    "NaN": (GOOD.replace('"median": 0.1,', '"median": NaN,').encode(), 400),
-    "Infinity": (GOOD.replace('"median": 0.1,', '"median": Infinity,').encode(), 400),
-    "1e999": (GOOD.replace('"median": 0.1,', '"median": 1e999,').encode(), 422),
-    "a huge integer": (GOOD.replace("4096", "9" * 400).encode(), 422),
-    "an endless integer": (GOOD.replace("4096", "9" * 5000).encode(), 400),
-    "a negative median": (GOOD.replace('"median": 0.1,', '"median": -1,').encode(), 422),
-    "a text for a number": (GOOD.replace('"median": 0.1,', '"median": "fast",').encode(), 422),
-    "a number as a text": (GOOD.replace('"median": 0.1,', '"median": "0.1",').encode(), 422),
-    "a yes for a number": (GOOD.replace('"units": 132', '"units": true').encode(), 422),
-    "an unknown field": (
-        GOOD.replace('"median": 0.1,', '"median": 0.1, "speed": 1,').encode(),
-        422,
-    ),
-    "a missing field": (GOOD.replace('"triton": "3.6.0"', '"codegen": "x"').encode(), 422),
-    "NUL": (GOOD.replace("ann@h200-1", "ann\\u0000").encode(), 400),
-    "half a surrogate": (GOOD.replace("ann@h200-1", "\\ud800").encode(), 400),
+    "NaN": replace('"median": 0.1,', '"median": NaN,', 400),
+    "Infinity": replace('"median": 0.1,', '"median": Infinity,', 400),
+    "1e999": replace('"median": 0.1,', '"median": 1e999,'),
+    "a huge integer": replace("4096", "9" * 400),
+    "an endless integer": replace("4096", "9" * 5000, 400),
+    "a negative median": replace('"median": 0.1,', '"median": -1,'),
+    "a text for a number": replace('"median": 0.1,', '"median": "fast",'),
+    "a number as a text": replace('"median": 0.1,', '"median": "0.1",'),
+    "a yes for a number": replace('"units": 132', '"units": true'),
+    "an unknown field": replace('"median": 0.1,', '"median": 0.1, "speed": 1,'),
+    "a missing field": replace('"triton": "3.6.0"', '"codegen": "x"'),
+    "NUL": replace("ann@h200-1", "ann\\u0000", 400),
+    "half a surrogate": replace("ann@h200-1", "\\ud800", 400),
     "no UTF-8": (GOOD.encode().replace(b"ann@h200-1", b"\xff\xfe"), 400),
-    "a control character": (GOOD.replace("shop.kernels.matmul", "a\\u0001b").encode(), 422),
-    "the year 1": (GOOD.replace("2026-01-02T03:04:05Z", "0001-01-01T00:00:00+14:00").encode(), 422),
-    "the year 9999": (
-        GOOD.replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00").encode(),
-        422,
-    ),
-    "no date": (GOOD.replace("2026-01-02T03:04:05Z", "yesterday").encode(), 422),
-    "no offset": (GOOD.replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05").encode(), 422),
-    "a newer format": (GOOD.replace('"format": 2', f'"format": {FORMAT + 1}').encode(), 422),
-    "format 0": (GOOD.replace('"format": 2', '"format": 0').encode(), 422),
-    "one config twice": (GOOD.replace('"BLOCK_M": 32', '"BLOCK_M": 16').encode(), 422),
+    "a control character": replace("shop.kernels.matmul", "a\\u0001b"),
+    "the year 1": replace("2026-01-02T03:04:05Z", "0001-01-01T00:00:00+14:00"),
+    "the year 9999": replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00"),
+    "no date": replace("2026-01-02T03:04:05Z", "yesterday"),
+    "no offset": replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05"),
+    "a newer format": replace('"format": 2', f'"format": {FORMAT + 1}'),
+    "format 0": replace('"format": 2', '"format": 0'),
+    "one config twice": replace('"BLOCK_M": 32', '"BLOCK_M": 16'),
     "too many bytes": (b" " * 100_001, 413),
 }
 
@@ -173,10 +185,7 @@ def test_a_method_that_a_path_lacks_is_refused(client: httpx.Client) -> None:
     "ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"]
 )
 def test_a_lease_of_an_impossible_length_is_refused(client: httpx.Client, ttl: str) -> None:
-    wish = json.dumps(
-        {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7}
-    )
-    sent = wish.replace("7}", f"{ttl}}}")
+    sent = json.dumps(lease_wish(ttl=7)).replace("7}", f"{ttl}}}")
     _check_problem(
         client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}),
         422,
@@ -219,8 +228,7 @@ def test_a_damaged_file_is_named_and_the_log_says_nothing_of_its_records(
     settings = ServerSettings(database=sqlite_url, without_tokens=True)
     with client_of(create_app(settings)) as client:
         for m in range(0, 600, 100):
-            sent = body(record_set(*(record(m + i) for i in range(100))))
-            assert client.post("/v1/main/records", json=sent).status_code == 200
+            post(client, *(record(m + i) for i in range(100)))
     path = sqlite_url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -229,9 +237,8 @@ def test_a_damaged_file_is_named_and_the_log_says_nothing_of_its_records(
     with open(path, "r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(random.Random(0).randbytes(4096))
-    home = f"/v1/main/contexts/{context().digest}/records"
     with client_of(create_app(settings)) as client:
-        answers = [client.get(at) for at in ("/readyz", home, f"{home}/{scenario().digest}")]
+        answers = [client.get(at) for at in ("/readyz", RECORDS, f"{RECORDS}/{scenario().digest}")]
         answers.append(client.post("/v1/main/records", json=body(record_set(record(7777)))))
         for answer in answers:
             assert answer.status_code == 503, answer.text
@@ -279,11 +286,12 @@ def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(
     shutil.copy(sqlite_url.removeprefix("sqlite:///"), file)
     with client_of(create_app(ServerSettings(database=f"sqlite:///{file}"))) as client:
         ask = partial(client.post, "/v1/main/records", json=body(record_set()))
-        assert ask().status_code == 200
+        look = partial(client.get, f"/v1/main/contexts/{context().digest}/records")
+        assert (ask().status_code, look().status_code) == (200, 200)
         change(file)
-        refused = ask()
-        assert refused.status_code == 503
-        assert "moved, replaced or deleted" in refused.json()["detail"]
+        for refused in (ask(), look()):
+            assert refused.status_code == 503
+            assert "moved, replaced or deleted" in refused.json()["detail"]
         assert client.get("/readyz").status_code == 503
         assert "dejavu_database_up 0.0" in client.get("/metrics").text
         moved = file.with_name("moved")

@@ -13,18 +13,10 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from support.checkout import ROOT
-from support.issuer import AUDIENCE, Issuer
-from support.service import body, client_of, context, record, record_set
+from support.issuer import Issuer, write_rules
+from support.service import body, client_of, read, record, record_set
 
 WORKFLOW = yaml.safe_load((ROOT / "deploy/github/tuning.yml").read_text())
-RULES = """
-[[issuers]]
-issuer = "{issuer}"
-audience = "{audience}"
-jwks = "{issuer}/keys"
-
-{rules}
-"""
 
 
 @pytest.fixture
@@ -32,8 +24,7 @@ def client(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> Iterator[httpx.Cl
     """Yield a client of a server with the rules that the documentation shows."""
     page = (ROOT / "docs/server.md").read_text()
     rules = page.partition("[[issuers.rules]]")[2].partition("[[issuers]]")[0]
-    path, rules = tmp_path / "oidc.toml", f"[[issuers.rules]]{rules}"
-    path.write_text(RULES.format(issuer=issuer.url, audience=AUDIENCE, rules=rules))
+    path = write_rules(tmp_path / "oidc.toml", issuer, f"[[issuers.rules]]{rules}")
     with client_of(create_app(ServerSettings(database=sqlite_url, oidc=path))) as opened:
         yield opened
 
@@ -72,8 +63,7 @@ def test_what_the_merged_run_wrote_is_promoted(client: httpx.Client, issuer: Iss
     promoted = promote(client, main, "pr-7-70", "pull request 7 run 70")
     assert promoted.status_code == 200, promoted.text
     assert promoted.json() == {"records": 1}
-    home = f"/v1/main/contexts/{context().digest}/records"
-    assert len(client.get(home, headers=main).json()["records"]) == 1
+    assert read(client, headers=main) == [record(1)]
 
 
 def test_a_hostile_pull_request_reaches_no_other(client: httpx.Client, issuer: Issuer) -> None:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import signal
-import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +22,15 @@ from dejavu_client.http.errors import BusyError, RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
+from support.command_line import run_cli
 from support.kernels import launch, load
-from support.processes import dejavu, environment
+from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 from support.remote_stores import open_remote, through
-from support.service import Running, free_port, running_server
+from support.service import Running, begin_post, free_port, running_server
 from support.sweeping import wait_until
 
-from dejavu_cache.model.record import RecordSet, Winner
+from dejavu_cache.model.record import Winner
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, Store, TieredStore
 from dejavu_cache.testing import StoreContract
@@ -161,117 +157,63 @@ def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Pa
 
 
 def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
-    folder = FileStore(tmp_path / "folder")
-    tie = record(
-        16,
-        measurement(32, 1.0),
-        measurement(64, 2.0),
-        winner=Winner(config=measurement(32).config, at=now()),
-    )
-    folder.put(context(), [tie, record(32)])
+    folder, copy = FileStore(tmp_path / "folder"), FileStore(tmp_path / "copy")
+    winner = Winner(config=config(32), at=now())
+    tuned = record(16, measurement(32, 1.0), measurement(64, 2.0), winner=winner)
+    folder.put(context(), [tuned, record(32)])
 
-    def run(*arguments: object) -> str:
-        done = dejavu(*arguments, XDG_CACHE_HOME=str(tmp_path))
-        assert done.returncode == 0, done.stderr + done.stdout
+    def run(words: str, store: object = server.base) -> str:
+        done = run_cli(*words.split(), "--store", store)
+        assert done.returncode == 0, done
         return done.stdout
 
-    assert "2 new, 0 known" in run("sync", "--push-only", "--store", f"{folder.root},{server.base}")
-    copy = FileStore(tmp_path / "copy")
-    assert "2 new, 0 known" in run("sync", "--pull-only", "--store", f"{copy.root},{server.base}")
+    assert "2 new, 0 known" in run("sync --push-only", f"{folder.root},{server.base}")
+    assert "2 new, 0 known" in run("sync --pull-only", f"{copy.root},{server.base}")
     assert copy.path(context()).read_bytes() == folder.path(context()).read_bytes()
-    assert "pinned to BLOCK=64" in run(
-        "pin", "add", "--where", "M=16", "--config", "BLOCK=64", "--store", server.base
-    )
-    assert "pinned" in run("show", "add", "--store", server.base)
-    run("pin", "add", "--remove", "--store", server.base)
-    assert "pinned" not in run("show", "add", "--store", server.base)
-    assert "2 records" in run("promote", "--to", "release", "--store", server.base)
-    assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
+    assert "pinned to BLOCK=64" in run("pin add --where M=16 --config BLOCK=64")
+    assert "pinned" in run("show add")
+    run("pin add --remove")
+    assert "pinned" not in run("show add")
+    assert "2 records" in run("promote --to release")
+    assert "add" in run("ls", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
     assert wanting.sender.flush(240)
     wanting.close()
-    assert [
-        row["count"]
-        for row in json.loads(run("show", "--misses", "--store", server.base, "--json"))
-    ] == [1]
-    assert "known in" in run("sync", "--store", f"{copy.root},{server.base}")
+    assert [row["count"] for row in json.loads(run("show --misses --json"))] == [1]
+    assert "known in" in run("sync", f"{copy.root},{server.base}")
 
 
-def wait_until_renewed(url: str) -> None:
-    """Wait until the lease of another holder has longer to live than a moment before."""
-    base, namespace = split_server_url(url, "main")
-    wish = {
-        "context": context().model_dump(mode="json"),
-        "scenario": record(1).scenario.model_dump(mode="json"),
-        "holder": "another",
-        "ttl": 1,
-    }
-    seconds = [math.inf]
-    while len(seconds) < 2 or seconds[-1] <= seconds[-2]:
-        time.sleep(0.05)
-        answer = httpx.post(f"{base}/v1/{namespace}/leases", json=wish).json()
-        assert answer["lease"] is None, "it has expired"
-        seconds.append(answer["expires_in"])
-
-
-def start_holder(code: str, namespace_url: str, cache: Path) -> subprocess.Popen[str]:
-    """Start a program that takes a lease, and return once it holds it."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
-        env=environment(XDG_CACHE_HOME=str(cache)), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout
-    assert holder.stdout.readline() == "True\n"
-    return holder
-
-
-def test_a_lease_outlives_its_dead_holder_by_its_time_only(
-    namespace_url: str, store: RemoteStore, tmp_path: Path
+def test_a_lease_is_renewed_as_long_as_it_is_held(
+    store: RemoteStore, namespace_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = """
-        import sys, time
-        from dejavu_client.http.protocol_client import ProtocolClient
-        from dejavu_client.http import remote_store
-        from support.records import context, record
-        remote_store.LEASE_SECONDS = 4
-        client = ProtocolClient(sys.argv[1], namespace=sys.argv[2])
-        store = remote_store.RemoteStore(client, wait=5)
-        with store.lease(context(), record(1).scenario, wait=0) as held:
-            print(held, flush=True)
-            time.sleep(600)
-    """
-    holder = start_holder(code, namespace_url, tmp_path)
-    wait_until_renewed(namespace_url)
-    with store.lease(context(), record(1).scenario, wait=0.1) as granted:
-        assert not granted
-    holder.kill()
-    holder.communicate()
-    with store.lease(context(), record(1).scenario, wait=200) as granted:
-        assert granted
+    monkeypatch.setattr(remote_store, "LEASE_SECONDS", 4.0)
+    other = open_remote(namespace_url, tmp_path / "other")
+    with store.lease(context(), record(1).scenario, wait=0) as held:
+        assert held
+        with ThreadPoolExecutor(1) as asking:
+            assert not asking.submit(may_lease, other, 8.0).result()
+    assert may_lease(other, 240)
+
+
+def may_lease(store: RemoteStore, wait: float) -> bool:
+    with store.lease(context(), record(1).scenario, wait=wait) as granted:
+        return granted
 
 
 def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
-    namespace_url: str, store: RemoteStore, tmp_path: Path
+    store: RemoteStore, namespace_url: str, tmp_path: Path
 ) -> None:
-    code = """
-        import sys, time
-        from dejavu_client.http.protocol_client import ProtocolClient
-        from dejavu_client.http.remote_store import RemoteStore
-        from dejavu_cache.model.record import Winner; from dejavu_cache.model.scenario import now
-        from support.records import config, context, measurement, record
-        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5)
+    waiter = open_remote(namespace_url, tmp_path / "waiter")
+    with ThreadPoolExecutor(1) as waiting:
         with store.lease(context(), record(1).scenario, wait=0) as held:
-            print(held, flush=True)
+            assert held
+            granted = waiting.submit(may_lease, waiter, 200)
             time.sleep(1)
+            assert not granted.done()
             store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
-    """
-    holder = start_holder(code, namespace_url, tmp_path)
-    with store.lease(context(), record(1).scenario, wait=200) as granted:
-        assert granted
-        assert store.get(context(), record(1).scenario, fresh=True) is not None
-    assert holder.wait(240) == 0
-    holder.communicate()
+        assert granted.result(240)
+    assert waiter.get(context(), record(1).scenario, fresh=True) is not None
 
 
 def test_who_waits_for_a_tune_is_not_sent_its_record_each_time(
@@ -287,12 +229,8 @@ def test_who_waits_for_a_tune_is_not_sent_its_record_each_time(
     }
     monkeypatch.setattr(remote_store, "ASK_SECONDS", 0.01)
 
-    def wait_for_lease() -> bool:
-        with store.lease(context(), record(1).scenario, wait=200) as granted:
-            return granted
-
     with ThreadPoolExecutor(1) as waiting, store:
-        granted = waiting.submit(wait_for_lease)
+        granted = waiting.submit(may_lease, store, 200)
         wait_until(lambda: answers.count(("GET", 304)) > 1)
         other.release(str(lease))
         assert granted.result(240)
@@ -334,22 +272,6 @@ def connect(tmp_path: Path) -> Connect:
     """Return a function that opens a store with a spool of its own."""
     numbers = itertools.count()
     return lambda base, wait: open_remote(base, tmp_path / str(next(numbers)), wait)
-
-
-def test_a_launch_reads_one_record_of_a_context_too_large_to_read(
-    server: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = [
-        record(m, *(measurement(block, block / 7) for block in range(1, 5))) for m in range(1500)
-    ]
-    ProtocolClient(server.base).send(RecordSet(context=context(), records=tuple(large)))
-    with monkeypatch.context() as keyed_reads_alone:
-        keyed_reads_alone.setattr(ProtocolClient, "records", None)
-        for m in (0, 700, 1499):
-            found = connect(server.base, 20.0).get(context(), record(m).scenario)
-            assert found is not None
-            assert found.record == large[m]
-    assert len(list(connect(server.base, 20.0).records(context()))) == 1500
 
 
 def test_a_launch_waits_for_a_server_that_has_too_many_clients(
@@ -396,12 +318,9 @@ FEW = {"DEJAVU_SERVER_REQUESTS": "5"}
 
 def occupy(server: Running) -> ExitStack:
     """Send halves of requests, until the server has as many of this caller as it may have."""
-    head = "POST /v1/main/misses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
     opened = ExitStack()
     for _ in range(4):
-        connection = socket.create_connection(("127.0.0.1", server.port))
-        opened.enter_context(connection)
-        connection.sendall(f"{head}\r\nContent-Length: 100\r\n\r\n".encode())
+        opened.enter_context(begin_post(server, "/v1/main/misses", 100))
     wait_until(lambda: httpx.get(f"{server.base}/v1/main/contexts").status_code == 429)
     return opened
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY, EVERYWHERE, Principal, Role
+from dejavu_service.services.access import EVERYWHERE, Principal, Role
 from dejavu_service.services.tokens import TokenWish
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
@@ -15,8 +15,9 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from sqlalchemy import select
 from starlette.routing import Route
-from support.service import body, context, record_set, scenario
+from support.service import body, context, post, record_set, scenario
 
+MakeToken = Callable[..., dict[str, str]]
 FILLED = {
     "namespace": "main",
     "context": context().digest,
@@ -90,14 +91,6 @@ ALLOWED = {
 }
 
 
-def issue(
-    database: Database, role: Role, *namespaces: str, **grants: Role
-) -> tuple[str, dict[str, str]]:
-    by_pattern = {name.replace("_", "-"): role for name, role in grants.items()}
-    issued = tokens.issue(database, ANYBODY, "ci", dict.fromkeys(namespaces, role) | by_pattern)
-    return issued.id, {"Authorization": f"Bearer {issued.token}"}
-
-
 def routes(app: FastAPI) -> set[tuple[str, str]]:
     """Return method and template of every route; HEAD stands for GET wherever there are both."""
     assert all(isinstance(route, Route) for route in app.routes), app.routes
@@ -120,18 +113,18 @@ def ask(
 
 
 def test_every_route_wants_the_role_that_the_table_says(
-    client: httpx.Client, app: FastAPI, database: Database
+    client: httpx.Client, app: FastAPI, token: MakeToken
 ) -> None:
     required = {route: needed for needed, listed in REQUIRED.items() for route in listed}
     assert routes(app) == required.keys(), "REQUIRED says of each route who may use it"
     principals = {
         "nobody": {},
-        "an admin of others": issue(database, "admin", "pr-*", "mai", "main-*")[1],
-        "a reader": issue(database, "read", "main")[1],
-        "a writer": issue(database, "write", "main")[1],
-        "an admin": issue(database, "admin", "main")[1],
-        "a reader of all": issue(database, "read", "*")[1],
-        "an admin of all": issue(database, "admin", "*")[1],
+        "an admin of others": token("admin", "pr-*", "mai", "main-*"),
+        "a reader": token("read", "main"),
+        "a writer": token("write", "main"),
+        "an admin": token("admin", "main"),
+        "a reader of all": token("read", "*"),
+        "an admin of all": token("admin", "*"),
     }
     for who, headers in principals.items():
         for (method, template), needed in sorted(required.items()):
@@ -155,11 +148,10 @@ def read_tables(database: Database) -> dict[str, list[Any]]:
 
 
 def test_a_writer_of_pull_requests_changes_nothing_in_what_it_may_read(
-    client: httpx.Client, app: FastAPI, database: Database
+    client: httpx.Client, app: FastAPI, database: Database, token: MakeToken
 ) -> None:
-    _, admin = issue(database, "admin", "*")
-    _, mine = issue(database, "write", "pr-*", main="read")
-    assert client.post("/v1/main/records", json=body(record_set()), headers=admin).is_success
+    post(client, headers=token("admin"))
+    mine = token({"pr-*": "write", "main": "read"})
     before = read_tables(database)
     for method, template in sorted(routes(app)):
         if "{namespace}" not in template:
@@ -223,22 +215,3 @@ def test_no_token_names_what_is_no_namespace_or_role() -> None:
     for wrong in wrongs:
         with pytest.raises(ValidationError):
             TokenWish(name="ci", grants=wrong)
-
-
-def test_a_lease_is_not_given_to_another_token_that_says_the_same_name(
-    client: httpx.Client, database: Database
-) -> None:
-    _, mine = issue(database, "write", "main")
-    _, theirs = issue(database, "write", "main")
-    wish = {"context": body(context()), "scenario": body(scenario()), "holder": "a:1", "ttl": 60.0}
-
-    def ask(headers: dict[str, str]) -> str | None:
-        lease: str | None = client.post("/v1/main/leases", json=wish, headers=headers).json()[
-            "lease"
-        ]
-        return lease
-
-    lease = ask(mine)
-    assert lease is not None
-    assert ask(mine) == lease
-    assert ask(theirs) is None

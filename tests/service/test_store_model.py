@@ -6,6 +6,8 @@ import itertools
 import time
 from typing import cast
 
+import pytest
+from dejavu_client.http import remote_store
 from dejavu_client.http.errors import RefusedError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
@@ -27,7 +29,7 @@ from support.store_model import LocalModel, ServerModel
 
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, now
-from dejavu_cache.stores import MemoryStore, Store
+from dejavu_cache.stores import FileStore, MemoryStore, Store
 from dejavu_cache.stores.copies import take_over
 
 CLOCK = 0.002
@@ -44,7 +46,7 @@ class ServerMachine(StoreMachine):
     def __init__(self) -> None:
         self.namespace = f"model{next(_numbers)}"
         super().__init__()
-        self.copies = MemoryStore()
+        self.copies: list[Store] = [MemoryStore(), FileStore(self.path / "copies")]
         self.server_model = cast(ServerModel, self.model)
 
     def make_model(self) -> LocalModel:
@@ -140,16 +142,27 @@ class ServerMachine(StoreMachine):
 
     @rule()
     def revalidate_copies(self) -> None:
-        """Bring copies up to date by what has changed alone, as a launching process does."""
-        changes = self.use(0).revalidate(dict.fromkeys(CONTEXTS, SCENARIOS))
-        for home, changed in changes.items():
-            take_over(self.copies, home, SCENARIOS, changed)
-        for home in CONTEXTS:
-            for scenario in SCENARIOS:
-                self.check_copy(home, scenario)
+        """Bring copies up to date by what has changed alone, as a launching process does.
 
-    def check_copy(self, home: Context, scenario: Scenario) -> None:
-        hit, expected = self.copies.get(home, scenario), self.model.record(home, scenario)
+        A look-up that began before that writes what it has read: recalls are repeated.
+        """
+        earlier = {home: list(self.copies[0].records(home)) for home in CONTEXTS}
+        self.take_changes_over()
+        for home, read in earlier.items():
+            for copies in self.copies:
+                copies.put(home, read)
+        self.take_changes_over()
+
+    def take_changes_over(self) -> None:
+        changes = self.use(0).revalidate(dict.fromkeys(CONTEXTS, SCENARIOS))
+        for copies in self.copies:
+            for home, changed in changes.items():
+                take_over(copies, home, SCENARIOS, changed)
+            for home, scenario in itertools.product(CONTEXTS, SCENARIOS):
+                self.check_copy(copies, home, scenario)
+
+    def check_copy(self, copies: Store, home: Context, scenario: Scenario) -> None:
+        hit, expected = copies.get(home, scenario), self.model.record(home, scenario)
         if expected is None:  # launches alone may stay: nothing is chosen by them
             assert hit is None or not (hit.record.measurements or hit.record.pinned)
             return
@@ -162,9 +175,18 @@ class ServerMachine(StoreMachine):
             assert copy == measurement or (copy.failure and copy.at >= measurement.at)
 
 
-def test_a_server_agrees_after_the_calls_that_searches_have_found(shared_server: Running) -> None:
-    """A scenario is missed until a config is chosen; a winner goes with its left out timing."""
-    ServerMachine.base = shared_server.base
+@pytest.fixture(autouse=True)
+def parts_of_copies(shared_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask about copies in parts."""
+    monkeypatch.setattr(remote_store, "MOST_COPIES", 4)
+    monkeypatch.setattr(ServerMachine, "base", shared_server.base)
+
+
+def test_a_server_agrees_after_the_calls_that_searches_have_found() -> None:
+    """A scenario is missed until a config is chosen; a winner goes with its left out timing.
+
+    What is deleted goes from each part of the copies.
+    """
     machine, home, scenario = ServerMachine(), CONTEXTS[0], SCENARIOS[0]
     machine.miss(0, home, scenario)
     machine.put(0, home, [Record(scenario=scenario, launches=(LAUNCHES[0],))], False)
@@ -176,9 +198,13 @@ def test_a_server_agrees_after_the_calls_that_searches_have_found(shared_server:
     sent = Record(scenario=scenario, measurements=(old, new), winner=winner)
     machine.put(0, home, [sent], False)
     machine.list_misses(0)
+    machine.put(0, CONTEXTS[-1], [sent.model_copy(update={"scenario": SCENARIOS[-1]})], False)
+    machine.revalidate_copies()
+    machine.delete(0, home, None)
+    machine.delete(0, CONTEXTS[-1], SCENARIOS[-1:])
+    machine.revalidate_copies()
     machine.teardown()
 
 
-def test_a_server_agrees_with_a_dictionary_after_any_calls(shared_server: Running) -> None:
-    ServerMachine.base = shared_server.base
+def test_a_server_agrees_with_a_dictionary_after_any_calls() -> None:
     run_steps(ServerMachine, 5)

@@ -60,9 +60,3 @@ def test_the_overview_is_one_file_that_loads_nothing(store: FileStore, tmp_path:
     assert "1 of earlier source" in text
     assert "source bbbbbbbb" in text
     assert not re.search(r"\b(href|src|action)=|url\(|<script|<form", text)
-
-
-def test_a_store_without_records_is_an_error(tmp_path: Path) -> None:
-    ran = dejavu("pages", "--store", tmp_path / "mistyped", "--output", tmp_path / "page.html")
-    assert ran.returncode == 3
-    assert "mistyped has no records: is the name right?" in ran.stderr

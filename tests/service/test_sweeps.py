@@ -11,7 +11,7 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
 from support.processes import PROGRAMS, dejavu, fork_program
-from support.service import make_token, running_server
+from support.service import Running
 from support.sweeping import Sweeps
 
 
@@ -31,19 +31,18 @@ def journals(sweeps: Sweeps) -> list[Path]:
     return sorted({folder / path.relative_to(folder).parts[0] for path in folder.rglob("*.json")})
 
 
-def test_a_server_that_goes_away_costs_nothing(sqlite_url: str, sweeps: Sweeps) -> None:
-    with running_server(sqlite_url, sweeps.folder / "server.log") as server:
-        process = sweeps.start("--store", server.base, BENCH_SECONDS="0.1")
-        sweeps.wait_for(6)
-        server.kill()
-        out, err = process.communicate(timeout=240)
-        (journal,) = journals(sweeps)
-        assert process.returncode == 1, out + err
-        assert f"{journal} waits for the next sweep" in err
-        server.start()
-        assert "0 configs measured" in sweeps.run("--store", server.base)
-        with patient(server.base, sweeps.folder) as store:
-            assert sweeps.recorded_in(store) == sweeps.whole()
+def test_a_server_that_goes_away_costs_nothing(server: Running, sweeps: Sweeps) -> None:
+    process = sweeps.start("--store", server.base, BENCH_SECONDS="0.1")
+    sweeps.wait_for(6)
+    server.kill()
+    out, err = process.communicate(timeout=240)
+    (journal,) = journals(sweeps)
+    assert process.returncode == 1, out + err
+    assert f"{journal} waits for the next sweep" in err
+    server.start()
+    assert "0 configs measured" in sweeps.run("--store", server.base)
+    with patient(server.base, sweeps.folder) as store:
+        assert sweeps.recorded_in(store) == sweeps.whole()
     assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1
     assert journals(sweeps) == []
 
@@ -61,29 +60,15 @@ def test_a_server_that_was_never_there_is_not_called_the_place_of_the_records(
     assert sweeps.json(*nowhere, code=1)["kept"] == [str(journal)]
 
 
-def test_what_a_token_may_not_write_waits_for_one_that_may(sqlite_url: str, sweeps: Sweeps) -> None:
-    read, write = make_token(sqlite_url, "read"), make_token(sqlite_url, "write")
-    with running_server(sqlite_url, sweeps.folder / "server.log") as server:
-        into = ("--store", server.base, "--option", "cases=2")
-        out = sweeps.run(*into, code=1, DEJAVU_CACHE_TOKEN=read)
-        assert "refused with 403" in out
-        assert f"{journals(sweeps)[0]} waits for the next sweep" in out
-        assert "0 configs measured" in sweeps.run(*into, DEJAVU_CACHE_TOKEN=write)
-        assert journals(sweeps) == []
-        sweeps.run(*into, DEJAVU_CACHE_TOKEN=read)
-    assert len(sweeps.measurements_taken) == 8
-
-
-def test_a_folder_before_a_server_does_not_stand_in_for_it(sqlite_url: str, sweeps: Sweeps) -> None:
-    with running_server(sqlite_url, sweeps.folder / "server.log") as server:
-        both = ("--store", f"{sweeps.store},{server.base}", "--option", "cases=2")
-        server.kill()
-        assert "waits for the next sweep" in sweeps.run(*both, code=1)
-        assert sweeps.recorded_times == sweeps.whole(2)
-        server.start()
-        assert "0 configs measured" in sweeps.run(*both)
-        with patient(server.base, sweeps.folder) as store:
-            assert sweeps.recorded_in(store) == sweeps.whole(2)
+def test_a_folder_before_a_server_does_not_stand_in_for_it(server: Running, sweeps: Sweeps) -> None:
+    both = ("--store", f"{sweeps.store},{server.base}", "--option", "cases=2")
+    server.kill()
+    assert "waits for the next sweep" in sweeps.run(*both, code=1)
+    assert sweeps.recorded_times == sweeps.whole(2)
+    server.start()
+    assert "0 configs measured" in sweeps.run(*both)
+    with patient(server.base, sweeps.folder) as store:
+        assert sweeps.recorded_in(store) == sweeps.whole(2)
 
 
 def setting(folder: Path, url: str) -> dict[str, str]:
@@ -109,35 +94,32 @@ def sweep_misses(env: dict[str, str], suite: str, code: int = 0) -> str:
     return done.stdout
 
 
-def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server:
-        env = setting(tmp_path, server.base)
-        launch("200", "300", **env)
-        output = sweep_misses(env, "met")
-        assert "2 cases tuned, 4 configs measured" in output
-        assert "0 were there already" in output
-        assert "1 nobody asked for" in output
-        shown = dejavu("show", "add_one", "--store", server.base, **env).stdout
-        sizes = [line.partition("\t")[0] for line in shown.splitlines() if "\t" in line]
-        assert sizes == ["n", "200", "300"]
-        assert "0 cases tuned" in sweep_misses(env, "met")
+def test_only_what_programs_missed_is_tuned(server: Running, tmp_path: Path) -> None:
+    env = setting(tmp_path, server.base)
+    launch("200", "300", **env)
+    output = sweep_misses(env, "met")
+    assert "2 cases tuned, 4 configs measured" in output
+    assert "0 were there already" in output
+    assert "1 nobody asked for" in output
+    shown = dejavu("show", "add_one", "--store", server.base, **env).stdout
+    sizes = [line.partition("\t")[0] for line in shown.splitlines() if "\t" in line]
+    assert sizes == ["n", "200", "300"]
+    assert "0 cases tuned" in sweep_misses(env, "met")
 
 
-def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server:
-        env = setting(tmp_path, server.base)
-        launch("200", "300", "500", **env)
-        output = sweep_misses(env, "met:fixed", code=1)
-        assert "1 case tuned" in output
-        assert "2 misses have no case here" in output
-
-
-def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
-    sqlite_url: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("sizes", "suite", "said"),
+    [
+        (("200", "300", "500"), "met:fixed", "2 misses have no case here"),
+        (("300", "400"), "met", "1 miss has no case here"),
+    ],
+    ids=["no case", "a case that raises"],
+)
+def test_a_miss_without_a_case_is_told_and_costs_no_other(
+    sizes: tuple[str, ...], suite: str, said: str, server: Running, tmp_path: Path
 ) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server:
-        env = setting(tmp_path, server.base)
-        launch("300", "400", **env)
-        output = sweep_misses(env, "met", code=1)
-        assert "1 case tuned" in output
-        assert "1 miss has no case here" in output
+    env = setting(tmp_path, server.base)
+    launch(*sizes, **env)
+    output = sweep_misses(env, suite, code=1)
+    assert "1 case tuned" in output
+    assert said in output

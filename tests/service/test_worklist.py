@@ -22,13 +22,21 @@ from fastapi import FastAPI
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError
 from support.quarantines import Token
-from support.service import body, config, context, record, record_set, scenario
+from support.service import (
+    HOME,
+    RECORDS,
+    body,
+    context,
+    lease_wish,
+    miss,
+    pin,
+    post,
+    record,
+    record_set,
+    scenario,
+)
 
 from dejavu_cache.model.scenario import Context
-
-
-def miss(m: int, count: int = 1, kernel: str = "shop.kernels.matmul") -> dict[str, Any]:
-    return {"context": body(context(kernel)), "scenario": body(scenario(m)), "count": count}
 
 
 def report(client: httpx.Client, *misses: dict[str, Any]) -> int:
@@ -54,7 +62,7 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
 
 def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: Database) -> None:
     kernels = [f"kernel{number}" for number in range(6)]
-    report(client, *(miss(1, kernel=kernel) for kernel in kernels))
+    report(client, *(miss(1, of=context(kernel)) for kernel in kernels))
     with database.write() as connection:
         connection.execute(update(missed).values(last_seen=0.0))
         # A row that is written anew may lie elsewhere in the table.
@@ -65,26 +73,30 @@ def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: 
     assert digests == sorted(digests)
 
 
-def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
-    report(client, miss(1), miss(2, kernel="other.kernel"))
-    assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
-    assert client.get("/v1/pr-1/misses").json() == {"misses": []}
+Count = Callable[..., int]
+
+
+@pytest.fixture
+def count(client: httpx.Client) -> Count:
+    """Return a function that reports misses with a token, and returns how many were counted."""
+
+    def report_with(headers: dict[str, str], *misses: dict[str, Any], at: str = "main") -> int:
+        answer = client.post(f"/v1/{at}/misses", json={"misses": misses}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["counted"])
+
+    return report_with
 
 
 def test_readers_add_new_misses_while_there_is_room(
     client: httpx.Client,
     token: Callable[..., dict[str, str]],
+    count: Count,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "MOST_MISSES", 3)
     reader, writer = token("read"), token("write")
-
-    def count(headers: dict[str, str], *misses: dict[str, Any], at: str = "main") -> int:
-        answer = client.post(f"/v1/{at}/misses", json={"misses": misses}, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["counted"])
-
     assert count(reader, miss(1), miss(2), miss(1)) == 3
     assert count(reader, miss(1), miss(3)) == 0, "too many for the room"
     assert count(reader, miss(3)) == 1
@@ -98,118 +110,129 @@ def test_readers_add_new_misses_while_there_is_room(
 
 
 def test_readers_add_new_contexts_while_there_is_room(
-    client: httpx.Client, token: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client,
+    token: Callable[..., dict[str, str]],
+    count: Count,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All contexts of a namespace are loaded for its page, each with its text."""
     monkeypatch.setattr(service, "MOST_MISSED_CONTEXTS", 2)
-    reader, writer = token("read"), token("write")
-
-    def count(headers: dict[str, str], *kernels: str, at: str = "main") -> int:
-        sent = {"misses": [miss(1, kernel=kernel) for kernel in kernels]}
-        answer = client.post(f"/v1/{at}/misses", json=sent, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["counted"])
-
-    assert count(reader, "a", "b") == 2
-    assert count(reader, "c") == 0
-    assert count(reader, "a", at="made-up") == 0, "the room is the whole server's"
-    tuned = record_set(of=context(kernel="a"))
-    client.post("/v1/main/records", json=body(tuned), headers=writer)
-    assert count(reader, "c") == 1, "a context with records takes no room"
-    assert count(writer, "d", "e") == 2, "writers have twice as much room"
-    assert count(writer, "f") == 0
-    client.post("/v1/main/records", json=body(record_set(of=context(kernel="b"))), headers=writer)
-    client.post("/v1/main/records", json=body(record_set(of=context(kernel="c"))), headers=writer)
-    assert count(writer, "f", "g") == 2
-    admin = token("admin")
+    reader, writer, admin = token("read"), token("write"), token("admin")
+    a, b, c, d, e, f, g, h = (miss(1, of=context(name)) for name in "abcdefgh")
+    assert count(reader, a, b) == 2
+    assert count(reader, c) == 0
+    assert count(reader, a, at="made-up") == 0, "the room is the whole server's"
+    post(client, of=context("a"), headers=writer)
+    assert count(reader, c) == 1, "a context with records takes no room"
+    assert count(writer, d, e) == 2, "writers have twice as much room"
+    assert count(writer, f) == 0
+    for name in "bc":
+        post(client, of=context(name), headers=writer)
+    assert count(writer, f, g) == 2
     wish = {"host": "ann@h200-1"}
     taken = client.post("/v1/main/quarantines", json=wish, headers=admin).json()
     assert taken["records"] == 3
-    client.post("/v1/main/records", json=body(record_set(of=context(kernel="d"))), headers=admin)
-    assert count(writer, "h") == 1, "nor does one whose records are in quarantine"
+    post(client, of=context("d"), headers=admin)
+    assert count(writer, h) == 1, "nor does one whose records are in quarantine"
 
 
-def test_no_miss_is_endless(client: httpx.Client) -> None:
-    long = miss(1)
-    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 10_000}
-    assert report(client, long, miss(2)) == 1
+def test_a_writer_makes_no_list_longer_than_clients_read(client: httpx.Client) -> None:
+    """A context is refused, and a miss not counted, if it is much longer than a real one."""
+
+    def of(kernel: str, characters: int) -> Context:
+        known = body(context(kernel))
+        known["environment"]["variables"] = {"TRITON_X": "x" * characters}
+        return Context.model_validate(known)
+
+    long = body(record_set(of=of("long", 70_000)))
+    refused = client.post("/v1/main/records", json=long)
+    assert (refused.status_code, "the context has" in refused.text) == (422, True)
+    assert report(client, miss(1, of=of("long", 70_000)), miss(2)) == 1
+    post(client, of=of("usual", 60_000))
+    listed = client.get("/v1/main/contexts").json()["contexts"]
+    assert [entry["kernel"]["name"] for entry in listed] == ["usual"]
 
 
-HOME = f"/v1/main/contexts/{context().digest}/records"
+LEASES = {
+    "one holder at a time": "a gets; b waits; a keeps; b waits",
+    "one of each scenario and namespace": "a gets; b gets 2; b gets pr-1",
+    "none of another token that says the same name": "a gets; stranger waits; a keeps",
+    "one that has expired": "a gets; time passes; b gets; a fails; a releases; c waits",
+    "none anew that has expired and is renewed": "a gets; time passes; a fails",
+    "none that is renewed": "a gets; a renews; b waits",
+    "one that was released": "a gets; a releases; a releases; b gets",
+    "none that others release or renew elsewhere": "a gets; a fails pr-1; a releases pr-1; b waits",
+    "that of a revoked token": "a gets; stranger gets 2; stranger leaves; a gets 2; b waits",
+}
+"""Processes a, b and c have one token, and a stranger that calls itself a has a token of his own.
+
+A step may end with a scenario or a namespace that is not the usual one.
+"""
 
 
-def grant(
-    client: httpx.Client, holder: str, ttl: float = 30, m: int = 1, namespace: str = "main"
-) -> dict[str, Any]:
-    wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": holder, "ttl": ttl}
-    answer = client.post(f"/v1/{namespace}/leases", json=wish)
-    assert answer.status_code == 200, answer.text
-    granted: dict[str, Any] = answer.json()
-    return granted
+class Leases:
+    """Processes that ask for leases, and what each of them holds."""
+
+    def __init__(self, client: httpx.Client, database: Database) -> None:
+        self._client, self._database, self._ttl = client, database, 30
+        self._fleet, self._stranger = Token(database, "fleet"), Token(database, "stranger")
+        self._held: dict[str, str] = {}
+
+    def act(self, step: str) -> None:
+        who, verb, where = f"{step} ".split(" ")[:3]
+        m, at = (int(where), "main") if where.isdigit() else (1, where or "main")
+        getattr(self, verb)(who, m, at)
+
+    def _ask(self, method: str, path: str, who: str, at: str, sent: object = None) -> Any:
+        token = self._stranger if who == "stranger" else self._fleet
+        path = f"/v1/{at}/leases{path}"
+        return self._client.request(method, path, json=sent, headers=token)
+
+    def _wish(self, who: str, m: int, at: str) -> Any:
+        holder = "a" if who == "stranger" else who
+        answer = self._ask("POST", "", who, at, lease_wish(m, holder, self._ttl))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def gets(self, who: str, m: int, at: str) -> None:
+        granted = self._wish(who, m, at)
+        assert granted["lease"] not in (None, *self._held.values())
+        assert granted["expires_in"] == self._ttl
+        self._held[who] = granted["lease"]
+
+    def keeps(self, who: str, m: int, at: str) -> None:
+        assert self._wish(who, m, at)["lease"] == self._held[who]
+
+    def waits(self, who: str, m: int, at: str) -> None:
+        answer = self._wish(who, m, at)
+        assert answer["lease"] is None
+        assert self._ttl - 5 < answer["expires_in"] <= self._ttl
+
+    def renews(self, who: str, m: int, at: str) -> None:
+        self._ttl = 500
+        renewed = self._ask("PUT", f"/{self._held[who]}", who, at, {"ttl": self._ttl})
+        assert renewed.json() == {"lease": self._held[who], "expires_in": self._ttl}
+
+    def fails(self, who: str, m: int, at: str) -> None:
+        renewed = self._ask("PUT", f"/{self._held[who]}", who, at, {"ttl": self._ttl})
+        assert renewed.status_code == 404
+
+    def releases(self, who: str, m: int, at: str) -> None:
+        assert self._ask("DELETE", f"/{self._held[who]}", who, at).status_code == 204
+
+    def passes(self, *_: object) -> None:
+        with self._database.write() as connection:
+            connection.execute(update(leases).values(expires_at=epoch() - 1))
+
+    def leaves(self, *_: object) -> None:
+        tokens.revoke(self._database, self._stranger.id)
 
 
-def expire(database: Database) -> None:
-    with database.write() as connection:
-        connection.execute(update(leases).values(expires_at=epoch() - 1))
-
-
-def test_one_holder_at_a_time(client: httpx.Client) -> None:
-    first = grant(client, "a")
-    second = grant(client, "b")
-    assert first["lease"]
-    assert first["expires_in"] == 30
-    assert grant(client, "a")["lease"] == first["lease"]
-    assert second["lease"] is None
-    assert 25 < second["expires_in"] <= 30
-    assert grant(client, "b", m=2)["lease"]
-    assert grant(client, "b", namespace="pr-1")["lease"]
-
-
-def test_a_revoked_token_holds_no_scenario_back(
-    client: httpx.Client, database: Database, admin: Token, evil: Token
-) -> None:
-    def ask(token: Token, m: int) -> Any:
-        wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": "a"}
-        sent = {**wish, "ttl": 3600}
-        return client.post("/v1/main/leases", json=sent, headers=token.headers).json()["lease"]
-
-    fleet = Token(database, "fleet")
-    kept, freed = ask(fleet, 1), ask(evil, 2)
-    assert kept
-    assert freed
-    assert ask(admin, 2) is None
-    tokens.revoke(database, evil.id)
-    assert ask(admin, 2) not in (None, freed)
-    assert ask(admin, 1) is None
-
-
-def test_an_expired_lease_is_taken_over(client: httpx.Client, database: Database) -> None:
-    lost = grant(client, "a")["lease"]
-    expire(database)
-    lease = grant(client, "b")["lease"]
-    assert lease not in (None, lost)
-    assert client.put(f"/v1/main/leases/{lost}", json={"ttl": 30}).status_code == 404
-    assert client.delete(f"/v1/main/leases/{lost}").status_code == 204
-    assert grant(client, "c")["lease"] is None
-
-
-def test_a_lease_is_renewed_until_it_expires(client: httpx.Client, database: Database) -> None:
-    lease = grant(client, "a", ttl=5)["lease"]
-    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).json() == {
-        "lease": lease,
-        "expires_in": 500,
-    }
-    assert grant(client, "b")["expires_in"] > 400
-    expire(database)
-    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).status_code == 404
-
-
-def test_a_released_lease_is_free(client: httpx.Client) -> None:
-    lease = grant(client, "a")["lease"]
-    assert client.put(f"/v1/pr-1/leases/{lease}", json={"ttl": 5}).status_code == 404
-    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
-    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
-    assert grant(client, "b")["lease"]
+@pytest.mark.parametrize("steps", LEASES.values(), ids=LEASES)
+def test_a_process_gets(steps: str, client: httpx.Client, database: Database) -> None:
+    held = Leases(client, database)
+    for step in steps.split("; "):
+        held.act(step)
 
 
 def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
@@ -217,7 +240,8 @@ def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
 
     def race(holder: int) -> bool:
         start.wait()
-        return grant(client, f"racer {holder}")["lease"] is not None
+        wish = lease_wish(holder=f"racer {holder}")
+        return client.post("/v1/main/leases", json=wish).json()["lease"] is not None
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(race, range(8))) == 1
@@ -227,8 +251,11 @@ def test_a_token_holds_a_limited_number_of_leases(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_rules, "MOST_LEASES", 3)
-    granted = [grant(client, f"process {m}", m=m)["lease"] for m in range(3)]
-    wish = {"context": body(context()), "scenario": body(scenario(9)), "holder": "x", "ttl": 30}
+    granted = [
+        client.post("/v1/main/leases", json=lease_wish(m, f"process {m}")).json()["lease"]
+        for m in range(3)
+    ]
+    wish = lease_wish(9, "x")
     refused = client.post("/v1/main/leases", json=wish)
     assert (refused.status_code, refused.headers["Retry-After"]) == (429, "2")
     assert client.post("/v1/pr-1/leases", json=wish).json()["lease"]
@@ -245,19 +272,19 @@ def age(database: Database, days: float) -> None:
 def test_unused_records_go_with_their_measurements(
     client: httpx.Client, database: Database
 ) -> None:
-    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
+    post(client, record(1), record(2))
     assert prune(database, 30, 30) == Pruned(0, 0, 0)
     age(database, 31)
     assert prune(database, 30, 30) == Pruned(2, 1, 0)
-    assert client.get(HOME).status_code == 404
+    assert client.get(RECORDS).status_code == 404
     with database.read() as connection:
         assert connection.execute(select(func.count()).select_from(parts)).scalar() == 0
 
 
 READS = {
-    "bulk": ("GET", HOME, None),
-    "key": ("GET", f"{HOME}/{scenario().digest}", None),
-    "scenarios": ("GET", f"/v1/main/contexts/{context().digest}/scenarios", None),
+    "bulk": ("GET", RECORDS, None),
+    "key": ("GET", f"{RECORDS}/{scenario().digest}", None),
+    "scenarios": ("GET", f"{HOME}/scenarios", None),
     "export": ("GET", "/v1/main/export", None),
     "export of a kernel": ("GET", f"/v1/main/export?kernel={context().kernel.name}", None),
     "revalidation": (
@@ -272,17 +299,17 @@ READS = {
 def test_what_was_read_by_any_route_stays(
     app: FastAPI, client: httpx.Client, database: Database
 ) -> None:
-    client.post("/v1/main/records", json=body(record_set()))
+    post(client)
     for name, (method, path, sent) in READS.items():
         age(database, 31)
         answer = client.request(method, path, json=sent)
         assert answer.status_code == 200, name
         app.state.server.reader.flush()
         assert prune(database, 30, 30).records == 0, name
-    tag = client.get(HOME).headers["etag"]
+    tag = client.get(RECORDS).headers["etag"]
     app.state.server.reader.flush()
     age(database, 31)
-    assert client.get(HOME, headers={"If-None-Match": tag}).status_code == 304
+    assert client.get(RECORDS, headers={"If-None-Match": tag}).status_code == 304
     app.state.server.reader.flush()
     assert prune(database, 30, 30).records == 0
 
@@ -290,9 +317,9 @@ def test_what_was_read_by_any_route_stays(
 def test_marks_of_use_outlast_a_failure(
     app: FastAPI, client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.post("/v1/main/records", json=body(record_set()))
+    post(client)
     age(database, 31)
-    client.get(HOME)
+    client.get(RECORDS)
     reader = app.state.server.reader
     reader.used |= {("main", f"{number:024}") for number in range(3000)}
     with monkeypatch.context() as patched:
@@ -306,27 +333,22 @@ def test_marks_of_use_outlast_a_failure(
 
 
 def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Database) -> None:
-    client.post("/v1/pr-1/records", json=body(record_set(record(1))))
-    client.post("/v1/pr-1/promote", json={"to": "main"})
-    client.post("/v1/pr-1/records", json=body(record_set(record(5))))
-    client.post("/v1/main/records", json=body(record_set(record(2), record(3), record(5))))
-    client.post("/v1/pr-1/promote", json={"to": "main"})
-    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(2).digest}"
-    assert client.put(pin, json={"config": body(config())}).status_code == 200
+    for promoted in (record(1), record(5)):
+        post(client, promoted, to="pr-1")
+        client.post("/v1/pr-1/promote", json={"to": "main"})
+        post(client, record(2), record(3), record(5))
+    assert pin(client, 64, 2).status_code == 200
     age(database, 100)
-    tag = client.get(HOME).headers["etag"]
+    tag = client.get(RECORDS).headers["etag"]
     assert prune(database, 30, 30).records == 3
-    answer = client.get(HOME, headers={"If-None-Match": tag})
+    answer = client.get(RECORDS, headers={"If-None-Match": tag})
     kept = [entry["scenario"]["args"]["M"] for entry in answer.json()["records"]]
     assert kept == [1, 2, 5], "also what was promoted to an equal record"
     assert client.get("/v1/main/contexts").json()["contexts"] == [body(context())]
 
 
 def test_old_misses_are_forgotten(client: httpx.Client, database: Database) -> None:
-    client.post(
-        "/v1/main/misses",
-        json={"misses": [{"context": body(context()), "scenario": body(scenario())}]},
-    )
+    report(client, miss(1))
     assert prune(database, 30, 30) == Pruned(0, 0, 0)
     age(database, 31)
     assert prune(database, 30, 30) == Pruned(0, 1, 1)

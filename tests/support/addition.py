@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import cached_autotune
+from support.kernels import launch
+from support.records import first_record
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
 
@@ -63,10 +65,23 @@ def larger_is_faster(kernel_call: Callable[[], Any], quantiles: Sequence[float])
     return [100.0 / LAUNCHED[-1]] * 3
 
 
+def spied(fault: Fault = lambda block: None, **options: Any) -> Any:
+    """Return a spied kernel as a new process would decorate it; larger blocks are faster."""
+    LAUNCHED.clear()
+    options = {"do_bench": larger_is_faster, "check": False, **options}
+    return cached_autotune(CONFIGS, ["n"], **options)(Spy(fault))
+
+
+def tune_spied(fault: Fault = lambda block: None, **options: Any) -> Any:
+    """Launch a spied kernel in a new process, and return the kernel."""
+    kernel = spied(fault, **options)
+    launch(kernel, 100)
+    return kernel
+
+
 def outcomes(store: Any) -> dict[Any, str]:
     """Return what the only record of a store says of each block: `timed`, or a failure."""
-    (found,) = store.record_sets()
-    (record,) = found.records
+    _, record = first_record(store)
     return {
         each.config.params["BLOCK"]: each.failure.kind if each.failure else "timed"
         for each in record.measurements

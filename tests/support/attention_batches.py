@@ -43,23 +43,6 @@ class Case:
     """Sequences without tokens at the end, as in a padded graph."""
     seed: int = 0
 
-    def __str__(self) -> str:
-        fields = {
-            "new": ",".join(map(str, self.new)),
-            "past": ",".join(map(str, self.past)),
-            "heads": "/".join(map(str, self.heads)),
-            "d": self.head_size,
-            "page": self.page,
-            "dtype": str(self.cache_dtype or self.dtype).removeprefix("torch."),
-        }
-        features = [name for name in ("alibi", "sinks") if getattr(self, name)]
-        features += [
-            f"{name}{value}"
-            for name in ("window", "softcap", "padding")
-            if (value := getattr(self, name)) > 0
-        ]
-        return " ".join([f"{name}={value}" for name, value in fields.items()] + features)
-
 
 COMPOSITIONS = {
     "decode": ([1] * 7, [300, 1, 64, 1000, 0, 33, 2049]),
@@ -231,13 +214,8 @@ def check(case: Case, implementation: str, device: str | None = None) -> None:
     assert error < TOLERANCE[case.dtype], f"{implementation}: relative error {error:.1e} for {case}"
 
 
-def vary(case: Case, **changes: Any) -> Case:
-    """Return a case with some fields changed."""
-    return replace(case, **changes)
-
-
 DECODES = Case(new=[1] * 8, past=[4000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
-PROMPTS = vary(DECODES, new=[100] * 8, past=[3900] * 8)
+PROMPTS = replace(DECODES, new=[100] * 8, past=[3900] * 8)
 """Batches of which tests change what they are about."""
 
 
@@ -260,13 +238,12 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         capability = 0 if torch.version.hip else 10 * major + minor
-    able = [
+    most = math.inf
+    if implementation == "static_grid":
+        most = most_rows(max(case.new), group)
+    return [
         config
         for config in configs
         if why_not(config, padded, group, case.dtype.itemsize, capability) is None
+        and config.kwargs["BLOCK_M"] <= most
     ]
-    if implementation == "static_grid":
-        able = [
-            config for config in able if config.kwargs["BLOCK_M"] <= most_rows(max(case.new), group)
-        ]
-    return able

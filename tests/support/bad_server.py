@@ -6,9 +6,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["BadServer", "drip", "hang"]
+__all__ = ["BadServer", "answer", "drip", "hang", "say", "serve_answer"]
 
 SLOW_SECONDS = 60.0
 """Length of the slow treatments; no client is to wait that long."""
@@ -73,3 +74,22 @@ def drip(peer: socket.socket) -> None:
     while time.monotonic() < until:
         peer.sendall(b" ")
         time.sleep(0.05)
+
+
+def answer(status: str, body: bytes, *headers: str) -> bytes:
+    """Return an answer as a server sends it."""
+    length = f"Content-Length: {len(body)}"
+    return "\r\n".join([f"HTTP/1.1 {status}", length, *headers, "", ""]).encode() + body
+
+
+def say(content: bytes) -> Callable[[socket.socket], None]:
+    """Return the treatment that sends the same to everybody."""
+    return lambda peer: peer.sendall(content)
+
+
+@contextmanager
+def serve_answer(status: str, body: bytes, *headers: str) -> Iterator[BadServer]:
+    """Run a server that gives everybody the same answer."""
+    server = BadServer(say(answer(status, body, *headers)))
+    yield server
+    server.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import shutil
@@ -125,14 +124,6 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
-
-    def picture(self, file: Path, most: int) -> None:
-        """Write a picture of the page as PNG, at most so many pixels high."""
-        height = min(int(self.run("document.documentElement.scrollHeight")), most)
-        width = int(self.run("document.documentElement.clientWidth"))
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        answer = self.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ FOR_SERVERS = (
 
 
 _LEAKS = re.compile(
-    r"^(nanobind: |See https://nanobind| - leaked | - \.\.\. skipped).*\n", re.MULTILINE
+    r"^(nanobind: |See https://nanobind| - leaked | - \.\.\. skipped).*\n?", re.MULTILINE
 )
 """What the binding of Triton 3.9 prints about itself where a process ends."""
 

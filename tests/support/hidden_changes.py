@@ -27,12 +27,11 @@ class Change(NamedTuple):
 
 
 _HEAD = """
-import functools, os, types
 from pathlib import Path
+import types
 import triton
 import triton.language as tl
 from triton.language import core
-from triton.language.extra import libdevice
 FILE = Path(__file__).with_name("size")
 """
 _COMPUTED = """
@@ -47,70 +46,31 @@ _PLAIN = """
 def k(x, y, n, B: tl.constexpr):
     tl.store(y + tl.arange(0, B), act(tl.load(x + n)))
 """
-_ACTED = """
-@triton.jit
-def act(v):
-    return v * size()
-"""
 
 
-def _heuristic(source: str, **marks: str) -> Change:
-    return Change(_HEAD + textwrap.dedent(source) + _COMPUTED, **marks)
-
-
-def _reads(expression: str, source: str = "", **marks: str) -> Change:
-    return _heuristic(f"{textwrap.dedent(source)}\ndef block(args):\n    {expression}\n", **marks)
+def _heuristic(source: str) -> Change:
+    return Change(_HEAD + textwrap.dedent(source) + _COMPUTED)
 
 
 def _function(source: str, **marks: str) -> Change:
     return Change(_HEAD + textwrap.dedent(source) + _PLAIN, **marks)
 
 
-def _constexpr(expression: str, source: str = "", **marks: str) -> Change:
-    head = f"{textwrap.dedent(source)}\n@triton.constexpr_function\ndef size():\n    {expression}\n"
-    return _function(head + _ACTED, **marks)
-
-
-_PATCHED = """
-@core.builtin
-def patched(self, other, _semantic=None):
-    return _semantic.add(self, self, True) if @@ > 2 else _semantic.sub(self, self, True)
-"""
-
 CHANGES: dict[str, Change] = {
     "an imported function of Triton's": _function(
         "from triton.language import @@ as act\n", before="exp", after="sin"
     ),
-    "a function of another of its modules": _function(
-        "act = @@\n", before="tl.exp", after="libdevice.erf"
-    ),
-    "a callable object": _heuristic("""
-        class Scaled:
-            def __init__(self, fn):
-                self.fn = fn
-            def __call__(self, args):
-                return self.fn(args) * @@
-        @Scaled
+    "a helper of a heuristic of the config and of an argument": _heuristic("""
+        def tile(n):
+            return n * @@
         def block(args):
-            return 3
+            return args["B"] // 32 + tile(args["n"] > 5)
         """),
-    "what a heuristic of the config multiplies by": _reads(
-        "return args['B'] // 32 * SIZE", "SIZE = @@"
-    ),
-    "what a heuristic of the config and of an argument does": _reads(
-        "return args['B'] // 32 + tile(args['n'] > 5)", "def tile(n):\n    return n * @@"
-    ),
-    "a file that a heuristic of the config reads": _reads(
-        "return args['B'] // 32 * int(FILE.read_text())", "FILE.write_text('@@')"
-    ),
-    "an environment variable": _reads(
-        "return int(os.getenv('TILE_SIZE'))", "os.environ['TILE_SIZE'] = '@@'"
-    ),
-    "a file": _reads("return int(FILE.read_text())", "FILE.write_text('@@')"),
-    "a memo": _reads("return _memo.setdefault('size', 7)", "_memo = {'size': @@}"),
-    "a line's number": _reads(
-        "return block.__code__.co_firstlineno - 15", "@@", before="", after="\n\n"
-    ),
+    "a file that a heuristic reads": _heuristic("""
+        FILE.write_text("@@")
+        def block(args):
+            return int(FILE.read_text())
+        """),
     "the order of heuristics": Change(_HEAD + """
 first = lambda args: 64 if args.get("C") else 8
 second = lambda args: 16 if args.get("B2") else 4
@@ -120,37 +80,28 @@ def k(x, y, n, B: tl.constexpr, B2: tl.constexpr, C: tl.constexpr):
     at = tl.arange(0, B)
     tl.store(y + at, tl.load(x + at) * B2 + C)
 """, before='"B2": first, "C": second', after='"C": second, "B2": first'),
-    "what wraps a constexpr function": _function("""
-        def scaled(function):
-            @functools.wraps(function)
-            def wrapper():
-                return function() * @@
-            return wrapper
+    "a file that a constexpr function reads": _function("""
+        FILE.write_text("@@")
+        NAME = str(FILE)
         @triton.constexpr_function
-        @scaled
         def size():
-            return 3
-        """ + textwrap.indent(_ACTED, " " * 8)),
-    "a file that a constexpr function reads": _constexpr(
-        "return int(next(open(NAME)))", "FILE.write_text('@@')\nNAME = str(FILE)"
-    ),
-    "a table that a constexpr function reads": _constexpr(
-        "return TABLE['a'][0]", "TABLE = {'a': [@@]}"
-    ),
-    "a patched method of Triton's tensors": _function(
-        _PATCHED + "tl.tensor.__mul__ = patched\n\n@triton.jit\ndef act(v):\n    return v * 7.0\n"
-    ),
-    "a helper of a builtin": _function("""
-        def helper(v, semantic):
-            return semantic.mul(v, v, True) if @@ > 2 else semantic.add(v, v, True)
+            return int(next(open(NAME)))
+        @triton.jit
+        def act(v):
+            return v * size()
+        """),
+    "a patched method of Triton's tensors": _function("""
         @core.builtin
-        def act(v, _semantic=None):
-            return helper(v, _semantic)
+        def patched(self, other, _semantic=None):
+            return _semantic.add(self, self, True) if @@ > 2 else _semantic.sub(self, self, True)
+        tl.tensor.__mul__ = patched
+        @triton.jit
+        def act(v):
+            return v * 7.0
         """),
     "an attribute of a module": _function("""
         settings = types.ModuleType("tile_settings")
-        settings.inner = types.SimpleNamespace(SIZE=tl.constexpr(@@))
-        settings.SIZE = settings.inner.SIZE
+        settings.SIZE = tl.constexpr(@@)
         @triton.jit
         def act(v):
             return v * settings.SIZE

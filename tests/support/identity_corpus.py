@@ -1,4 +1,4 @@
-"""Kernels with every feature that an identity must see, as source text with their launches."""
+"""Kernels with each kind of feature that an identity must see, as text with their launches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ class CorpusKernel(NamedTuple):
 
 _HEAD = """import dataclasses
 import enum
-import types
-from typing import NamedTuple
 import triton
 import triton.language as tl
-from triton.language import core
 from triton.language.core import _aggregate as aggregate
 
 """
@@ -102,52 +99,28 @@ class Limits:
     LOW = 5
     HIGH = 11
 
-class Pair(NamedTuple):
-    first: tl.constexpr
-    second: tl.constexpr
-
 MODE = tl.constexpr(Mode.TWICE)
 PLAN = tl.constexpr(Plan(2, 2.5))
-LIMITS = tl.constexpr(Limits)
-ALLOWED = tl.constexpr(frozenset({1, 3}))
-TABLE = {"offset": 9, "step": 4}
-NESTED = {"deep": [1, {"value": 13}]}
+TABLE = {"offset": 9, "deep": [1, {"value": 13}]}
 
 @triton.constexpr_function
 def offset(n):
-    return TABLE["offset"] + n * TABLE["step"] + NESTED["deep"][1]["value"]
-
-@triton.constexpr_function
-def allowed(n):
-    return 1 if n in ALLOWED.value else 21
+    return TABLE["offset"] + n * TABLE["deep"][1]["value"]
 
 @triton.constexpr_function
 def depth():
     return PLAN.value.depth
 
 @triton.constexpr_function
-def factor():
-    return PLAN.value.factor
-
-@triton.constexpr_function
-def low():
-    return LIMITS.value.LOW
-
-@triton.constexpr_function
-def high():
-    return Limits.HIGH
-
-@triton.constexpr_function
-def mode():
-    return MODE.value.value
+def scale():
+    return PLAN.value.factor * MODE.value.value + Limits.LOW
 
 @triton.jit
 def k(x, y):
     v = tl.load(x)
     for i in tl.static_range(depth()):
-        v = v * factor() + i
-    tl.store(y, v * low() + high())
-    tl.store(y + offset(2), v * mode() + allowed(3))
+        v = v * scale() + i
+    tl.store(y + offset(2), v)
 """
     ),
     "aggregate": _kernel(
@@ -171,75 +144,12 @@ def k(x, y):
     tl.store(y, state.scale(tl.load(x)))
 """
     ),
-    "shadows": _kernel(
-        """N = tl.constexpr(5)
-M = tl.constexpr(8)
-
-@triton.jit
-def k(x, y):
-    v = tl.load(x) * N
-    for i in range(2):
-        N = 3
-        v += N * i
-    if M > 4:
-        v = -v
-    tl.store(y, v)
-"""
-    ),
-    "functions": _kernel(
-        """@triton.jit
-def relu(v):
-    return tl.maximum(v, 0.5)
-
-@triton.jit
-def gelu(v):
-    return v * 0.25 * (1.0 + tl.exp(v))
-
-ACTIVATION = relu
-
-def make(act, power):
-    @triton.jit
-    def inner(v):
-        return act(v) * power
-    return inner
-
-chosen = make(gelu, tl.constexpr(6))
-
-@triton.jit(do_not_specialize=["n"], debug=False)
-def k(x, y, n):
-    v = tl.load(x + n)
-    tl.store(y, ACTIVATION(v) + chosen(v))
-""",
-        n=1001,
-    ),
-    "dot": _kernel(
-        """PRECISION = tl.constexpr("ieee")
-DTYPE = tl.constexpr(tl.float16)
-
-@triton.jit
-def k(x, y, n, B: tl.constexpr):
-    rows = tl.arange(0, B)[:, None]
-    columns = tl.arange(0, B)[None, :]
-    a = tl.load(x + rows * B + columns)
-    b = tl.trans(a).to(DTYPE).to(tl.float32)
-    c = tl.dot(a, b, input_precision=PRECISION)
-    tl.store(y + rows * B + columns, tl.where(rows > columns, c, 0.0), mask=rows < n)
-""",
-        n=1001,
-        B=32,
-    ),
     "heuristics": _kernel(
         """TABLE = {"small": 2, "large": 8}
 
-class Limits:
-    ROWS = 3
-
-def rounded(n, by=4):
-    return (n + by - 1) // by
-
 def make(factor):
     def rows(args):
-        return rounded(args["n"], factor) % 5 + Limits.ROWS
+        return (args["n"] + factor - 1) // factor % 5 + 3
     return rows
 
 def step(args):
@@ -256,35 +166,6 @@ def k(x, y, n, B: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, EVEN: tl
     if EVEN:
         v = v - 2.0
     tl.store(y + at * STEP, v, mask=at < n)
-""",
-        n=1001,
-        B=64,
-    ),
-    "modules": _kernel(
-        """settings = types.ModuleType("settings")
-settings.GAIN = tl.constexpr(3)
-settings.inner = types.ModuleType("inner")
-settings.inner.BIAS = tl.constexpr(0.75)
-
-@core.builtin
-def twice(v, _semantic=None):
-    return _semantic.add(v, v, True)
-
-@triton.jit
-def wrapped(v, power=2, bias=1.25):
-    return v * power + bias
-
-settings.wrapped = wrapped
-settings.HIGH = tl.constexpr(8.0)
-
-@triton.jit
-def k(x, y, n, B: tl.constexpr, EXTRA: tl.constexpr = 6):
-    at = tl.arange(0, B)
-    v = tl.load(x + at, mask=at < n)
-    v = twice(v * settings.GAIN) + settings.inner.BIAS
-    v = settings.wrapped(v, bias=2.5)
-    v = tl.minimum(tl.maximum(v, -4.0), settings.HIGH) + EXTRA
-    tl.store(y + at, v, mask=at < n)
 """,
         n=1001,
         B=64,

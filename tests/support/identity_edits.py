@@ -37,38 +37,17 @@ def harmless_edits(source: str, seed: int) -> Iterator[Edit]:
     for index in code:
         indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
         comment = f"{indent}# {chance.random()}"
-        yield Edit("comment above", _join_lines(lines[:index], [comment], lines[index:]))
-        yield Edit(
-            "comment behind",
-            _join_lines(lines[:index], [lines[index] + "  # new"], lines[index + 1 :]),
-        )
-        yield Edit(
-            "blank lines", _join_lines(lines[:index], [""] * chance.randint(1, 3), lines[index:])
-        )
+        yield Edit("comment", _join_lines(lines[:index], [comment], lines[index:]))
         if lines[index].lstrip().startswith("def "):
             doc = f'{indent}    """Say {chance.random()}."""'
             yield Edit("docstring", _join_lines(lines[: index + 1], [doc], lines[index + 1 :]))
-        if " = " in lines[index] and "(" not in lines[index].split(" = ")[0]:
-            left, right = lines[index].split(" = ", 1)
-            if right.count("(") == right.count(")") and "#" not in right:
-                edited = [f"{left} = ({right})"]
-                yield Edit("parentheses", _join_lines(lines[:index], edited, lines[index + 1 :]))
-    yield Edit("lines above", f"UNUSED = {chance.random()}\n\n\n{source}")
     yield Edit(
         "an unrelated function", f"{source}\ndef unrelated():\n    return {chance.random()}\n"
     )
     yield Edit("another file", source, f"renamed_{chance.randint(0, 9)}.py")
-    yield Edit("trailing spaces", "\n".join(f"{line}  " if line else line for line in lines))
     yield Edit("unparsed", ast.unparse(ast.parse(source)))
-    yield Edit("imports in another order", _reverse_imports(lines))
     yield from _renamed_locals(source, chance)
     yield from _annotated(source)
-
-
-def _reverse_imports(lines: list[str]) -> str:
-    imports = [line for line in lines if line.startswith(("import ", "from "))]
-    rest = [line for line in lines if line not in imports]
-    return _join_lines(imports[::-1], rest)
 
 
 def _renamed_locals(source: str, chance: random.Random) -> Iterator[Edit]:
@@ -109,9 +88,8 @@ _SWAPS = {
     ast.Div: (ast.Mult, ast.Add), ast.Lt: (ast.LtE, ast.Gt), ast.Gt: (ast.GtE, ast.Lt),
 }  # fmt: skip
 _NAMES = {
-    "exp": "sqrt", "max": "min", "sum": "max", "maximum": "minimum", "float16": "bfloat16",
-    "float32": "float64", "static_range": "range", "relu": "gelu", "gelu": "relu",
-    "TWICE": "THRICE", "LOW": "HIGH", "HIGH": "LOW", "program_id": "num_programs",
+    "exp": "sqrt", "max": "min", "sum": "max", "float16": "bfloat16", "float32": "float64",
+    "static_range": "range", "TWICE": "THRICE", "LOW": "HIGH", "program_id": "num_programs",
 }  # fmt: skip
 
 
@@ -128,27 +106,6 @@ def harmful_edits(source: str, seed: int) -> Iterator[Edit]:
         for match in re.finditer(r"@triton\.jit\n", source):
             text = f"{source[: match.start()]}@triton.jit({option})\n{source[match.end() :]}"
             yield Edit(f"decorator {option}", text)
-    yield from _later_changes(source, chance)
-
-
-def _later_changes(source: str, chance: random.Random) -> Iterator[Edit]:
-    """Yield edits that change a name, or an attribute of a class or module, further below."""
-    tree = ast.parse(source)
-    value = chance.choice([17, 23, 3.5])
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            target = ast.unparse(node.targets[0])
-            if ast.unparse(node.value.func) == "tl.constexpr":
-                yield Edit("set again", f"{source}\n{target} = tl.constexpr({value})\n")
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
-            key = ast.unparse(next(iter(node.value.keys)) or node.value)
-            change = f"{ast.unparse(node.targets[0])}[{key}] = {int(value)}"
-            yield Edit("item set again", f"{source}\n{change}\n")
-        elif isinstance(node, ast.ClassDef):
-            for inner in node.body:
-                if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Constant):
-                    change = f"{node.name}.{ast.unparse(inner.targets[0])} = {int(value)}"
-                    yield Edit("attribute set again", f"{source}\n{change}\n")
 
 
 Change = Callable[[Any], None]

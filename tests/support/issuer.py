@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import jwt
@@ -27,8 +28,6 @@ class Issuer:
         self.broken = False
         self.answer: Callable[[Callable[[bytes], Any]], None] | None = None
         """Writes the answer to a question for keys in its own way."""
-        self.claims: dict[str, Any] = {}
-        """Claims of the identity tokens that its own path gives."""
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -40,12 +39,7 @@ class Issuer:
                         self.end_headers()
                         issuer.answer(self.wfile.write)
                     return
-                answers = {
-                    "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},
-                }
-                text = json.dumps(answers.get(self.path))
-                if self.path.startswith("/identity?"):  # as GitHub gives a job
-                    text = json.dumps({"value": issuer.token(**issuer.claims)})
+                text = json.dumps({"keys": [issuer.public(name) for name in issuer.keys]})
                 self.send_response(500 if issuer.broken else 200)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -93,3 +87,16 @@ def running_issuer() -> Iterator[Issuer]:
     finally:
         opened.server.shutdown()
         opened.server.server_close()
+
+
+def write_rules(path: Path, issuer: Issuer, rules: str) -> Path:
+    """Write the file of a server that exchanges an issuer's tokens by some rules."""
+    path.write_text(f"""
+[[issuers]]
+issuer = "{issuer.url}"
+audience = "{AUDIENCE}"
+jwks = "{issuer.url}/keys"
+
+{rules}
+""")
+    return path

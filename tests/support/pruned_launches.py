@@ -102,22 +102,25 @@ def make_kernel(rng: random.Random) -> tuple[Any, Any]:
     key = rng.sample(["n", "m"], rng.randint(1, 2))
     rules: list[Bucket] = [Pow2(), Multiple(64), Edges((1, 50))]
     bucket = rng.choice(rules)
-    kernel = cached_autotune(
-        configs=CONFIGS,
+    kernel = decorate(
+        {"early_config_prune": prune},
         key=key,
         buckets=dict.fromkeys(key, bucket),
-        prune_configs_by={"early_config_prune": prune},
-        do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
-        check=False,  # nothing is computed
         mode=rng.choice(["tune", "reuse", "strict"]),
         default=rng.choice([None, *CONFIGS]),
-    )(triton.jit(body))
+    )
     return kernel, prune
 
 
-def call_and_block(call: Any) -> int:
-    call()
-    return int(LAUNCHED[-1].constant("B"))
+def decorate(pruning: dict[str, Any], **options: Any) -> Any:
+    """Return a kernel that prunes, of which larger blocks are faster; nothing is computed."""
+
+    def bench(call: Any, quantiles: Any) -> list[float]:
+        call()
+        return [1.0 / LAUNCHED[-1].constant("B")] * 3
+
+    options = {"configs": CONFIGS, "key": ["n"], "do_bench": bench, "check": False, **options}
+    return cached_autotune(prune_configs_by=pruning, **options)(triton.jit(body))
 
 
 def launch_at_random(seed: int, count: int) -> dict[str, int]:
@@ -177,14 +180,7 @@ def launch_with_changes(count: int) -> dict[str, int]:
     JITFunction.run = note_calls(JITFunction.run, by_triton)
     left_hot_path = {}
     for bucket, pruning, change in itertools.product([None, Pow2()], PRUNINGS, CHANGES):
-        kernel = cached_autotune(
-            configs=CONFIGS,
-            key=["n"],
-            buckets={"n": bucket} if bucket else {},
-            prune_configs_by=PRUNINGS[pruning],
-            do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
-            check=False,
-        )(triton.jit(body))
+        kernel = decorate(PRUNINGS[pruning], buckets={"n": bucket} if bucket else {})
         CHANGES[change](kernel[(1,)], 1)
         by_triton.clear()
         for step in range(2, count):
@@ -195,14 +191,8 @@ def launch_with_changes(count: int) -> dict[str, int]:
 
 def launch_after_changes() -> list[int]:
     """Return the blocks that a kept launcher runs once a config more makes the kernel prune."""
-    kernel = cached_autotune(
-        configs=CONFIGS[:2],
-        key=["n"],
-        buckets={"n": Pow2()},
-        prune_configs_by={"perf_model": lambda n, B, **more: n % B * 1000 - B, "top_k": 2},
-        do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
-        check=False,
-    )(triton.jit(body))
+    pruning = {"perf_model": lambda n, B, **more: n % B * 1000 - B, "top_k": 2}
+    kernel = decorate(pruning, configs=CONFIGS[:2], buckets={"n": Pow2()})
     launch = kernel[(1,)]
     blocks = []
     for configs in (CONFIGS[:2], CONFIGS[:3], CONFIGS):

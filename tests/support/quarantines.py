@@ -9,44 +9,24 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 
-from dejavu_cache.model.record import Record, RecordSet
-
-from .service import body, context, record_set
-
-__all__ = ["Token", "post", "quarantine", "read", "undo"]
-
-WHERE = f"contexts/{context().digest}/records"
+__all__ = ["Token", "quarantine", "undo"]
 
 
-class Token:
-    """A token, by its id and its headers."""
+class Token(dict[str, str]):
+    """The headers of requests with a new token, and the token's id."""
 
     def __init__(self, database: Database, name: str, role: Any = "write") -> None:
         issued = tokens.issue(database, ANYBODY, name, {"*": role})
+        super().__init__(Authorization=f"Bearer {issued.token}")
         self.id = issued.id
-        self.headers = {"Authorization": f"Bearer {issued.token}"}
-
-
-def post(client: httpx.Client, token: Token, *records: Record, at: str = "main") -> dict[str, Any]:
-    sent = client.post(f"/v1/{at}/records", json=body(record_set(*records)), headers=token.headers)
-    assert sent.status_code == 200, sent.text
-    counted: dict[str, Any] = sent.json()
-    return counted
-
-
-def read(client: httpx.Client, token: Token, at: str = "main") -> list[Record]:
-    answer = client.get(f"/v1/{at}/{WHERE}", headers=token.headers)
-    if answer.status_code == 404:
-        return []
-    return list(RecordSet.model_validate_json(answer.content).records)
 
 
 def quarantine(client: httpx.Client, admin: Token, at: str = "main", **wish: Any) -> dict[str, Any]:
-    answer = client.post(f"/v1/{at}/quarantines", json=wish, headers=admin.headers)
+    answer = client.post(f"/v1/{at}/quarantines", json=wish, headers=admin)
     assert answer.status_code == (200 if wish.get("preview") else 201), answer.text
     counted: dict[str, Any] = answer.json()
     return counted
 
 
 def undo(client: httpx.Client, admin: Token, identity: str) -> httpx.Response:
-    return client.delete(f"/v1/main/quarantines/{identity}", headers=admin.headers)
+    return client.delete(f"/v1/main/quarantines/{identity}", headers=admin)

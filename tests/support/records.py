@@ -18,8 +18,9 @@ from dejavu_cache.model.scenario import (
     Problem,
     Scenario,
 )
+from dejavu_cache.stores import Store
 
-__all__ = ["MOMENT", "config", "context", "measurement", "record", "tuned_record"]
+__all__ = ["MOMENT", "config", "context", "first_record", "measurement", "record", "tuned_record"]
 
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -65,6 +66,13 @@ def record(m: int = 32, *measurements: Measurement, **fields: Any) -> Record:
     """Return a record of the scenario M=m."""
     scenario = Scenario(args={"M": m, "N": 64}, dtypes={"x_ptr": "float16"})
     return Record(scenario=scenario, measurements=measurements or (measurement(),), **fields)
+
+
+def first_record(store: Store) -> tuple[Context, Record]:
+    """Return a store's first context, and the only record of it."""
+    found = next(iter(store.record_sets()))
+    (only,) = found.records
+    return found.context, only
 
 
 def tuned_record(scenario: Scenario, measurements: Iterable[Measurement]) -> Record:

@@ -101,6 +101,15 @@ def record_set(*records: Record, of: Context | None = None) -> RecordSet:
     return RecordSet(context=of or context(), records=records or (record(),))
 
 
+def home(of: Context | None = None, at: str = "main") -> str:
+    """Return the path of a context in a namespace."""
+    return f"/v1/{at}/contexts/{(of or context()).digest}"
+
+
+HOME = home()
+RECORDS = f"{HOME}/records"
+
+
 def body(model: Any) -> dict[str, Any]:
     """Return the JSON value of a model, as a request carries it."""
     dumped: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
@@ -112,7 +121,7 @@ def post(
     *records: Record,
     to: str = "main",
     of: Context | None = None,
-    **headers: str,
+    headers: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Send records of a context to a namespace, and return what the server counted."""
     sent = body(record_set(*records, of=of))
@@ -122,9 +131,40 @@ def post(
     return counted
 
 
-def read(client: httpx.Client, at: str = "main") -> list[Record]:
+def pin(
+    client: httpx.Client,
+    block: int | None,
+    m: int = 1,
+    *,
+    at: str = "main",
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """Pin a config to a scenario, or take its pin back."""
+    wish = {"config": body(config(block)) if block else None, "by": "ann"}
+    where = f"{home(at=at)}/pins/{scenario(m).digest}"
+    return client.put(where, json=wish, headers=headers)
+
+
+def miss(m: int, count: int = 1, of: Context | None = None) -> dict[str, Any]:
+    """Return a miss of a scenario, as a request carries it."""
+    return {"context": body(of or context()), "scenario": body(scenario(m)), "count": count}
+
+
+def lease_wish(m: int = 1, holder: str = "a", ttl: float = 30) -> dict[str, Any]:
+    """Return the wish for a scenario's lease, as a request carries it."""
+    return {
+        "context": body(context()),
+        "scenario": body(scenario(m)),
+        "holder": holder,
+        "ttl": ttl,
+    }
+
+
+def read(
+    client: httpx.Client, at: str = "main", headers: Mapping[str, str] | None = None
+) -> list[Record]:
     """Return the records that a namespace has of the usual context."""
-    answer = client.get(f"/v1/{at}/contexts/{context().digest}/records")
+    answer = client.get(f"{home(at=at)}/records", headers=headers)
     if answer.status_code == 404:
         return []
     return list(RecordSet.model_validate_json(answer.content).records)
@@ -282,6 +322,22 @@ def restart(postgres: Any) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
+
+
+def begin_post(
+    server: Running,
+    path: str,
+    length: int,
+    headers: Mapping[str, str] | None = None,
+    sent: bytes = b"",
+) -> socket.socket:
+    """Connect to a server, and send a request's head and a part of its body."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=240)
+    named = {"Host": "localhost", "Content-Type": "application/json", **(headers or {})}
+    lines = [f"{name}: {value}" for name, value in named.items()]
+    head = [f"POST {path} HTTP/1.1", f"Content-Length: {length}", *lines, "", ""]
+    connection.sendall("\r\n".join(head).encode() + sent)
+    return connection
 
 
 def make_token(url: str, role: Any, *namespaces: str) -> str:

@@ -10,13 +10,14 @@ import torch
 __all__ = ["common_metadata", "config"]
 
 
-def config(**parallel: int) -> Any:
+def config() -> Any:
     """Return the settings of a small engine."""
     from vllm.config import CUDAGraphMode
 
-    sizes = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**sizes),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
         kv_transfer_config=None,
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         model_config=SimpleNamespace(max_model_len=128, rswa_window=None),

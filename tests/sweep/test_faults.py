@@ -106,22 +106,6 @@ def test_a_config_that_takes_its_worker_down_is_contained(sweeps: Sweeps) -> Non
     assert "0 configs measured" in sweeps.run("--option", "cases=3", FATAL="101 32")
 
 
-def local_host(
-    sweeps: Sweeps,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    cases: int = 8,
-    patience: float = 240.0,
-    **env: str,
-) -> LocalHost:
-    """Return a host of this process for the first cases of a suite."""
-    for name, value in sweeps.environment(**env).items():
-        monkeypatch.setenv(name, value)
-    options = {"cases": str(cases)}
-    spec = SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options=options)
-    return LocalHost(spec, patience=patience)
-
-
 def test_a_worker_that_starts_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,31 +132,13 @@ time.sleep(3600)
     assert "no worker can be started" in str(lost[0])
 
 
-def test_a_worker_that_somebody_kills_costs_no_config(
-    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = local_host(sweeps, monkeypatch, BENCH_SECONDS="0.1")
-    killed = []
-
-    def kill_one() -> None:
-        sweeps.wait_for(3)
-        killed.append(host.worker.pid)
-        os.kill(host.worker.pid or 0, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    report = Sweep([host]).run()
-    killer.join()
-    assert killed
-    assert report.complete
-    assert sweeps.recorded_times == sweeps.whole()
-    assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 1
-
-
 def test_a_worker_that_hangs_is_replaced(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = local_host(sweeps, monkeypatch, cases=2, patience=10.0)
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    spec = SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"})
+    host = LocalHost(spec, patience=10.0)
     host.start()
     os.kill(host.worker.pid or 0, signal.SIGSTOP)
     report = Sweep([host]).run()

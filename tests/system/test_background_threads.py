@@ -209,15 +209,12 @@ def caught(handler: Any) -> BaseException:
     "handler", [raise_limit, Limit().raise_it, Limit(), partial(partial(raise_limit), 1)]
 )
 def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
-    error = caught(handler)
+    """Also where Triton raises another one from it."""
+    error, wrapped = caught(handler), RuntimeError("while it compiled")
+    wrapped.__cause__ = error
     assert is_from_signal_handler(error)
-    assert compile_failure_of(error) is None, "it is no config's"
-
-
-def test_an_error_that_triton_raises_from_it_is_told() -> None:
-    wrapped = RuntimeError("while it compiled")
-    wrapped.__cause__ = caught(raise_limit)
     assert is_from_signal_handler(wrapped)
+    assert compile_failure_of(error) is None, "it is no config's"
 
 
 def test_a_handler_of_any_kind_of_object_is_no_harm() -> None:

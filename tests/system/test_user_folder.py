@@ -15,11 +15,10 @@ from support.command_line import run_cli
 from support.processes import fork_python
 from support.records import context, record
 
-from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import Settings
-from dejavu_cache.stores import FileStore, MemoryStore, TieredStore, open_store
+from dejavu_cache.stores import MemoryStore, TieredStore, open_store
 from dejavu_cache.system import safe_files as room
 from dejavu_cache.system.notices import counted, whoami
 from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
@@ -123,12 +122,6 @@ def test_every_command_ends_with_an_answer(
 def test_a_server_asks_for_a_place_for_its_database() -> None:
     done = run_cli("token", "list")
     assert (done.returncode, "DEJAVU_SERVER_DATABASE" in done.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("open_it", [open_store, FileStore])
-def test_a_store_in_a_home_that_is_not_known_is_refused(open_it: type[FileStore]) -> None:
-    with pytest.raises(SettingsError, match="write the whole path"):
-        open_it("~/records")
 
 
 LAUNCH = """

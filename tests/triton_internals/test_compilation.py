@@ -75,29 +75,25 @@ def kernel_of(signature: list[Any], maps: list[dict[str, int]], **changes: Any) 
     return SimpleNamespace(run=launcher)
 
 
-covered = pytest.mark.skipif(not COVERED, reason="no kernel has descriptors there")
-
-
-@covered
-def test_descriptors_are_found_by_their_place() -> None:
-    kernel = kernel_of(["*fp32", DESCRIPTOR, "constexpr", DESCRIPTOR, "i32"], MAPS)
-    assert expandable_descriptors(kernel) == {1: MAPS[0], 3: MAPS[1]}
-
-
-@covered
-def test_a_kernel_without_descriptors_has_none_to_expand() -> None:
-    assert expandable_descriptors(kernel_of(["*fp32", "i32"], [])) == {}
-
-
-@covered
-@pytest.mark.skipif(not hasattr(cuda, "wrap_handle_tensordesc_impl"), reason="since Triton 3.8")
-def test_descriptors_inside_of_tuples_are_left_to_triton() -> None:
-    assert expandable_descriptors(kernel_of([DESCRIPTOR, ("i32", DESCRIPTOR)], MAPS)) == {}
-
-
-@covered
+@pytest.mark.skipif(not COVERED, reason="no kernel has descriptors there")
 @pytest.mark.parametrize(
-    "change", [{"global_scratch_size": 64}, {"profile_scratch_size": 64}, {"gsan_enabled": True}]
-)
-def test_a_launch_that_needs_more_than_arguments_is_left_to_triton(change: dict[str, Any]) -> None:
-    assert expandable_descriptors(kernel_of([DESCRIPTOR], MAPS[:1], **change)) == {}
+    ("signature", "maps", "changes", "expandable"),
+    [
+        (["*fp32", DESCRIPTOR, "constexpr", DESCRIPTOR, "i32"], MAPS, {}, {1: MAPS[0], 3: MAPS[1]}),
+        (["*fp32", "i32"], [], {}, {}),
+        pytest.param(
+            [DESCRIPTOR, ("i32", DESCRIPTOR)], MAPS, {}, {},
+            marks=pytest.mark.skipif(
+                not hasattr(cuda, "wrap_handle_tensordesc_impl"), reason="since Triton 3.8"
+            ),
+        ),
+        ([DESCRIPTOR], MAPS[:1], {"global_scratch_size": 64}, {}),
+        ([DESCRIPTOR], MAPS[:1], {"profile_scratch_size": 64}, {}),
+        ([DESCRIPTOR], MAPS[:1], {"gsan_enabled": True}, {}),
+    ],
+)  # fmt: skip
+def test_descriptors_are_found_by_their_place(
+    signature: list[Any], maps: list[Any], changes: dict[str, Any], expandable: dict[int, Any]
+) -> None:
+    """Those in tuples, and launches that need more than their arguments, are left to Triton."""
+    assert expandable_descriptors(kernel_of(signature, maps, **changes)) == expandable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -88,26 +88,6 @@ def test_declaring_one_needs_no_gpu() -> None:
         print(len(space.for_vendor("hip")))
     """
     assert fork_python(code, TRITON_INTERPRET="0").stdout == "4\n"
-
-
-def test_it_goes_wherever_a_list_goes() -> None:
-    calls: list[int] = []
-
-    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        kernel_call()
-        calls.append(1)
-        return [1.0 / len(calls)] * 3
-
-    def early(configs: Sequence[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
-        return [config for config in configs if config.kwargs["BLOCK"] > 16]
-
-    space = config_space({"BLOCK": [16, 32, 64]}, num_warps=[4, 8])
-    kernel = cached_autotune(
-        space, key=["n"], do_bench=bench, prune_configs_by={"early_config_prune": early}
-    )(add_one)
-    launch(kernel)
-    assert len(calls) == 4
-    assert kernel.best_config is space[-1]
 
 
 @pytest.mark.parametrize(

@@ -9,38 +9,22 @@ from typing import Any
 import pytest
 import torch
 from support.addition import (
-    CONFIGS,
     LAUNCHED,
     Bench,
     Fault,
-    Spy,
-    larger_is_faster,
     make,
     outcomes,
+    spied,
+    tune_spied,
 )  # fmt: skip
 from support.kernels import launch
 
-from dejavu_cache import NoValidConfigError, cached_autotune
+from dejavu_cache import NoValidConfigError
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.versions import OutOfResources, PTXASError
 from dejavu_cache.tuning.compile_ahead import compile_failure_of, device_failure_of, failure_of
 
 FATAL = 32
-
-
-def start_process(
-    fault: Fault = lambda block: None, *, bench: Any = larger_is_faster, check: bool = False
-) -> Any:
-    """Return a kernel as a new process would decorate it; larger blocks are faster."""
-    LAUNCHED.clear()
-    return cached_autotune(CONFIGS, ["n"], do_bench=bench, check=check)(Spy(fault))
-
-
-def tune(fault: Fault = lambda block: None, **options: Any) -> Any:
-    """Launch a kernel in a new process, and return the kernel."""
-    kernel = start_process(fault, **options)
-    launch(kernel, 100)
-    return kernel
 
 
 def recorded_outcomes() -> dict[Any, str]:
@@ -70,10 +54,10 @@ def fail_times(block: int, count: int, error: Exception) -> Fault:
     ],
 )
 def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Exception) -> None:
-    kernel = tune(fail_times(64, 9, error))
+    kernel = tune_spied(fail_times(64, 9, error))
     assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "skipped"}
     assert kernel.best_config.kwargs == {"BLOCK": 32}
-    again = tune()
+    again = tune_spied()
     assert {*LAUNCHED} == {64}, "only what was skipped is measured"
     assert recorded_outcomes()[64] == "timed"
     assert again.best_config.kwargs == {"BLOCK": 64}
@@ -87,10 +71,10 @@ def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Except
     ],
 )
 def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: str) -> None:
-    tune(fail_times(64, 9, error))
+    tune_spied(fail_times(64, 9, error))
     assert LAUNCHED.count(64) == 1
     assert recorded_outcomes()[64] == outcome
-    tune()
+    tune_spied()
     assert LAUNCHED == [32]
 
 
@@ -107,9 +91,9 @@ def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: st
 def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: str) -> None:
     fault = fail_times(FATAL, 9, RuntimeError(message))
     with pytest.raises(RuntimeError, match=message[-16:]):
-        tune(fault)
+        tune_spied(fault)
     assert recorded_outcomes() == {16: "timed", FATAL: "crash"}
-    again = tune(fault)
+    again = tune_spied(fault)
     assert FATAL not in LAUNCHED
     assert recorded_outcomes() == {16: "timed", FATAL: "crash", 64: "timed"}
     assert again.best_config.kwargs == {"BLOCK": 64}
@@ -118,9 +102,9 @@ def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: st
 def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_results() -> None:
     fault = fail_times(16, 9, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tune(fault, check=True)
+        tune_spied(fault, check=True)
     assert recorded_outcomes() == {16: "crash"}
-    again = tune(fault, check=True)
+    again = tune_spied(fault, check=True)
     assert 16 not in LAUNCHED
     assert again.best_config.kwargs == {"BLOCK": 64}
 
@@ -128,9 +112,9 @@ def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_resul
 def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded() -> None:
     error, launches = RuntimeError("CUDA error: unspecified launch failure"), iter([None])
     with pytest.raises(RuntimeError, match="unspecified"):
-        tune(lambda block: next(launches, error) if block == 64 else None, check=True)
+        tune_spied(lambda block: next(launches, error) if block == 64 else None, check=True)
     assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "crash"}
-    again = tune(check=True)
+    again = tune_spied(check=True)
     assert 64 not in LAUNCHED
     assert again.best_config.kwargs == {"BLOCK": 32}
 
@@ -160,7 +144,7 @@ def test_what_is_no_time_is_a_failure_and_not_measured_again(returned: Any) -> N
         kernel_call()
         return returned
 
-    kernel = start_process(bench=bench)
+    kernel = spied(do_bench=bench)
     with pytest.raises(NoValidConfigError) as caught:
         launch(kernel, 100)
     assert str(caught.value).count("invalid_timing: the benchmark returned") == 3

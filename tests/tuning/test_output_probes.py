@@ -21,6 +21,10 @@ from dejavu_cache.model.record import BEHIND_POINTERS, NO_MEMORY, NO_WORK, has_r
 from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.expected_results import Output
 
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+OTHER_FLOATS = [torch.float16, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
 
 def code(read: str, written: str) -> Accesses:
     """Return what a kernel's code does to arguments, given by their names."""
@@ -28,10 +32,7 @@ def code(read: str, written: str) -> Accesses:
 
 
 @pytest.mark.parametrize("copy", [torch.clone, torch.relu])
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
-)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_elements_that_held_their_results_must_be_written(
     dtype: torch.dtype, copy: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
@@ -150,7 +151,7 @@ def test_a_check_takes_three_launches() -> None:
     assert len(launches) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("told_by", ["code", "author"])
 @pytest.mark.parametrize("with_values", [False, True])
 def test_integers_that_held_the_results_must_be_written(
@@ -277,20 +278,7 @@ def test_an_output_whose_results_do_not_fit_holds_what_it_held(
     assert NO_MEMORY in made.judge(double).reason
 
 
-FLOATS = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-]
-INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("dtype", [*FLOATS, *OTHER_FLOATS, *INTEGERS])
 def test_every_element_of_the_filling_is_far_from_what_was_there(dtype: torch.dtype) -> None:
     """Also from a result that was there already, and that the launch does not write again."""
     values = torch.cat([torch.zeros(1), torch.logspace(-2, 2, 200), -torch.logspace(-2, 2, 200)])

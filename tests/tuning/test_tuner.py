@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from support.addition import CONFIGS, LAUNCHED, Spy, add_one
 from support.kernels import launch
+from support.records import first_record
 
 from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
@@ -74,8 +75,7 @@ def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one(
     launch(kernel, 100)
     assert {*clock.asked} == {16, 32}
     assert (kernel.best_config.kwargs, kernel.benchmarked) == ({"BLOCK": 32}, 2)
-    (context,) = default_store().contexts()
-    (record,) = default_store().records(context)
+    _, record = first_record(default_store())
     assert record.winner is not None
     assert record.winner.config.params == {"BLOCK": 32}
     again, clock = start_process({})
@@ -247,8 +247,7 @@ def test_a_config_that_lacks_memory_is_measured_with_what_pytorch_keeps(
 
     launch(clock.kernel(configs=blocks(16, 32), do_bench=bench), 100)
     assert clock.asked == [16, 16, 32]
-    (context,) = default_store().contexts()
-    (record,) = default_store().records(context)
+    _, record = first_record(default_store())
     assert all(measurement.median for measurement in record.measurements)
 
 
@@ -262,8 +261,7 @@ def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch
     launch(kernel, 100)
     assert kernel.best_config is CONFIGS[0]
     assert "no config has a usable timing" in caplog.text
-    (context,) = default_store().contexts()
-    (record,) = default_store().records(context)
+    _, record = first_record(default_store())
     assert [timing.failure.kind for timing in record.measurements if timing.failure] == [
         "skipped"
     ] * 3

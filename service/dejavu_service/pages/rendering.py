@@ -117,13 +117,7 @@ def render_page(
 ) -> Response:
     """Render a page for the caller, or return one of its lists as a file.
 
-    Args:
-        template: The name of the page's template.
-        call: The request.
-        namespace: The namespace; empty for none.
-        wanted: What the address asks for.
-        lists: The page's lists by their names in its template and in `wanted.export`.
-        **values: What else the template shows.
+    The lists are named as in the template and in `wanted.export`; the namespace may be empty.
 
     Raises:
         NotFoundError: The page has no such list.

@@ -87,13 +87,7 @@ def write_log(
 ) -> None:
     """Write an entry in the transaction of the change, so that neither is there without the other.
 
-    Args:
-        connection: The write transaction.
-        principal: Who makes the change.
-        action: What is done.
-        namespace: Where; empty for what concerns the whole server.
-        kernel: The kernel's full name, if there is only one.
-        **detail: What else tells what was changed, as JSON values.
+    The namespace is empty for what concerns the whole server; `detail` has JSON values.
     """
     connection.execute(
         insert(log_entries).values(
@@ -110,16 +104,10 @@ def write_log(
 def read_log(
     database: Database, principal: Principal, namespace: str | None, wanted: LogFilter
 ) -> LogPage:
-    """Read a page of the log.
-
-    Args:
-        database: The server's database.
-        principal: Who asks; needs the role `admin` in the namespace, or in all.
-        namespace: The namespace; None reads the entries of all, and those of the whole server.
-        wanted: What entries to read.
+    """Read a page of the log of a namespace, or if it is None, of all and of the whole server.
 
     Raises:
-        AccessDeniedError: The principal lacks the role.
+        AccessDeniedError: The principal lacks the role `admin` there.
     """
     principal.require("admin", namespace or EVERYWHERE)
     query = select(log_entries).order_by(log_entries.c.id.desc()).limit(wanted.limit + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
@@ -46,8 +45,6 @@ _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 _MOST_SCENARIOS, _MOST_PARTS = 5000, 20_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
 a scenario with more parts is a page of its own."""
-_PAUSE = 0.11
-"""Seconds between two transactions: other writers try every 0.1 s to get SQLite's lock."""
 
 
 class QuarantineWish(BaseModel):
@@ -204,22 +201,15 @@ def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str
     with database.read() as connection:
         rows = connection.execute(query).all()
     for digest, group in groupby(rows, attrgetter("digest")):
-        for number, page in enumerate(
-            divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS)
-        ):
-            if number and database.is_sqlite:
-                time.sleep(_PAUSE)
+        for page in divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS):
             yield digest, [row.scenario for row in page]
 
 
 def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement[bool]:
-    """Return whether a part is meant: a winner goes with its sender's measurement of its config.
+    """Return whether one of some parts is meant: a winner goes with its sender's measurement.
 
-    A winner does not say which host it came from, and would stand by another's measurement.
-
-    Args:
-        own: Which parts may be.
-        wanted: Whose are meant.
+    A winner does not say which host it came from, and would stand by another's measurement of its
+    config.
     """
     clauses = [own, parts.c.hidden_by.is_(None)]
     if wanted.since is not None:

@@ -148,15 +148,7 @@ def merge_record_set(
     *,
     restore: bool = False,
 ) -> Merged:
-    """Merge a record set within a transaction of the caller's.
-
-    Args:
-        connection: The write transaction.
-        principal: Who sends it.
-        namespace: The namespace to write to.
-        sent: The record set.
-        restore: Whether it brings back what was deleted.
-    """
+    """Merge a record set within a write transaction; `restore` brings back what was deleted."""
     total = Merged(records=len(sent.records), measurements=0, beside=0)
     if not sent.records:
         return total

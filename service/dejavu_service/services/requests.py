@@ -182,8 +182,8 @@ class _StrictRoute(APIRoute):
             server: Server = request.app.state.server
             namespace = request.path_params.get("namespace")
             async with AsyncExitStack() as turns:
+                principal: Principal = request.scope["principal"]
                 if model is not None and rule is not None:
-                    principal: Principal = request.scope["principal"]
                     if rule.role is not None:
                         principal.require(rule.role, namespace or EVERYWHERE)
                     if writes and principal is READER:
@@ -194,7 +194,7 @@ class _StrictRoute(APIRoute):
                     # FastAPI only asks whether there is a body, and for the value of its JSON.
                     request._body, request._json = b"{}" if body else b"", body
                 if writes:
-                    await turns.enter_async_context(server.writing.turn(namespace))
+                    await turns.enter_async_context(server.writing.turn(namespace, principal.name))
                 return await respond(request)
 
         return handle if writes or model is not None else respond
@@ -254,11 +254,6 @@ def validate_json(
     text: bytes | bytearray, model: type[_Model], most_values: float = MOST_VALUES
 ) -> _Model:
     """Validate a JSON text; a long one holds the interpreter for some time, so not in a loop.
-
-    Args:
-        text: The text.
-        model: The model of its value.
-        most_values: The largest number of values in it.
 
     Raises:
         InvalidJsonError: The text is not JSON, is nested more than 200 deep, or has a NUL in it.

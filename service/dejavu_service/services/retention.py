@@ -35,12 +35,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     """Delete records of unused contexts, old misses, and contexts that are empty after that.
 
     Use is recorded for a context as a whole, at most once a day, since readers fetch all records of
-    a context in one request.
-
-    Args:
-        database: The server's database.
-        unused_days: Days since a context was last read or written.
-        misses_days: Days since a scenario was last missed, or an empty context last used.
+    a context in one request. An empty context goes as long after its last use as a miss.
     """
     is_unused = (contexts.c.used_at < epoch() - unused_days * _DAY, contexts.c.records > 0)
     with database.read() as connection:

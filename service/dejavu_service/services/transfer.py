@@ -166,7 +166,7 @@ async def import_records(namespace: Namespace, request: Request, call: CurrentCa
     async with call.server.transfers.turn(call.principal.name):
         with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
             await _receive(request, lines, call.server.settings.max_import)
-            async with call.server.writing.turn(namespace):
+            async with call.server.writing.turn(namespace, call.principal.name):
                 is_stopping = call.server.stopping.is_set
                 work = (call.database, call.principal, namespace, lines, is_stopping)
                 return await run_in_threadpool(import_lines, *work)
@@ -191,16 +191,9 @@ def import_lines(
     lines: IO[bytes],
     is_stopping: Callable[[], bool],
 ) -> Imported:
-    """Merge an export, after every line has been checked.
+    """Merge a seekable file with a record set on each line, after every line has been checked.
 
     Each line is a transaction: an import of thousands would otherwise keep all writers waiting.
-
-    Args:
-        database: The server's database.
-        principal: Who imports.
-        namespace: The namespace to write to.
-        lines: A seekable file with a record set on each line.
-        is_stopping: Tells whether the server stops.
 
     Raises:
         InvalidRequestError: A line is malformed; nothing was written.

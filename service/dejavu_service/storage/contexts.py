@@ -69,16 +69,9 @@ class LockedContext(NamedTuple):
 def ensure(
     connection: Connection, namespace: str, wanted: Collection[Context], *, hold: bool = False
 ) -> dict[str, int]:
-    """Insert the contexts that do not exist yet, without records.
+    """Insert the contexts that do not exist yet, without records; return the ids of all by digest.
 
-    Args:
-        connection: A write transaction.
-        namespace: The namespace of the contexts.
-        wanted: The contexts.
-        hold: Whether to lock the rows against deletion until the transaction ends.
-
-    Returns:
-        The ids of all `wanted` contexts by their digest.
+    With `hold`, their rows are locked against deletion until the transaction ends.
     """
     by_digest = dict(zip(map(attrgetter("digest"), wanted), wanted, strict=True))
     query = select(contexts.c.digest, contexts.c.id).where(
@@ -105,11 +98,7 @@ def lock(
 ) -> LockedContext | None:
     """Lock a context against other writers until the transaction ends.
 
-    Args:
-        connection: A write transaction.
-        namespace: The namespace of the context.
-        digest: The context's digest.
-        new: The context, to insert it if it is not there; without it, the answer is then None.
+    Where there is none, `new` is inserted; without it, the answer is None.
     """
     columns = (contexts.c.id, contexts.c.kernel, epoch())
     query = select(*columns).where(contexts.c.namespace == namespace, contexts.c.digest == digest)

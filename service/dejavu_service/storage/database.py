@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sqlite3
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from psycopg import Error as PsycopgError
 from psycopg.errors import (
     DataCorrupted,
@@ -23,6 +28,7 @@ from psycopg.errors import (
     UndefinedColumn,
     UndefinedTable,
 )
+from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, OperationalError
@@ -37,6 +43,7 @@ __all__ = [
     "Database",
     "parse_url",
     "reason",
+    "require_file",
 ]
 
 _BUSY_SECONDS, _POOL = 10, 8
@@ -45,12 +52,7 @@ _FILE_IS_GONE = "the file was moved, replaced or deleted"
 _POSTGRES = {
     "client_encoding": "UTF8",  # whatever the database's own is
     "connect_timeout": 3,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    # Keepalives do not watch a connection on which something was sent: without this, the kernel
-    # would wait for a machine that vanished for a quarter of an hour.
-    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 10,  # so that no firewall forgets an idle connection
 }
 _ENDED_SESSIONS = {"25006", "25P03", "25P04"}
 """Codes of Postgres for errors that are the session's and not the statement's: it may only read, or
@@ -83,7 +85,7 @@ _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
 # The default isolation is the database's, whose owner may have chosen one that refuses to go on
 # after waiting for a lock.
 _BEGIN_POSTGRES = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 60000; "
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 40000; "
     "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
@@ -144,6 +146,7 @@ class Database:
         self.is_damaged = False
         event.listen(self.engine, "handle_error", self._translate, retval=True)
         self._writing = self.engine.execution_options(dejavu_write=True)
+        self._writers, self._line = deque[object](), threading.Condition()
 
     @property
     def psycopg_arguments(self) -> dict[str, Any]:
@@ -174,9 +177,26 @@ class Database:
         """Open a read transaction."""
         return self.engine.connect()
 
-    def write(self) -> AbstractContextManager[Connection]:
-        """Open a write transaction, committed durably at the end or rolled back on an error."""
-        return self._writing.begin()
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Open a write transaction, committed durably at the end or rolled back on an error.
+
+        Writers of SQLite come one after the other: it lets each try again and again, so that some
+        would never come in between others.
+        """
+        mine = object()
+        with self._line:
+            self._writers.append(mine)
+            while self.is_sqlite and self._writers[0] is not mine:
+                if not self._line.wait(_BUSY_SECONDS):
+                    break  # SQLite says why
+        try:
+            with self._writing.begin() as connection:
+                yield connection
+        finally:
+            with self._line:
+                self._writers.remove(mine)
+                self._line.notify_all()
 
     def note_damage(self, error: BaseException | None) -> bool:
         """Remember it if a driver's error says that the data is damaged; return whether it does."""
@@ -217,7 +237,38 @@ def _postgres(url: URL) -> Engine:
         connect_args={**_POSTGRES, "autocommit": True, "prepare_threshold": None},
     )
     event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "do_connect", lambda _, __, args, named: _Bounded.connect(*args, **named))
     return engine
+
+
+class _Bounded(psycopg.Connection[Any]):
+    """A connection that ends where Postgres is silent for longer than it needs for anything.
+
+    Postgres keeps a statement's timeout, and the kernel a socket's: neither notices a Postgres that
+    hangs on a machine that answers.
+
+    Attributes:
+        silence: Seconds for a statement, and for one that begins a transaction or asks for a sign
+            of life.
+    """
+
+    silence = (45.0, 10.0)
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        """Wait for what a generator of psycopg does, which hears of nothing ten times a second."""
+        is_outside = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return super().wait(self._bound(gen, self.silence[is_outside]), *args, **options)
+
+    def _bound(self, gen: Any, seconds: float) -> Generator[Any, Any, Any]:
+        end, ready = time.monotonic() + seconds, None
+        try:
+            while True:
+                ready = yield gen.send(ready)
+                if not ready and time.monotonic() > end:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"Postgres was silent for {seconds:g} s")
+        except StopIteration as done:
+            return done.value
 
 
 def _begin_postgres(connection: Connection) -> None:
@@ -260,11 +311,20 @@ def _identify_file(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    files = (str(connection.engine.url.database), connection.info["wal"])
-    if [*map(_identify_file, files)] != connection.info["files"]:
-        # What is written to a file that nobody can find again would be confirmed, and be lost.
+def require_file(url: URL, info: Mapping[str, Any]) -> None:
+    """Check that a connection to SQLite leads to the file that its URL names.
+
+    What is written to a file that nobody can find again would be confirmed, and be lost.
+
+    Raises:
+        OperationalError: It leads to another one.
+    """
+    if [*map(_identify_file, (str(url.database), info["wal"]))] != info["files"]:
         raise OperationalError("BEGIN", None, sqlite3.OperationalError(_FILE_IS_GONE))
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    require_file(connection.engine.url, connection.info)
     # A writer takes the lock at the start: SQLite fails a transaction that began by reading and
     # then has to wait for another writer.
     writes = connection.get_execution_options().get("dejavu_write")

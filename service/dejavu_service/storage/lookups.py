@@ -11,7 +11,7 @@ import anyio
 import psycopg
 
 from .contexts import ContextKey, Revision
-from .database import Database
+from .database import Database, require_file
 
 __all__ = ["RevisionLookups", "SingleFlight"]
 
@@ -99,6 +99,7 @@ class RevisionLookups:
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
             self._connection.detach()
+        require_file(self._database.engine.url, self._connection.info)
         try:
             rows = self._connection.dbapi_connection.execute(_SQLITE, key).fetchall()
         except Exception as error:

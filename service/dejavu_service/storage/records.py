@@ -113,18 +113,11 @@ def save(
 ) -> list[Part]:
     """Settle records, and store what has changed: their parts, and what readers get.
 
-    Args:
-        connection: A write transaction.
-        context: The context.
-        changed: The records.
-        by: Who changes them.
-        most_characters: The characters to which a record may grow.
-
     Returns:
         The parts that are new, or were hidden and are not any more.
 
     Raises:
-        TooLargeError: A record outgrew that; the transaction must be rolled back.
+        TooLargeError: A record outgrew `most_characters`; the transaction must be rolled back.
     """
     shown: list[StoredRecord] = []
     new: dict[tuple[str, str], Part] = {}
@@ -232,16 +225,7 @@ def hide(
     act: str | None,
     by: str,
 ) -> None:
-    """Hide those parts of some records that are meant, or give them back if `act` is None.
-
-    Args:
-        connection: A write transaction.
-        context: The context.
-        scenarios: The digests of the records' scenarios, a thousand at most.
-        meant: Which of their parts are meant.
-        act: The id of the act in whose name they are hidden.
-        by: Who does it.
-    """
+    """Hide those parts of some records that are meant, or give them back if `act` is None."""
     own = (parts.c.context_id == context.id, parts.c.scenario.in_(scenarios))
     values = {"hidden_by": act, "stands": false()}
     connection.execute(update(parts).where(*own, meant).values(values))
@@ -271,7 +255,8 @@ def delete_records(
 ) -> int:
     """Hide all parts of records, all of a context if `scenarios` is None; return their number.
 
-    Of the parts, only the digests are kept: nobody can take back a deletion.
+    Of the parts, only the digests are kept: nobody can take back a deletion. Those that are in
+    quarantine go as well, which an undo would give back otherwise.
     """
     wanted = {"context": context.digest, "scenarios": scenarios}
     act = add_act(connection, context.namespace, "delete", by, wanted)
@@ -279,7 +264,7 @@ def delete_records(
     if scenarios is not None:
         chosen = and_(chosen, records.c.scenario.in_(scenarios))
     hidden = {"hidden_by": act, "stands": false(), "text": ""}
-    connection.execute(update(parts).where(_visible_parts(context.id, chosen)).values(hidden))
+    connection.execute(update(parts).where(_parts_of(context.id, chosen)).values(hidden))
     return _empty(connection, context.id, chosen, by, deleted_at=epoch())
 
 
@@ -290,7 +275,8 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
     """
     is_kept = records.c.pinned | records.c.promoted | records.c.text.is_(None)
     chosen = and_(records.c.context_id == context_id, ~is_kept)
-    connection.execute(delete(parts).where(_visible_parts(context_id, chosen)))
+    is_visible = parts.c.hidden_by.is_(None)
+    connection.execute(delete(parts).where(_parts_of(context_id, chosen), is_visible))
     deleted = _empty(connection, context_id, chosen, None)
     hidden = select(parts.c.id).where(
         parts.c.context_id == records.c.context_id, parts.c.scenario == records.c.scenario
@@ -300,12 +286,9 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
     return deleted
 
 
-def _visible_parts(context_id: int, chosen: ColumnElement[bool]) -> ColumnElement[bool]:
-    return and_(
-        parts.c.context_id == context_id,
-        parts.c.hidden_by.is_(None),
-        parts.c.scenario.in_(select(records.c.scenario).where(chosen)),
-    )
+def _parts_of(context_id: int, chosen: ColumnElement[bool]) -> ColumnElement[bool]:
+    scenarios = select(records.c.scenario).where(chosen)
+    return and_(parts.c.context_id == context_id, parts.c.scenario.in_(scenarios))
 
 
 def _empty(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -120,6 +122,8 @@ def _exclusive(database: Database) -> Iterator[Connection]:
         return
     with database.write() as connection:
         # Concurrent upgrades wait for each other, however long each takes.
+        driver: Any = connection.connection.driver_connection
+        driver.silence = (math.inf, math.inf)
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})

@@ -236,13 +236,10 @@ def count_known(connection: Connection, ids: Sequence[int]) -> int:
 
 
 def count_measurements(own: Select[Any]) -> Subquery:
-    """Return who wrote to which contexts, how many measurements nobody has hidden, and when last.
+    """Return who wrote to contexts, how many measurements nobody has hidden, and when last.
 
     They are counted in the order of their index, which has all of it: joined with contexts before
     that, 3,000,000 of them would take a second more.
-
-    Args:
-        own: The ids of the contexts.
     """
     key = (parts.c.context_id, parts.c.sender, parts.c.measured_by)
     count, last = func.count().label("measurements"), func.max(parts.c.received_at).label("last")
@@ -260,15 +257,8 @@ def list_writers(
 ) -> list[dict[str, Any]]:
     """List who sent measurements since a time and whose they are, by context, the latest first.
 
-    Only contexts whose records changed since then are searched, and unless an actor is asked for,
-    as many of them as rows are wanted, those that changed last.
-
-    Args:
-        connection: A transaction.
-        namespace: The namespace.
-        since: Seconds since 1970.
-        actor: A part of the name of who sent or measured.
-        limit: The largest number of rows.
+    Only contexts whose records changed since then are searched, and unless a part of a name is
+    asked for (`actor`), as many of them as rows are wanted, those that changed last.
     """
     changed = select(contexts.c.id).where(
         contexts.c.namespace == namespace, contexts.c.changed_at >= since

@@ -9,31 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import products
 from support.launch_binding import Pointer, bind_launch
+from support.records import MOMENT, tuned_record
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.model.record import (
-    Measurement,
-    OutputVerdict,
-    Record,
-    RecordedLaunch,
-    RecordSet,
-    Winner,
-)
-from dejavu_cache.model.scenario import (
-    Context,
-    Device,
-    Kernel,
-    Problem,
-    Scenario,
-    canonical_json,
-)
+from dejavu_cache.model.record import Measurement, Record, RecordedLaunch, RecordSet
+from dejavu_cache.model.scenario import Context, Device, Kernel, Problem, Scenario, canonical_json
 from dejavu_cache.prewarm.plan import builder_environment
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
@@ -46,7 +32,6 @@ DEVICES = [
     Device(name="NVIDIA B200", arch="sm_100", units=148, memory_gib=179),
     Device(name="AMD Instinct MI300X", arch="gfx942", units=304, memory_gib=192),
 ]
-MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> RecordedLaunch:
@@ -61,15 +46,13 @@ def record(
     tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]
 ) -> Record:
     """Return a record with one fastest config; the others are slower by their distance to it."""
-    measurements = tuple(
+    measurements = [
         Measurement(
             config=describe(config), median=1.0 + abs(index - best), at=MOMENT, by="made up"
         )
         for index, config in enumerate(tuner.configs)
-    )
-    equal = {"out_ptr": OutputVerdict(outcome="equal")}
-    winner = Winner(config=describe(tuner.configs[best]), at=MOMENT, results=equal)
-    return Record(scenario=scenario, winner=winner, launches=launches, measurements=measurements)
+    ]
+    return tuned_record(scenario, measurements).model_copy(update={"launches": launches})
 
 
 def context(tuner: Any, device: Device, **problem: Any) -> Context:
