@@ -4,7 +4,8 @@
     python benchmarks/fallback.py --before FOLDER      # and another one, side by side
 
 Needs no GPU: kernels run in Triton's interpreter, whose own time is in all figures. Prints the
-results and writes `benchmarks/results/fallback.json` and `fallback.md`.
+results and writes `benchmarks/results/fallback.json` and `fallback.md`. A prediction is what the
+launch of an untuned scenario reads and computes from the records of near ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import datetime
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,16 +24,13 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
 SIZES = (1_000, 10_000)
+PROCESSES = 5
 
-PROGRAM = """
-import json, os, sys, tempfile, time
-os.environ.update(TRITON_INTERPRET="1", DEJAVU_CACHE_SHIPPED="0")
-os.environ["DEJAVU_CACHE_URL"] = tempfile.mkdtemp()
-import torch, triton, triton.language as tl
+KERNEL = """
+import json, os, sys, time
+os.environ.update(TRITON_INTERPRET="1", DEJAVU_CACHE_SHIPPED="0", DEJAVU_CACHE_URL=sys.argv[1])
+import numpy, torch, triton, triton.language as tl
 from dejavu_cache import cached_autotune
-from dejavu_cache.model.record import Measurement, Record, Winner
-from dejavu_cache.model.scenario import Scenario, now
-from dejavu_cache.triton_internals.config_names import describe
 
 def kernel(x, n, B: tl.constexpr):
     tl.store(x + tl.arange(0, B), 1.0)
@@ -41,51 +40,84 @@ CONFIGS = [
     for warps in (1, 2, 4, 8) for stages in (1, 2, 3, 4, 5)
 ]
 cached = cached_autotune(configs=CONFIGS, key=["n"], mode="reuse")(triton.jit(kernel))
-x, at = torch.zeros(64), now()
-request = cached.request(x, 10**9)
-measurements = tuple(
-    Measurement(config=describe(config), median=1.0 + place, p20=1.0, p80=2.0, at=at)
-    for place, config in enumerate(CONFIGS)
-)
-winner = Winner(config=measurements[0].config, at=at)
-cached.home.tiers[0].put(request.context, [
-    Record(scenario=Scenario(args={"n": n}, dtypes={"x": "float32"}), measurements=measurements,
-           winner=winner)
-    for n in range(1, int(sys.argv[1]) + 1)
-])
-fresh = cached_autotune(configs=CONFIGS, key=["n"], mode="reuse")(triton.jit(kernel))
+x, count = torch.zeros(64), int(sys.argv[2])
+"""
 
-def milliseconds(n):
+RECORDING = """
+from dejavu_cache.model.record import Measurement, Record, Winner
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.triton_internals.config_names import describe
+
+at, configs = now(), [describe(config) for config in CONFIGS]
+def record(n):
+    best = 10 + n % 3
+    timings = (
+        Measurement(config=config, median=1 + abs(place - best) / 10, p20=1.0, p80=2.0, at=at)
+        for place, config in enumerate(configs)
+    )
+    return Record(scenario=Scenario(args={"n": n}, dtypes={"x": "float32"}),
+                  measurements=tuple(timings), winner=Winner(config=configs[best], at=at))
+context = cached.request(x, 1).context
+cached.home.put(context, [record(n) for n in range(1, count + 1)])
+"""
+
+LAUNCHING = """
+from dejavu_cache.runtime.known_records import KnownRecords, fall_back
+
+def milliseconds(call, *arguments, **keywords):
     start = time.process_time()
-    fresh[(1,)](x, n)
+    call(*arguments, **keywords)
     return (time.process_time() - start) * 1e3
 
-result = {"a tuned scenario, first launch": milliseconds(7)}
-result["a tuned scenario, next launches"] = min(milliseconds(7) for _ in range(50))
-result["an untuned scenario, first launch"] = milliseconds(10**9)
-result["an untuned scenario, next launches"] = min(milliseconds(10**9) for _ in range(50))
+untuned = count + 1
+request, records = cached.request(x, untuned), KnownRecords(cached.home)
+result = {"the first prediction of a process": milliseconds(
+    fall_back, request, records, uncompared=True)}
+result["the next predictions"] = min(
+    milliseconds(fall_back, request, records, uncompared=True) for _ in range(20))
+launch = cached[(1,)]
+result["a tuned scenario, first launch"] = milliseconds(launch, x, 7)
+result["a tuned scenario, next launches"] = min(milliseconds(launch, x, 7) for _ in range(50))
+result["an untuned scenario, first launch"] = milliseconds(launch, x, untuned)
+result["an untuned scenario, next launches"] = min(
+    milliseconds(launch, x, untuned) for _ in range(50))
 time.sleep(5.1)
-result["an untuned scenario, after 5 s"] = milliseconds(10**9)
-result["another untuned scenario, first launch"] = milliseconds(10**9 + 1)
-print(json.dumps({name: round(value, 3) for name, value in result.items()}))
+result["an untuned scenario, after 5 s"] = milliseconds(launch, x, untuned)
+how = cached.explain(x, untuned).how
+assert how == "predicted", how
+print(json.dumps(result))
 """
 
 
-def measure(checkout: Path, size: int) -> dict[str, float]:
-    """Return milliseconds of CPU time by launch, measured in a process of a checkout."""
-    path = os.pathsep.join(map(str, (checkout, checkout / "client")))
+def run(checkout: Path, folder: Path, program: str, size: int) -> str:
+    """Run a program in a process of a checkout, and return what it prints."""
+    file = folder / "program.py"  # Triton reads a kernel's source from its file
+    file.write_text(KERNEL + program)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (checkout, checkout / "client"))),
+        "PYTHONPYCACHEPREFIX": str(folder / checkout.name),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    command = [sys.executable, "-W", "ignore", file, folder / "store", str(size)]
+    return subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+
+
+def measure(checkouts: dict[str, Path], size: int) -> dict[str, dict[str, float]]:
+    """Return medians of milliseconds of CPU time by checkout and launch; processes take turns."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "program.py"  # Triton reads a kernel's source from its file
-        program.write_text(PROGRAM)
-        output = subprocess.run(
-            [sys.executable, "-W", "ignore", program, str(size)],
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    times: dict[str, float] = json.loads(output.stdout)
-    return times
+        run(next(iter(checkouts.values())), Path(folder), RECORDING, size)
+        for _ in range(PROCESSES + 1):
+            for name, checkout in checkouts.items():
+                runs[name].append(json.loads(run(checkout, Path(folder), LAUNCHING, size)))
+    medians: dict[str, dict[str, float]] = {}
+    for name, (_, *results) in runs.items():  # the first process writes bytecode
+        rows = {row: [times[row] for times in results] for row in results[0]}
+        medians[name] = {row: round(statistics.median(rows[row]), 2) for row in rows}
+    return medians
 
 
 def table(times: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -105,11 +137,11 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
     before = parser.parse_args().before
     checkouts = {**({"before": before} if before else {}), "now": ROOT}
-    times = {
-        str(size): {code: measure(path, size) for code, path in checkouts.items()} for size in SIZES
-    }
+    times = {str(size): measure(checkouts, size) for size in SIZES}
     versions = {"python": platform.python_version()}
-    versions |= {name: __import__(name).__version__ for name in ("triton", "torch", "pydantic")}
+    versions |= {
+        name: __import__(name).__version__ for name in ("triton", "torch", "numpy", "pydantic")
+    }
     result = {
         "date": datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
@@ -120,7 +152,8 @@ def main() -> None:
     stamp = f"{result['date']}, {result['machine']}, " + ", ".join(
         f"{name} {version}" for name, version in versions.items()
     )
-    text = f"# Untuned launches in mode `reuse`\n\n{stamp}. 20 configs per record.\n\n"
+    text = f"# Untuned launches in mode `reuse`\n\n{stamp}. 20 configs per record, "
+    text += f"medians of {PROCESSES} processes.\n\n"
     RESULTS.joinpath("fallback.md").write_text(f"{text}{table(times)}\n")
     print(table(times))
 

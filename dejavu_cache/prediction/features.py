@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..model.record import Resources
-from ..model.scenario import Config, Environment, Scalar, Scenario
+from ..model.scenario import Config, Environment, Scenario
 
-__all__ = ["Encoder", "Matrix", "Point", "Points"]
+__all__ = ["Matrix", "Numbers", "Point", "Points", "encode"]
 
-Matrix = NDArray[np.float64]
+# `numpy.typing` has a shorter name for them, and takes a launch a millisecond to import.
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+Numbers = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
 
 REGISTERS, SHARED_BYTES, WARPS, PROGRAMS = 65_536, 227 * 1024, 64, 32
 """What a streaming multiprocessor of recent GPUs has, and the most programs that it runs."""
@@ -56,9 +57,8 @@ class Point(NamedTuple):
     programs: int | None
 
 
-@dataclass(frozen=True)
-class Points:
-    """Encoded points, a row each.
+class Points(NamedTuple):
+    """Encoded points, a row each; the columns are the values that vary among the points.
 
     Attributes:
         configs: [points, values of a config].
@@ -72,78 +72,74 @@ class Points:
     configs: Matrix
     scenarios: Matrix
     launches: Matrix
-    machines: NDArray[np.int_]
-    scenario_numbers: NDArray[np.int_]
-    config_numbers: NDArray[np.int_]
+    machines: Numbers
+    scenario_numbers: Numbers
+    config_numbers: Numbers
 
 
-class Encoder:
-    """Encodes points; its columns are the values that vary among those that it is made for.
+def encode(points: Sequence[Point], resources: Mapping[Config, Resources]) -> Points:
+    """Return the encoding of points; each config and scenario is encoded once.
 
     Args:
-        points: all points that are to be encoded.
+        points: the points.
         resources: what the compiler has reported of configs.
     """
+    config_numbers, configs = _number([point.config for point in points])
+    scenario_numbers, scenarios = _number([point.scenario for point in points])
+    config_values = _columns([{**config.params, **config.options} for config in configs])
+    scenario_values = _columns([scenario.values for scenario in scenarios])
+    usual = _middle(resources.values())
+    together = [programs_at_once(config, resources.get(config, usual)) for config in configs]
+    # Between points of which some have no number of programs, that would be a difference.
+    have_programs = all(point.programs for point in points)
+    launches = [
+        _launch(point, together[number], have_programs=have_programs)
+        for point, number in zip(points, config_numbers.tolist(), strict=True)
+    ]
+    sizes = _powers([scenario.args for scenario in scenarios])[scenario_numbers]
+    blocks = _powers([config.params for config in configs])[config_numbers]
+    ratios = sizes[:, :, None] - blocks[:, None, :]
+    ratios = RATIO * np.nan_to_num(np.clip(ratios, *FEWEST_PER_RATIO), nan=0.0)
+    return Points(
+        _scale(config_values[config_numbers], 1e-9),
+        _scale(scenario_values[scenario_numbers], 0.5),  # values that differ little stay alike
+        np.hstack([np.array(launches), ratios.reshape(len(points), -1)]),
+        _number([point.environment for point in points])[0],
+        scenario_numbers,
+        config_numbers,
+    )
 
-    def __init__(self, points: Sequence[Point], resources: Mapping[Config, Resources]) -> None:
-        """Find the columns and their scales."""
-        self._resources = resources
-        self._usual = _middle(resources.values())
-        self._configs = _Columns([_config_values(point.config) for point in points])
-        self._scenarios = _Columns([point.scenario.values for point in points], least_scale=0.5)
-        # Between points of which some have no number of programs, that would be a difference.
-        self._have_programs = all(point.programs for point in points)
-        self._numbers: dict[Any, int] = {}
 
-    def encode(self, points: Sequence[Point]) -> Points:
-        """Return the encoding of points."""
-        return Points(
-            self._configs.encode([_config_values(point.config) for point in points]),
-            self._scenarios.encode([point.scenario.values for point in points]),
-            np.array([self._launch(point) for point in points]),
-            self._number([point.environment for point in points]),
-            self._number([point.scenario for point in points]),
-            self._number([point.config for point in points]),
-        )
+def _number(things: Sequence[T]) -> tuple[Numbers, list[T]]:
+    """Return each thing's number, the same for equal ones, and the different ones in order."""
+    numbers: dict[T, int] = {}
+    return np.array([numbers.setdefault(thing, len(numbers)) for thing in things]), [*numbers]
 
-    def _number(self, things: Sequence[Any]) -> NDArray[np.int_]:
-        """Return the same number for equal things."""
-        numbers = self._numbers
-        return np.array([numbers.setdefault(thing, len(numbers)) for thing in things])
 
-    def _launch(self, point: Point) -> list[float]:
-        """Return what a launch does: its programs, their waves, and sizes over blocks."""
-        resources = self._resources.get(point.config, self._usual)
-        together = programs_at_once(point.config, resources)
-        units = max(point.environment.device.units, 1)
-        values = [0.0] * 4
-        if self._have_programs and point.programs:
-            values[:3] = [
-                math.log2(point.programs) / 2,
-                min(_unevenness(point.programs / units), 3.0),
-                min(_unevenness(point.programs / (units * together)), 3.0),
-            ]
-            values[3] = math.log2(point.programs / (units * together)) / 2
-        warps = point.config.options.get("num_warps")
-        values.append(math.log2(together * (warps if isinstance(warps, int) else 4)) / 2)
-        low, high = FEWEST_PER_RATIO
-        for name in self._scenarios.sizes:
-            size = point.scenario.args.get(name)
-            for parameter in self._configs.sizes:
-                block = point.config.params.get(parameter)
-                ratio = 0.0
-                if _is_size(size) and _is_size(block):
-                    ratio = min(max(math.log2(size) - math.log2(block), low), high)
-                values.append(RATIO * ratio)
-        return values
+def _scale(values: Matrix, least: float) -> Matrix:
+    """Return [rows, columns], each column centred and over its spread plus `least`."""
+    scaled: Matrix = (values - values.mean(axis=0)) / (values.std(axis=0) + least)
+    return scaled
+
+
+def _launch(point: Point, together: int, *, have_programs: bool) -> list[float]:
+    """Return what a launch does: its programs and their waves."""
+    units, values = max(point.environment.device.units, 1), [0.0] * 4
+    if have_programs and point.programs:
+        values = [
+            math.log2(point.programs) / 2,
+            min(_unevenness(point.programs / units), 3.0),
+            min(_unevenness(point.programs / (units * together)), 3.0),
+            math.log2(point.programs / (units * together)) / 2,
+        ]
+    return [*values, math.log2(together * _warps(point.config)) / 2]
 
 
 def programs_at_once(config: Config, resources: Resources | None) -> int:
     """Return how many programs of a config a multiprocessor runs at once, at least 1."""
     if resources is None:
         return 1
-    warps = config.options.get("num_warps")
-    warps = warps if isinstance(warps, int) and warps > 0 else 4
+    warps = _warps(config)
     fit = (
         REGISTERS // max(resources.registers * warps * WARP, 1),
         SHARED_BYTES // (resources.shared + PER_PROGRAM),
@@ -153,13 +149,14 @@ def programs_at_once(config: Config, resources: Resources | None) -> int:
     return max(min(fit), 1)
 
 
+def _warps(config: Config) -> int:
+    warps = config.options.get("num_warps")
+    return warps if isinstance(warps, int) and warps > 0 else 4
+
+
 def _unevenness(waves: float) -> float:
     """Return by how much the last wave lengthens a launch, as a logarithm."""
     return math.log2(math.ceil(waves) / waves)
-
-
-def _config_values(config: Config) -> dict[str, Scalar]:
-    return {**config.params, **config.options}
 
 
 def _is_size(value: object) -> TypeGuard[float]:
@@ -175,55 +172,33 @@ def _middle(reports: Iterable[Resources]) -> Resources | None:
     return Resources(programs=0, registers=registers, spills=spills, shared=shared)
 
 
-class _Columns:
-    """Columns for named values: the logarithm of numbers, and one per value of anything else.
+def _columns(rows: Sequence[Mapping[str, Any]]) -> Matrix:
+    """Return [rows, columns]: the logarithms of numbers, and a column per value of anything else.
 
-    Args:
-        rows: all rows that are to be encoded.
-        least_scale: added to the spread by which a column is divided, so that values which differ
-            little stay alike.
-
-    Attributes:
-        sizes: the names whose values are all positive numbers, and no options of the compiler.
+    What is the same in all rows has no column.
     """
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]], least_scale: float = 1e-9) -> None:
-        self._numbers: list[str] = []
-        self._categories: list[tuple[str, str]] = []
-        for name in sorted({name for row in rows for name in row}):
-            seen = {repr(row.get(name)): row.get(name) for row in rows}
-            if len(seen) < 2:
-                continue
-            if all(type(value) in (int, float) for value in seen.values()):
-                self._numbers.append(name)
-            else:
-                self._categories += [(name, text) for text in sorted(seen)]
-        self.sizes = sorted(
-            {
-                name
-                for row in rows
-                for name, value in row.items()
-                if _is_size(value) and not name.startswith("num_")
-            }
-        )
-        encoded = self._values(rows)
-        self._center, self._scale = encoded.mean(axis=0), encoded.std(axis=0) + least_scale
-
-    def _values(self, rows: Sequence[Mapping[str, Any]]) -> Matrix:
-        values = [
-            [
-                *(_logarithm(row[name]) for name in self._numbers),
-                *(float(repr(row.get(name)) == text) for name, text in self._categories),
-            ]
-            for row in rows
-        ]
-        return np.array(values, dtype=float).reshape(len(rows), -1)
-
-    def encode(self, rows: Sequence[Mapping[str, Any]]) -> Matrix:
-        """Return [rows, columns], each column scaled by its spread."""
-        encoded: Matrix = (self._values(rows) - self._center) / self._scale
-        return encoded
+    columns: list[list[float]] = []
+    for name in sorted({name for row in rows for name in row}):
+        values = [row.get(name) for row in rows]
+        texts = [*map(repr, values)]
+        if len(seen := set(texts)) < 2:
+            continue
+        if all(type(value) in (int, float) for value in values):
+            columns.append([*map(_logarithm, values)])
+        else:
+            columns += [[float(text == each) for text in texts] for each in sorted(seen)]
+    return np.ascontiguousarray(np.array(columns, dtype=float).reshape(-1, len(rows)).T)
 
 
-def _logarithm(value: float) -> float:
+def _powers(rows: Sequence[Mapping[str, Any]]) -> Matrix:
+    """Return [rows, names]: the logarithms of positive numbers; NaN where a row has none."""
+    names = sorted({name for row in rows for name in row if not name.startswith("num_")})
+    powers = [
+        [math.log2(row[name]) if _is_size(row.get(name)) else math.nan for name in names]
+        for row in rows
+    ]
+    return np.array(powers, dtype=float).reshape(len(rows), -1)
+
+
+def _logarithm(value: Any) -> float:
     return math.log2(value) if value > 0 else -1.0 if value < 0 else -0.5

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..model.record import Record
 from ..model.scenario import Config, Environment, Scenario
-from .features import Encoder, Matrix, Point, Points
+from ..model.selection import is_credible
+from .features import Matrix, Numbers, Point, Points, encode
 
 __all__ = ["SlowdownModel"]
 
@@ -144,12 +144,12 @@ class SlowdownModel:
         }
         learned, slowdowns = _sample(records, scenario, self._index)
         asked = [Point(environment, scenario, config, configs[config]) for config in self.configs]
-        encoder = Encoder([*learned, *asked], resources)
-        here = encoder.encode(asked)
+        points = encode([*learned, *asked], resources)
+        there = Points._make(values[: len(learned)] for values in points)
+        here = Points._make(values[len(learned) :] for values in points)
         before = covariance(here, here)
         self._beliefs = [Belief(np.zeros(len(asked)), before, 1.0)]
         if learned:
-            there = encoder.encode(learned)
             center = slowdowns.mean()
             gram = covariance(there, there) + NOISE * np.eye(len(learned))
             gram += LEVEL * are_equal(there.scenario_numbers) * are_equal(there.machines)
@@ -252,9 +252,10 @@ def _sample(
     """
     points: list[tuple[Point, float]] = []
     for environment, record in records:
-        times = [entry.median for entry in record.measurements if entry.median]
+        times = [entry.median or 0.0 for entry in record.measurements if is_credible(entry)]
         for entry in record.measurements if times else ():
-            if entry.config not in configs or entry.skipped:
+            is_known = is_credible(entry) if entry.failure is None else not entry.skipped
+            if entry.config not in configs or not is_known:
                 continue
             slowdown = math.log(entry.median / min(times)) if entry.median else SLOW
             programs = entry.resources.programs if entry.resources else None
@@ -283,9 +284,9 @@ def covariance(left: Points, right: Points) -> Matrix:
     return result
 
 
-def are_equal(left: NDArray[np.int_], right: NDArray[np.int_] | None = None) -> NDArray[np.bool_]:
+def are_equal(left: Numbers, right: Numbers | None = None) -> Numbers:
     """Return which numbers are equal [left, right]."""
-    equal: NDArray[np.bool_] = left[:, None] == (left if right is None else right)[None]
+    equal: Numbers = left[:, None] == (left if right is None else right)[None]
     return equal
 
 

@@ -6,10 +6,11 @@ import json
 import math
 import re
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, starmap
+from itertools import islice
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
@@ -87,7 +88,6 @@ class KnownRecords:
         """Read nothing yet."""
         self.tiers = tiers
         self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._texts: dict[Context, tuple[Hashable | None, list[str]]] = {}
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     @property
@@ -144,25 +144,19 @@ class KnownRecords:
         }
         blank = {"args": wanted.args | dict.fromkeys(numbers, "\0"), "dtypes": wanted.dtypes}
         pattern = re.escape(canonical_json(blank)).replace(re.escape(json.dumps("\0")), _NUMBER)
-        is_alike, candidates = re.compile(pattern).fullmatch, []
-        for text in self._scenario_texts(context):
-            if match := is_alike(text):
-                pairs = zip(numbers.values(), map(float, match.groups()), strict=True)
-                distance = sum(starmap(value_distance, pairs))
-                if distance < math.inf:
-                    candidates.append((distance, text))
-        for distance, text in sorted(candidates):
+        texts = "\n".join(self.tiers.scenario_texts(context))
+        # Split, and not found, since thousands of tuples would call for a collection of garbage.
+        parts, width = re.split(f"^({pattern})$", texts, flags=re.MULTILINE), len(numbers) + 2
+        alike, distances = parts[1::width], [0.0] * (len(parts) // width)
+        for position, number in enumerate(numbers.values(), 2):
+            column = parts[position::width]
+            by_text = {text: value_distance(number, float(text)) for text in set(column)}
+            distances = [*map(add, distances, map(by_text.__getitem__, column))]
+        for index in sorted(range(len(alike)), key=distances.__getitem__):
+            if distances[index] == math.inf:
+                break
             with suppress(ValidationError):  # damaged
-                yield distance, Scenario.model_validate_json(text)
-
-    def _scenario_texts(self, context: Context) -> list[str]:
-        """Return the recorded scenarios of a context, read again only if they may have changed."""
-        revision = self.tiers.revision(context)
-        read_at, texts = self._texts.get(context, (None, []))
-        if revision is None or read_at != revision:
-            texts = list(self.tiers.scenario_texts(context))
-            self._texts[context] = revision, texts
-        return texts
+                yield distances[index], Scenario.model_validate_json(alike[index])
 
     def scenarios(self, context: Context) -> list[Scenario]:
         """Return the recorded scenarios of a context; a text that is none is left out."""
@@ -232,20 +226,22 @@ def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> R
 
     Candidates are the configs that run in near scenarios by their records, on this GPU and with any
     Triton. One is predicted if it is surely faster than the default by what those records, and
-    other GPUs', say of both.
+    other GPUs', say of both. A config whose results were wrong in one of them is none.
 
     Args:
         request: the scenario.
         records: the kernel's.
         uncompared: whether a record may serve whose winner nobody has compared.
     """
+    default = describe(request.default)
     neighbours = list(records.neighbours(request, NEAR_A_LAUNCH, request.exact))
+    measured = [entry for each in neighbours for entry in each.found.record.measurements]
+    request = request.without({entry.config for entry in measured if entry.is_wrong} - {default})
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
     for neighbour in neighbours:
         choice = trusted_choice(request, neighbour.found, uncompared=uncompared)
         if choice is not None and _is_of_machine(neighbour.context, request):
             candidates.setdefault(describe(choice.config), (choice, neighbour))
-    default = describe(request.default)
     model = None
     if candidates.keys() - {default}:
         model = model_slowdowns(request, [*dict.fromkeys([default, *candidates])], neighbours)

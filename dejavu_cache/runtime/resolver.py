@@ -146,8 +146,10 @@ class Resolver:
         return rules.trusted_choice(request, found, uncompared=self.mode is not Mode.TUNE)
 
     def _fall_back(self, request: Request, found: Found | None) -> Resolution:
-        uncompared = self.mode is not Mode.TUNE
-        fallback = fall_back(request, self._records, uncompared=uncompared)
+        uncompared, default = self.mode is not Mode.TUNE, describe(request.default)
+        measured = found.record.measurements if found else ()
+        failed = {e.config for e in measured if e.failure and not e.skipped} - {default}
+        fallback = fall_back(request.without(failed), self._records, uncompared=uncompared)
         fastest = rules.recorded_choice(request, found)
         if fastest is None or _is_unfinished(request, found):
             return fallback

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
@@ -23,13 +24,12 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, Store
-from .file_layout import Page, find_record
+from .file_layout import Page, find_places, read_context, read_place
 
 __all__ = [
     "FileStore",
     "describe_failure",
     "hold_lock",
-    "read_text",
 ]
 
 _LOCKS = ".locks"
@@ -86,6 +86,7 @@ class FileStore(Store):
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
         self._lock = ForkLock()  # held by whoever changes a file and the page of it together
         self._pages: dict[Path, tuple[_Signature, Page]] = {}
+        self._places: dict[Path, tuple[_Signature, dict[str, int]]] = {}
         self._held_up: set[Path] = set()
 
     def path(self, context: Context) -> Path:
@@ -102,14 +103,15 @@ class FileStore(Store):
         """
         path = self.path(context)
         if path not in self._pages:
-            try:
-                with open_to_read(path, self.root) as file:
-                    record = find_record(file, context, scenario, str(path))
+            with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+                if path in self._places:
+                    start = self._places_in(file, path, context).get(scenario.text)
+                else:
+                    places = find_places(file, context, scenario)
+                    start = next((start for text, start in places if text == scenario.text), None)
+                record = None if start is None else read_place(file, start, str(path))
                 return Found(record, self.url) if record else None
-            except (FileNotFoundError, NotADirectoryError):
-                return None
-            except (OSError, ValueError):  # what is wrong with the file, `_page` says
-                pass
+        # There is no such file, or `_page` says what is wrong with it.
         page = self._page(context)
         record = page.get(scenario) if page else None
         return Found(record, self.url) if record else None
@@ -121,13 +123,29 @@ class FileStore(Store):
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of a context's file without parsing its records."""
+        path = self.path(context)
+        if path not in self._pages:
+            with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+                return iter(sorted(self._places_in(file, path, context)))
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())
+
+    def _places_in(self, file: IO[bytes], path: Path, context: Context) -> Mapping[str, int]:
+        """Return where a file's records are, searched again only if the file has changed."""
+        signature = _signature_of(os.fstat(file.fileno()))
+        known, places = self._places.get(path, (None, {}))
+        if known != signature:
+            found = [*find_places(file, context)]
+            places = dict(found)
+            if len(places) < len(found):
+                raise ValueError("it has a record twice")
+            self._places[path] = signature, places
+        return places
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
         try:
-            return _signature_of(self.path(context))
+            return _signature_of(self.path(context).lstat())
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError:
@@ -154,10 +172,10 @@ class FileStore(Store):
         """
         with self._lock:
             try:
-                signature = _signature_of(path)
+                signature = _signature_of(path.lstat())
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
-                    page = Page.parse(read_text(path, self.root), str(path))
+                    page = Page.parse(read_file(path, self.root).decode(), str(path))
                     expected = self.path(page.context)
                     if expected != path:
                         name = expected.relative_to(self.root)
@@ -167,6 +185,8 @@ class FileStore(Store):
             except (FileNotFoundError, NotADirectoryError):  # another process may just delete it
                 self._pages.pop(path, None)
                 return None
+            except UnicodeDecodeError as error:
+                raise DamagedRecordsError(f"{path} is damaged: {error}") from None
             except OSError as error:
                 raise describe_failure(error, path, "read") from error
 
@@ -175,34 +195,50 @@ class FileStore(Store):
         contexts = set[Context]()
         for path, content in self._walk(kernel):
             if isinstance(content, Exception):
-                warn_once(f"{path}", f"{path} is passed over: {content}")
-            elif content and kernel in (None, content.context.kernel.name):
-                contexts.add(content.context)
+                warn_once(f"{path}", f"{content}; it is passed over")
+            elif content and kernel in (None, content.kernel.name):
+                contexts.add(content)
         return iter(sorted(contexts, key=lambda context: context.text))
+
+    def _context_of(self, path: Path) -> Context | None:
+        """Return the context of a file, of whose records none is read if it is laid out as usual.
+
+        Raises:
+            StoreError: it cannot be read, or has records of another context.
+        """
+        with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+            context = read_context(file)
+            if self.path(context) == path:
+                return context
+        page = self._load(path)
+        return page.context if page else None
 
     def problems(self) -> dict[Path, list[str]]:
         """Return what is wrong with the files of the folder that are read."""
         problems: dict[Path, list[str]] = {}
         for path, content in self._walk():
+            try:
+                page = None if isinstance(content, Exception) else self._load(path)
+                problems[path] = page.problems() if page else []
+            except StoreError as error:
+                content = error
             if isinstance(content, Exception):
                 problems[path] = [f"passed over: {content}"]
-            elif content:
-                problems[path] = content.problems()
         return {path: found for path, found in problems.items() if found}
 
     def damaged_copies(self) -> list[Path]:
         """Return the files that were kept as they were before a write left out what was damaged."""
         return self._find("*.json.damaged-*", None, [])
 
-    def _walk(self, kernel: str | None = None) -> Iterator[tuple[Path, Page | Exception | None]]:
-        """Yield a kernel's files, or all, and what is in each or why it cannot be read.
+    def _walk(self, kernel: str | None = None) -> Iterator[tuple[Path, Context | Exception | None]]:
+        """Yield a kernel's files, or all, and the context of each or why it cannot be read.
 
         Folders that cannot be listed are yielded last, with the error.
         """
         unlisted: list[OSError] = []
         for path in self._find("*.json", kernel, unlisted):
             try:
-                yield path, self._load(path)
+                yield path, self._context_of(path)
             except (StoreError, OSError) as error:
                 yield path, error
         for refusal in unlisted:
@@ -328,43 +364,16 @@ class FileStore(Store):
                 raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
         if text:
-            _write_text(path, text, self.root, durable=self._durable)
+            try:
+                replace_file(path, text.encode(), self.root, durable=self._durable)
+            except OSError as error:
+                raise describe_failure(error, path, "written") from error
         else:
             _remove_file(path, self.root)
         page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
-            self._pages[path] = _signature_of(path), page
-
-
-def read_text(path: Path, root: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DamagedRecordsError: it is not text.
-        StoreError: it cannot be read, or is a link, a pipe or a device.
-    """
-    try:
-        return read_file(path, root).decode()
-    except UnicodeDecodeError as error:
-        raise DamagedRecordsError(f"{path} is damaged: {error}") from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(path) from None
-    except OSError as error:
-        raise describe_failure(error, path, "read") from error
-
-
-def _write_text(path: Path, text: str, root: Path, *, durable: bool) -> None:
-    """Write a file atomically.
-
-    Raises:
-        StoreError: the file cannot be written; an earlier one is unchanged.
-    """
-    try:
-        replace_file(path, text.encode(), root, durable=durable)
-    except OSError as error:
-        raise describe_failure(error, path, "written") from error
+            self._pages[path] = _signature_of(path.lstat()), page
 
 
 def _remove_file(path: Path, root: Path) -> None:
@@ -424,13 +433,8 @@ def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
     )
 
 
-def _signature_of(path: Path) -> _Signature:
-    """Return what tells a file from its earlier states.
-
-    Raises:
-        OSError: there is no such file, or it cannot be looked at.
-    """
-    stat = path.lstat()
+def _signature_of(stat: os.stat_result) -> _Signature:
+    """Return what tells a file from its earlier states."""
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import IO
@@ -44,7 +45,7 @@ from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 
-__all__ = ["Page", "find_record", "read_set"]
+__all__ = ["Page", "find_places", "read_context", "read_place", "read_set"]
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -52,7 +53,10 @@ _CLOSING = "\n]}\n"
 _SCENARIO = '"scenario": '
 _LINE_END = ",\n"
 
-_BLOCK = 1 << 18
+_FIRST_LINE = re.compile(rb'\n\{(?:"scenario": (.*),\n)?')
+"""The first line of a record; without a group, of something else."""
+
+_BLOCK = 1 << 16
 """Bytes that a search reads at a time."""
 
 
@@ -213,38 +217,56 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
     return record_set
 
 
-def find_record(file: IO[bytes], context: Context, scenario: Scenario, where: str) -> Record | None:
-    """Find a record in a file of this module's layout, without reading on after it.
+def find_places(
+    file: IO[bytes], context: Context, wanted: Scenario | None = None
+) -> Iterator[tuple[str, int]]:
+    """Yield the text of each record's scenario and where the record begins, reading on as needed.
 
     Args:
         file: the file, just opened.
         context: the context of the file's records.
-        scenario: the scenario of the record.
-        where: the file's name, for messages.
+        wanted: the scenario in question; blocks without it are passed over. None: all are.
 
     Raises:
-        ValueError: the file has another layout.
+        ValueError: the file has another layout, or something else than records.
     """
-    closing = _CLOSING.encode()
+    closing, position, rest = _CLOSING.encode(), 0, b""
+    first_line = f"\n{{{_SCENARIO}{wanted.text}{_LINE_END}".encode() if wanted else b""
     size = os.fstat(file.fileno()).st_size
-    blocks = iter(partial(file.read, _BLOCK), b"")
-    content = next(blocks, b"")
-    ending = os.pread(file.fileno(), len(closing), max(size - len(closing), 0))
-    if not content.startswith(_head(context).encode()) or ending != closing:
-        raise ValueError("it begins or ends otherwise")
-    first_line = f"\n{{{_SCENARIO}{scenario.text}{_LINE_END}".encode()
-    while (start := content.find(first_line)) < 0:
-        block = next(blocks, None)
-        if block is None:
-            return None
-        content = content[-len(first_line) :] + block
-    while (stop := content.find(b"\n{", start + len(first_line))) < 0:
-        block = next(blocks, None)
-        if block is None:
-            content, stop = content.removesuffix(closing), None
-            break
+    if os.pread(file.fileno(), len(closing), max(size - len(closing), 0)) != closing:
+        raise ValueError("it ends otherwise")
+    for block in iter(partial(file.read, _BLOCK), b""):
+        if not (position or block.startswith(_head(context).encode())):
+            raise ValueError("it begins otherwise")
+        lines = rest + block
+        last = lines.rfind(b"\n")
+        for match in _FIRST_LINE.finditer(lines, 0, last + 1) if first_line in lines else ():
+            if match[1] is None:
+                raise ValueError("it has something else than records")
+            yield match[1].decode(), position + match.start()
+        position, rest = position + last, lines[last:]
+
+
+def read_place(file: IO[bytes], start: int, where: str) -> Record | None:
+    """Return the record that begins at a place of a file; None if it is damaged."""
+    file.seek(start + 2)
+    content = file.read(_BLOCK)
+    while (stop := content.find(b"\n{")) < 0 and (block := file.read(_BLOCK)):
         content += block
-    return _read_record(content[start + 2 : stop].decode().removesuffix(","), where)
+    cut = content[:stop] if stop >= 0 else content.removesuffix(_CLOSING.encode())
+    return _read_record(cut.decode().removesuffix(","), where)
+
+
+def read_context(file: IO[bytes]) -> Context:
+    """Return the context of a file of this module's layout, and read no more than its beginning.
+
+    Raises:
+        ValueError: the file has another layout, or no records.
+    """
+    head, records, _ = file.read(_BLOCK).partition(f"{_RECORDS}\n{{".encode())
+    if not (records and head.startswith(_OPENING.encode())):
+        raise ValueError("it begins otherwise")
+    return Context.model_validate_json(head[len(_OPENING) :])
 
 
 @lru_cache(maxsize=256)

@@ -98,7 +98,7 @@ def pages(
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
     ] = None,
-    port: Annotated[int, typer.Option(metavar="NUMBER", help="The port; 0 is any free one.")] = 0,
+    port: Annotated[int, typer.Option(metavar="NUMBER", min=0, max=65535, help="0: any.")] = 0,
 ) -> None:
     """Show a store's records in a browser, by the server's pages.
 

@@ -50,7 +50,7 @@ def test_a_list_without_end_is_left(answer: dict[str, Any]) -> None:
 def test_an_error_of_a_server_is_one_line_without_codes(columns: int) -> None:
     with serve_answer("400 Bad Request", json.dumps({"detail": CODES}).encode()) as server:
         seen = run_cli("ls", "--store", server.url, columns=columns)
-    assert seen.returncode == 3
+    assert seen.returncode == 4
     assert len(seen.stderr.splitlines()) == 1
     assert is_plain(seen.stderr)
 

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
 
-from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore
 
@@ -56,10 +56,11 @@ def test_a_pin_that_is_dated_ahead_is_replaced_and_removed(
 def test_the_scenarios_of_a_file_are_pinned_by_one_write(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of thousands would else be written as often, for hours."""
-    pair = measurement(64, 1.0), measurement(32, 2.0)
+    """A file of thousands would else be written as often, for hours. What failed is not pinned."""
+    failed = Measurement(config=config(128), failure=Failure(kind="skipped", reason=""), at=MOMENT)
+    measured = measurement(64, 1.0), measurement(32, 2.0), failed
     for target in (context(), context(device="NVIDIA B200")):
-        store.put(target, [record(m, *pair) for m in (16, 32, 64)])
+        store.put(target, [record(m, *measured) for m in (16, 32, 64)])
     written: list[object] = []
     put = FileStore.put
 
@@ -68,14 +69,14 @@ def test_the_scenarios_of_a_file_are_pinned_by_one_write(
         put(own, target, records)
 
     monkeypatch.setattr(FileStore, "put", put_noted)
-    out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
-    assert out.stdout.count("pinned to BLOCK=32") == 6
-    assert len(written) == 2
-    assert (
-        run_cli("pin", "add", "--remove", "--store", store.root).stdout.count("no longer pinned")
-        == 6
-    )
-    assert len(written) == 4
+    for options, said, count, writes in (
+        ("--config BLOCK=32", "pinned to BLOCK=32", 6, 2),
+        ("--config BLOCK=128", "pinned", 0, 2),
+        ("--remove --device B200 --triton 3.6.0", "B200, Triton 3.6.0, source", 3, 3),
+        ("--remove", "no longer pinned", 3, 4),
+    ):
+        out = run_cli("pin", "add", *options.split(), "--store", store.root)
+        assert (out.stdout.count(said), len(written)) == (count, writes)
 
 
 def test_two_stores_that_are_read_together_are_pinned_together(

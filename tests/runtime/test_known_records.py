@@ -14,7 +14,7 @@ from support.kernels import launch
 from support.records import config, context, measurement, record, tuned_record
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Failure, Measurement, Record
 from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.model.selection import distance
 from dejavu_cache.runtime import known_records
@@ -170,3 +170,21 @@ def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
     for m, block in ((16, 32), (32, 32), (32, 64)):
         records.findings(context(), record(m).scenario).add_trials([measurement(block)])
     assert {*records.findings(context(), record(32).scenario).trials} == {config(32), config(64)}
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [(105, "wrong"), (105, "crash"), (105, "out_of_resources"), (10**6, "wrong")],
+)
+def test_a_config_does_not_run_that_failed_here_or_was_wrong_nearby(
+    tmp_path: Path, size: int, kind: Any
+) -> None:
+    record_sizes(tmp_path, 103, 107)
+    kernel = make(tmp_path)
+    request = kernel.request(*TENSORS, size)
+    failure = Failure(kind=kind, reason="seen by another process")
+    failed = Measurement(config=describe(CONFIGS[2]), failure=failure, at=now())
+    both = failed, Measurement(config=describe(CONFIGS[0]), median=3.0, at=now())
+    kernel.home.put(request.context, [Record(scenario=request.scenario, measurements=both)])
+    launch(kernel, 105)
+    assert kernel.best_config is not CONFIGS[2]

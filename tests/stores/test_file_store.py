@@ -384,7 +384,7 @@ def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFi
     """A file's name is another user's choice in a shared folder."""
     (store.root / "\x1b[2J\u202e.json").write_text("{")
     list(store.contexts())
-    assert "\\u001b[2J\\u202e.json is passed over" in caplog.messages[-1]
+    assert "\\u001b[2J\\u202e.json is damaged: " in caplog.messages[-1]
 
 
 def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:
@@ -426,13 +426,13 @@ def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
 def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, read = store.path(context()), file.read_text
+    path = store.path(context())
 
-    def late(of: Path, root: Path) -> str:
+    def late(of: Path, root: Path) -> bytes:
         path.unlink(missing_ok=True)
-        return read(of, root)
+        return safe_files.read_file(of, root)
 
-    monkeypatch.setattr(file, "read_text", late)
+    monkeypatch.setattr(file, "read_file", late)
     assert list(FileStore(store.root).records(context())) == []
     store.put(context(), [record(64)])
     monkeypatch.undo()

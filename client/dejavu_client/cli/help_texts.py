@@ -52,7 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pin": ("pin add --config BLOCK=64 --config num_warps=4 --where M=64", "pin add --remove"),
     "quarantine add": ("quarantine add --token ci-runner-7",),
     "quarantine list": ("quarantine list", "quarantine list --writers"),
-    "quarantine undo": ("quarantine undo 12",),
+    "quarantine undo": ("quarantine undo 8efe76678f36e7be",),
     "rename": ("rename 'pkg.old.*' 'pkg.new.*' --yes",),
     "gc": ("gc --days 90 --yes", "gc add --all"),
     "export": ("export records.jsonl --kernel add",),

@@ -61,18 +61,11 @@ OptionalKernelArgument = Annotated[
     typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty),
 ]
 KernelOption = Annotated[
-    str,
-    typer.Option(
-        "--kernel",
-        metavar="NAME",
-        help="Only this kernel, or a glob.",
-        callback=refuse_empty,
-    ),
+    str, typer.Option(metavar="NAME", help="Only this kernel, or a glob.", callback=refuse_empty)
 ]
 StoreOption = Annotated[
     str,
     typer.Option(
-        "--store",
         metavar="URL",
         help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
         callback=refuse_empty,
@@ -81,7 +74,6 @@ StoreOption = Annotated[
 ServerOption = Annotated[
     str,
     typer.Option(
-        "--store",
         metavar="URL",
         help="A server's URL; else the first server in DEJAVU_CACHE_URL.",
         callback=refuse_empty,
@@ -97,21 +89,11 @@ WhereOption = Annotated[
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option(
-        "--device",
-        metavar="TEXT",
-        help="Only GPUs whose name contains this.",
-        callback=refuse_empty,
-    ),
+    typer.Option(metavar="TEXT", help="Only GPUs whose name contains this.", callback=refuse_empty),
 ]
 TritonOption = Annotated[
     str,
-    typer.Option(
-        "--triton",
-        metavar="VERSION",
-        help="Only this version of Triton.",
-        callback=refuse_empty,
-    ),
+    typer.Option(metavar="VERSION", help="Only this version of Triton.", callback=refuse_empty),
 ]
 SinceOption = Annotated[
     str,

@@ -53,12 +53,12 @@ class RefusedError(RemoteError):
         status: the HTTP status.
     """
 
+    exit_code = ExitCode.REFUSED
+
     def __init__(self, message: str, status: int) -> None:
         """Keep the HTTP status beside the message."""
         super().__init__(message)
         self.status = status
-        if status in (401, 403):
-            self.exit_code = ExitCode.REFUSED
 
 
 class NonsenseError(RemoteError):

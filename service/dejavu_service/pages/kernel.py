@@ -26,7 +26,6 @@ __all__ = ["ScenarioColumns", "current_source"]
 
 _LOUD = 0.05
 """Share by which a choice is slower than the best from which pages say so loudly."""
-_DAY = 86400.0
 _MOST_CONTEXTS = 8
 _MOST_WINNERS = 12
 _NEAR_TIE = 0.02
@@ -58,8 +57,7 @@ class ScenarioColumns:
 
     def cells(self, scenario: Scenario) -> list[Any]:
         """Return a scenario's values of the varying arguments."""
-        values = scenario.values
-        return [values.get(name, "") for name in self.varying]
+        return [scenario.values.get(name, "") for name in self.varying]
 
     def order(self, scenario: Scenario, first: str = "") -> list[Any]:
         """Return a key that sorts scenarios by one argument first and then by all from the left.
@@ -101,7 +99,7 @@ class ConfigNames:
 
 def current_source(rows: Iterable[ContextRow]) -> str:
     """Return the source hash of a kernel that is in use: read or written, or else made, last."""
-    return max(rows, key=lambda row: (row.used_at // _DAY, row.created_at)).source
+    return max(rows, key=lambda row: (row.used_at // 86400, row.created_at)).source
 
 
 class Side(NamedTuple):
@@ -360,7 +358,7 @@ def show_scenario(
         best=best,
         slowest=summary.slowest or 0.0,
         runner_up=others[0] if others else None,
-        near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others),
+        near=sum((item.median or 0.0) <= best * (1 + _NEAR_TIE) for item in others[1:]),
         excess=excess,
         is_loud=summary.pinned and excess >= _LOUD,
         names=ConfigNames(item.config for item in measured),

@@ -58,7 +58,7 @@ class KernelRow(NamedTuple):
     @property
     def latest(self) -> ContextRow | None:
         """The context that changed last; None if there is none."""
-        rows = self.current + self.outdated
+        rows = [row for row in self.current + self.outdated if row.records or row.changed_by]
         return max(rows, key=lambda row: row.changed_at, default=None)
 
     def total(self, name: str) -> float:

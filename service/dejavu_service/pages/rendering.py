@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import partial
@@ -237,6 +238,7 @@ _environment.filters |= {
     "ms": format_milliseconds,
     "moment": _format_moment,
     "dotted": _break_after_dots,
+    "quoted": shlex.quote,
     "duration": _format_duration,
     "with_query": _change_query,
 }

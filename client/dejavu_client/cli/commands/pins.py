@@ -16,7 +16,14 @@ from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted, whoami
 
 from ..chosen_store import open_existing_store
-from ..options import KernelArgument, StoreOption, WhereOption, parse_assignments
+from ..options import (
+    DeviceOption,
+    KernelArgument,
+    StoreOption,
+    TritonOption,
+    WhereOption,
+    parse_assignments,
+)
 from ..output import say
 from ..queries import has_settings, last_measured, matching_records, newest_versions
 from ..tables import settings_text
@@ -38,6 +45,8 @@ def pin(
         ),
     ] = None,
     where: WhereOption = None,
+    device: DeviceOption = "",
+    triton: TritonOption = "",
     remove: Annotated[
         bool, typer.Option("--remove", help="Take pins back: the measurements decide again.")
     ] = False,
@@ -45,14 +54,14 @@ def pin(
 ) -> None:
     """Make scenarios run one config, whatever was measured.
 
-    It must have been measured for them. Of several versions of the kernel's code, the one that was
-    tuned last is meant. --remove takes back the pins of all versions.
+    It must have run when they were tuned. Of several versions of the kernel's code, the one that
+    was tuned last is meant. --remove takes back the pins of all versions.
     """
     values = parse_assignments(config, "--config")
     if remove == bool(values):
         raise SettingsError("pin: give --config for the config to run, or --remove")
     with open_existing_store(store, write=True) as target:
-        matches = list(matching_records(target, kernel, where or ()))
+        matches = list(matching_records(target, kernel, where or (), device, triton))
         newest = newest_versions((context, last_measured([record])) for context, record in matches)
         chosen = [
             (context, record, None if remove else _choose(record, values))
@@ -80,13 +89,17 @@ def _set_pins(store: Store, context: Context, pins: list[tuple[Record, Config | 
 
 
 def _choose(record: Record, values: Mapping[str, str]) -> Config:
-    """Return the only measured config that has some values."""
-    candidates = [measured for measured in record.by_config if has_settings(measured, values)]
+    """Return the only config that has some values, of those that ran when they were measured."""
+    candidates = [
+        config
+        for config, measured in record.by_config.items()
+        if measured.failure is None and has_settings(config, values)
+    ]
     if len(candidates) != 1:
         raise SettingsError(
             f"{record.scenario}: "
-            f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
-            f"{settings_text(values)}; name one"
+            f"{counted(len(candidates), 'config that ran has', 'configs that ran have')} "
+            f"{settings_text(values)}; name one, or choose other scenarios by --where and --device"
         )
     return candidates[0]
 

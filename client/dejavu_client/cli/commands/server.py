@@ -51,7 +51,7 @@ def log(
     store: ServerOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List who pinned, promoted, deleted and imported what."""
+    """List who pinned, promoted, deleted and quarantined what."""
     filters = {"actor": actor, "action": action, "since": since, "until": until}
     remote = open_server(store)
     logged = remote.client.log_entries(filters, all_namespaces)
@@ -135,7 +135,9 @@ def add(
         raise NothingFoundError(f"{remote.url} has nothing of that token or host")
     content = _describe(counts)
     if yes:
-        say(f"{content} quarantined: restore them with  quarantine undo {counts['id']}")
+        say(
+            f"{content} quarantined: restore them with  dejavu-cache quarantine undo {counts['id']}"
+        )
     else:
         say(f"{content} would be quarantined: repeat with --yes")
 
