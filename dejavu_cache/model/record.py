@@ -288,10 +288,6 @@ class Omission(FrozenModel):
     loss: Annotated[StrictFloat, Field(gt=0, lt=1)]
     """The share by which one of them may still be faster than the winner."""
 
-    def is_accepted(self, among: str, loss: float) -> bool:
-        """Return whether a tune of these configs that may lose a share has no more to measure."""
-        return self.among == among and self.loss <= loss
-
 
 class Winner(FrozenModel):
     """The config that was selected when the scenario was tuned."""
@@ -425,6 +421,11 @@ class Record(FrozenModel):
         return not any(
             entry.config == winner.config and entry.is_wrong for entry in self.measurements
         )
+
+    def omits(self, among: str, loss: float) -> bool:
+        """Return whether a tune of these configs left some out, and no more than may be lost."""
+        omission = self.winner.omission if self.winner else None
+        return omission is not None and omission.among == among and omission.loss <= loss
 
     @property
     def is_exemplary(self) -> bool:

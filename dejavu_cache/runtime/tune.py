@@ -365,14 +365,8 @@ def predicted_search(
 ) -> PredictedSearch | None:
     """Return what chooses some of the due configs, or None where all are to be measured.
 
-    They are where pruning leaves other configs of the next launch.
-
-    Args:
-        request: the scenario.
-        record: its record.
-        records: those to predict from.
-        due: the configs left to measure.
-        limit: the most of them to measure.
+    So they are where pruning leaves other configs of the next launch. At most `limit` of the `due`
+    configs are measured.
     """
     predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
     if not (limit < len(due) or predicts):

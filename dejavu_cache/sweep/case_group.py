@@ -239,11 +239,10 @@ class CaseGroup:
     @property
     def _omission(self) -> Omission | None:
         """What this sweep or an earlier one has left out, if no more may be lost by it."""
-        recorded = self._group.record.winner
-        for omission in (self._left_out, recorded and recorded.omission):
-            if omission and omission.is_accepted(self._digest, self._loss):
-                return omission
-        return None
+        record = self._group.record
+        if record.winner and record.omits(self._digest, self._loss):
+            return record.winner.omission
+        return self._left_out
 
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         undecided = self._group.undecided_configs(declared, self._default, self._names, case)

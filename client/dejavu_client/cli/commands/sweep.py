@@ -15,11 +15,7 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, worklist
 from ..errors import require_triton
-from ..options import (
-    JsonOption,
-    StoreOption,
-    parse_assignments,
-)
+from ..options import JsonOption, StoreOption, parse_assignments
 from ..output import say, show_json, show_progress
 
 if TYPE_CHECKING:
@@ -188,14 +184,7 @@ _REASONS = {"skipped": "no memory for it", "busy": "another sweep measures it"}
 
 
 def _say_report(report: SweepReport, url: str, lacking: int, why_empty: str | None) -> None:
-    """Print what became of a sweep's cases, what it left to do, and how to continue.
-
-    Args:
-        report: the sweep's report.
-        url: the store.
-        lacking: how many misses have no case in the suite.
-        why_empty: why the suite has no cases; None if it has some.
-    """
+    """Print what became of a sweep's cases, what it left to do, and how to continue."""
     if why_empty:
         say(f"nothing to tune: {why_empty}")
         return
