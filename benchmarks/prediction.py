@@ -95,7 +95,7 @@ def known_of(situation: str, gpu: str, kernel: str, number: int) -> Known:
     if situation == "nothing":
         return []
     if situation == "the other GPU":
-        return rows
+        return [*rows]
     return [row for index, row in enumerate(rows) if index != number]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -97,19 +96,16 @@ def test_a_class_name_is_used_once() -> None:
     assert {name: lines for name, lines in places.items() if len(lines) > 1} == {}
 
 
-def test_every_entry_is_a_test_that_exists() -> None:
+def test_the_list_of_slow_tests_is_sorted_and_names_tests_that_exist() -> None:
+    entries = read_slow_list()
+    assert entries == sorted(set(entries))
     inherited = (ROOT / "dejavu_cache" / "testing.py").read_text(encoding="utf-8")
-    for entry in read_slow_list():
+    for entry in entries:
         module, *classes, name = entry.split("::")
         text = (ROOT / module).read_text(encoding="utf-8")
         assert all(f"class {each}(" in text or f"class {each}:" in text for each in classes), entry
         text += inherited if classes else ""
         assert f"def {name}(" in text, f"{entry}: run `make slow-list`"
-
-
-def test_the_list_is_sorted_and_has_no_entry_twice() -> None:
-    entries = read_slow_list()
-    assert entries == sorted(set(entries))
 
 
 ATTENTION = "dejavu_cache.attention"
@@ -120,36 +116,26 @@ OWN = ("dejavu_cache", "dejavu_client", "dejavu_service", "programs", "support")
 """Packages of the project that scripts outside of the tests import."""
 
 
-def test_importing_the_library_loads_nothing_heavy() -> None:
-    code = """
-        import json, sys
-        import dejavu_cache
-        heavy = ("torch", "triton", "httpx", "sqlalchemy", "pydantic")
-        print(json.dumps([name for name in heavy if name in sys.modules]))
-    """
-    assert json.loads(run_python(code).stdout) == []
+STORES = """
+import dejavu_cache.model.record, dejavu_cache.model.selection
+import dejavu_cache.sweep.hosts, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
+from dejavu_cache import Pow2, Settings, open_store
+assert list(open_store("memory://").contexts()) == []
+"""
 
 
-def test_decorating_a_kernel_loads_no_torch() -> None:
-    code = """
-        import sys
-        from dejavu_cache import cached_autotune, install, serving
-        print("torch" in sys.modules)
-    """
-    assert run_python(code, TRITON_INTERPRET="").stdout == "False\n"
-
-
-def test_records_and_stores_need_no_triton() -> None:
-    code = """
-        import sys
-        for name in ("torch", "triton", "httpx", "sqlalchemy"):
-            sys.modules[name] = None
-        import dejavu_cache, dejavu_cache.model.record, dejavu_cache.model.selection
-        from dejavu_cache import Pow2, Settings, open_store
-        import dejavu_cache.sweep.hosts, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
-        assert list(open_store("memory://").contexts()) == []
-    """
-    run_python(code)
+@pytest.mark.parametrize(
+    ("imports", "unneeded"),
+    [
+        ("import dejavu_cache", "torch triton httpx sqlalchemy pydantic"),
+        ("from dejavu_cache import cached_autotune, install, serving", "torch"),
+        (STORES, "torch triton httpx sqlalchemy"),
+    ],
+    ids=["the library", "decorating a kernel", "records and stores"],
+)
+def test_nothing_heavy_is_imported_where_it_is_not_needed(imports: str, unneeded: str) -> None:
+    code = f"{imports}\nimport sys\nprint(sys.modules.keys() & {set(unneeded.split())})"
+    assert run_python(code, TRITON_INTERPRET="").stdout == "set()\n"
 
 
 def test_every_public_name_is_there() -> None:

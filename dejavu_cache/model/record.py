@@ -422,6 +422,11 @@ class Record(FrozenModel):
             entry.config == winner.config and entry.is_wrong for entry in self.measurements
         )
 
+    def omits(self, among: str, loss: float) -> bool:
+        """Return whether a tune of these configs left some out, and no more than may be lost."""
+        omission = self.winner.omission if self.winner else None
+        return omission is not None and omission.among == among and omission.loss <= loss
+
     @property
     def is_exemplary(self) -> bool:
         """Return whether other scenarios may go by the winner, as those of a decision tree do.

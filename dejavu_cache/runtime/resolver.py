@@ -181,7 +181,7 @@ class Resolver:
             notes.append("no winner: configs were timed, and their results not compared")
         if missing := rules.unmeasured_configs(request, own.record if own else None):
             note = f"unmeasured configs: {len(missing)}"
-            if own and own.record.winner and rules.is_omission_accepted(request, own.record):
+            if own and own.record.omits(request.declared.digest, request.budget.loss):
                 note += ", of which none is expected to be clearly faster"
             notes.append(note)
         for entry in own.record.measurements if own else ():

@@ -48,7 +48,6 @@ __all__ = [
     "due_configs",
     "earlier_timings",
     "has_work",
-    "is_omission_accepted",
     "is_trusted",
     "may_launch_default",
     "recorded_choice",
@@ -269,7 +268,7 @@ def due_configs(request: Request, record: Record | None) -> list[Config]:
     unmeasured = unmeasured_configs(request, record)
     if not unmeasured or budgeted_count(request, len(unmeasured)) == 0:
         return []
-    if record and is_omission_accepted(request, record):
+    if record and record.omits(request.declared.digest, request.budget.loss):
         return []
     return sorted(unmeasured, key=describe(request.default).__ne__)
 
@@ -280,16 +279,6 @@ def budgeted_count(request: Request, unmeasured: int) -> int:
         return unmeasured
     measured = len(request.declared) - unmeasured
     return max(min(unmeasured, request.budget.configs - measured), 0)
-
-
-def is_omission_accepted(request: Request, record: Record) -> bool:
-    """Return whether a tune of the same configs left some out, and no more than may be lost."""
-    omission = record.winner.omission if record.winner else None
-    return (
-        omission is not None
-        and omission.among == request.declared.digest
-        and omission.loss <= request.budget.loss
-    )
 
 
 def has_work(request: Request, record: Record) -> bool:

@@ -49,7 +49,7 @@ from .request import How, Request, Resolution
 if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
-__all__ = ["tune", "without_suspects"]
+__all__ = ["predicted_search", "tune", "without_suspects"]
 
 FEW = 24
 """Configs that are all measured: choosing among fewer saves less than it may cost."""
@@ -178,7 +178,7 @@ class Tune:
             try:
                 if due or (self._record.winner is None and not findings.is_raced):
                     limit = rules.budgeted_count(request, len(due))
-                    search = self._search(due, limit)
+                    search = predicted_search(request, self._record, self._records, due, limit)
                     self._measure(due[:limit], search, rules.earlier_timings(self._record))
                     findings.is_raced = True
                     if search is not None and search.is_settled:
@@ -207,42 +207,6 @@ class Tune:
         how: How = "tuned" if due or self._measured else "exact"
         chosen, reasons = request.declared[winner], reasons_not_compared(results)
         return request.resolution(how, chosen, self._records.url, reasons), self._measured
-
-    def _search(self, due: Sequence[Config], limit: int) -> PredictedSearch | None:
-        """Return what chooses some of the due configs, or None where all are to be measured.
-
-        A sweep measures all, so that there is something to predict from, and so does a launch of
-        which pruning leaves other configs than of the next one.
-        """
-        request = self._request
-        predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
-        if self._parent is not None or not (limit < len(due) or predicts):
-            return None
-        unmeasured = {*rules.unmeasured_configs(request, self._record)}
-        measured = {
-            entry.config: entry.median
-            for entry in self._record.measurements
-            if entry.config in request.declared and entry.config not in unmeasured
-        }
-        default = describe(request.default)
-        candidates = draw_candidates([*request.declared], [default, *measured])
-        neighbours = list(self._records.neighbours(request, NEAR_A_TUNE))
-        threads = threads_for(limit)
-        if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
-            return None
-        model = model_slowdowns(request, candidates, neighbours)
-        if model is None:
-            if limit < len(due):
-                warn_once(
-                    f"numpy {request.name}",
-                    f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
-                    "NumPy is not installed, which choosing among them needs",
-                )
-            return None
-        for config, median in measured.items():
-            model.note(config, median)
-        first = [default] if default in unmeasured else []
-        return PredictedSearch(model, first, limit, request.budget.loss, threads // 2)
 
     def _measure(
         self,
@@ -394,6 +358,43 @@ class Tune:
         if any(config in measured and measured[config].skipped for config in request.declared):
             return None  # a later launch tries again
         return request.resolution("default", request.default)
+
+
+def predicted_search(
+    request: Request, record: Record, records: KnownRecords, due: Sequence[Config], limit: int
+) -> PredictedSearch | None:
+    """Return what chooses some of the due configs, or None where all are to be measured.
+
+    So they are where pruning leaves other configs of the next launch. At most `limit` of the `due`
+    configs are measured.
+    """
+    predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
+    if not (limit < len(due) or predicts):
+        return None
+    measured = {
+        entry.config: entry.median
+        for entry in record.measurements
+        if entry.config in request.declared and entry.config not in due
+    }
+    default = describe(request.default)
+    candidates = draw_candidates([*request.declared], [default, *measured])
+    neighbours = list(records.neighbours(request, NEAR_A_TUNE))
+    threads = threads_for(limit)
+    if not neighbours and limit == len(due) <= ALL_AT_FIRST * threads:
+        return None
+    model = model_slowdowns(request, candidates, neighbours)
+    if model is None:
+        if limit < len(due):
+            warn_once(
+                f"numpy {request.name}",
+                f"{request.name}: the first {limit} of {len(due)} configs are measured, since "
+                "NumPy is not installed, which choosing among them needs",
+            )
+        return None
+    for config, median in measured.items():
+        model.note(config, median)
+    first = [default] if default in due else []
+    return PredictedSearch(model, first, limit, request.budget.loss, threads // 2)
 
 
 def without_suspects(

@@ -22,6 +22,7 @@ from ..model.merge import merge_records
 from ..model.record import (
     Failure,
     Measurement,
+    Omission,
     Record,
     RecordedLaunch,
     Results,
@@ -31,10 +32,12 @@ from ..model.record import (
 from ..model.scenario import Config, Context, Scenario, moment_after, now
 from ..model.selection import SHORTEST_TIMING, CaseScores, winner
 from ..runtime.autotuner import CachedAutotuner
+from ..runtime.known_records import KnownRecords
 from ..runtime.launch_recorder import pause_recording
 from ..runtime.request import Request, Resolution
 from ..runtime.resolver import Resolver
 from ..runtime.rules import budgeted_count, may_launch_default, trusted_configs
+from ..runtime.tune import predicted_search
 from ..settings import Mode
 from ..stores import Store, TieredStore
 from ..system.workers import ParentConnection
@@ -46,6 +49,7 @@ from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import refuse_uncompared
+from ..tuning.search import PredictedSearch
 from ..tuning.tuner import Tuner
 from .hosts import CaseJob
 from .journal import Journal
@@ -54,10 +58,14 @@ from .suite import Case
 __all__ = ["CaseGroup", "CaseTuner", "GroupRecord", "current_record", "make_request"]
 
 
-def make_request(case: Case) -> Request:
-    """Return the request that a launch of a case would make.
+def make_request(case: Case, loss: float = 0.0) -> Request:
+    """Return the request that a launch of a case would make, but for what its tune may leave out.
 
     `triton.heuristics` around the autotuner add their arguments, as they would in a launch.
+
+    Args:
+        case: the case.
+        loss: the share by which a config left out may be faster; 0 measures all.
 
     Raises:
         SettingsError: the case's kernel is not decorated with `cached_autotune`.
@@ -78,7 +86,8 @@ def make_request(case: Case) -> Request:
         if name not in arguments:
             break
         positional.append(arguments.pop(name))
-    return kernel.request(*positional, grid=case.grid, warmup=False, **arguments)
+    request = kernel.request(*positional, grid=case.grid, warmup=False, **arguments)
+    return replace(request, budget=replace(request.budget, loss=loss))
 
 
 def current_record(request: Request, store: Store) -> Record:
@@ -154,25 +163,29 @@ class CaseGroup:
     Args:
         cases: the cases, in the order in which they are measured; two at least.
         store: the store of the record.
+        loss: the share by which a config may be faster that is not measured in the first case.
 
     Raises:
         SettingsError: the cases' names cannot be recorded.
         Exception: any error of the first case's arguments.
     """
 
-    def __init__(self, cases: Sequence[Case], store: Journal) -> None:
+    def __init__(self, cases: Sequence[Case], store: Journal, loss: float = 0.0) -> None:
         """Make the arguments of the first case, which determine the scenario."""
         self._cases = cases
         self._names = [case.name for case in cases]
         _check_names(self._names)
         self._store = store
-        self._first: Request | None = (request := make_request(cases[0]))
+        self._loss = loss
+        self._first: Request | None = (request := make_request(cases[0], loss))
+        self._left_out: Omission | None = None
         self._tried: set[tuple[str, Config]] = set()
         # What one request says of all cases is kept, but not the request, which holds arguments.
         self.context, self.scenario = request.context, request.scenario
         self._group = GroupRecord(store, self.context, self.scenario)
         self._default = describe(request.default)
         self._declared = list(request.declared)
+        self._digest = request.declared.digest
         self._compares = request.check is not None
         configs = map(describe, request.autotuner.configs) if request.prunes else ()
         self._selectable = {*self._declared, *configs}
@@ -223,8 +236,18 @@ class CaseGroup:
         status = "partial" if is_partial else "tuned" if measured else "known"
         return {"status": status, "measured": measured}
 
+    @property
+    def _omission(self) -> Omission | None:
+        """What this sweep or an earlier one has left out, if no more may be lost by it."""
+        record = self._group.record
+        if record.winner and record.omits(self._digest, self._loss):
+            return record.winner.omission
+        return self._left_out
+
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
-        return self._group.undecided_configs(declared, self._default, self._names, case)
+        undecided = self._group.undecided_configs(declared, self._default, self._names, case)
+        timed = self._group.record.times_by_case if self._omission else undecided
+        return [config for config in undecided if config in timed]
 
     def _untimed_configs(self, case: str) -> list[Config]:
         """Return the configs that a case has to time and that were not tried in it."""
@@ -247,25 +270,37 @@ class CaseGroup:
         request, name, record = self._request(case), case.name, self._group.record
         undecided = self._undecided_configs(name, list(request.declared))
         undecided.sort(key=lambda config: config != self._default)
+        search = None
         if case is self._cases[0]:
-            undecided = undecided[: budgeted_count(request, len(undecided))]
+            limit = budgeted_count(request, len(undecided))
+            if record.times_by_case.keys().isdisjoint(undecided):
+                records = KnownRecords(TieredStore([self._store]))
+                search = predicted_search(request, record, records, undecided, limit)
+            undecided = undecided[:limit]
         self._tried.update((name, config) for config in self._untimed_configs(name))
         earlier = [
             record.by_config[config].model_copy(update={**_alone(times[name]), "cases": None})
             for config, times in record.times_by_case.items()
             if name in times
         ]
-        return self._measure_configs(name, request, undecided, earlier, tuner)
+        measured = self._measure_configs(name, request, undecided, search, earlier, tuner)
+        if search is not None and search.is_settled:
+            self._left_out = Omission(among=self._digest, loss=self._loss)
+        return measured
 
     def _measure_configs(
         self,
         case: str,
         request: Request,
         configs: Sequence[Config],
+        search: PredictedSearch | None,
         earlier: Sequence[Measurement],
         tuner: CaseTuner,
     ) -> int:
-        """Measure configs in a case, and return how many were measured; `earlier` ones race too."""
+        """Measure configs in a case, and return how many were measured; `earlier` ones race too.
+
+        A search proposes others in their place.
+        """
         function = find_jit_function(request.autotuner)
         in_memory = {} if function is None else keys_in_memory(function)
         with closing(tuner.mark(request)) as mark, pause_recording(request.autotuner):
@@ -277,7 +312,7 @@ class CaseGroup:
                 earlier=earlier,
             )
             try:
-                for measurements in trial.tune(configs):
+                for measurements in trial.tune(configs, search):
                     joined = (self._group.with_case(case, one) for one in measurements)
                     self._group.put_measurements(joined)
             finally:
@@ -293,8 +328,9 @@ class CaseGroup:
         Raises:
             SettingsError: the case has another scenario than before.
         """
-        first, self._first = self._first, None
-        request = first if first is not None and case is self._cases[0] else make_request(case)
+        request, self._first = self._first, None
+        if request is None or case is not self._cases[0]:
+            request = make_request(case, self._loss)
         if (request.context, request.scenario) != (self.context, self.scenario):
             raise SettingsError(
                 f"case {case.name}: its scenario changes from call to call: seed what is drawn"
@@ -326,7 +362,7 @@ class CaseGroup:
             launches = launches or tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             )
-        self._group.write_winner(best, joined, launches)
+        self._group.write_winner(best, joined, launches, self._omission)
         return True
 
     def _compare(
@@ -452,12 +488,16 @@ class GroupRecord:
             self.put_measurements(rescaled)
 
     def write_winner(
-        self, config: Config, results: Results, launches: Sequence[RecordedLaunch] | None
+        self,
+        config: Config,
+        results: Results,
+        launches: Sequence[RecordedLaunch] | None,
+        omission: Omission | None,
     ) -> None:
         """Write the config that was selected over all cases, and the verdicts on its results."""
         recorded = self.record.winner
         at = moment_after(recorded.at if recorded else None)
-        winner = Winner(config=config, at=at, results=dict(results) or None)
+        winner = Winner(config=config, at=at, results=dict(results) or None, omission=omission)
         launched = None if launches is None else tuple(launches)
         scenario = self.record.scenario
         self.put(Record(scenario=scenario, winner=winner, launches=launched))

@@ -51,12 +51,14 @@ class SweepSpec(FrozenModel):
         options: the suite's options by name.
         store: URL of the store to read and write.
         misses: if not None, only these scenarios are measured.
+        loss: the share by which a config that is not measured may be faster; 0 measures all.
     """
 
     suite: str
     options: Mapping[str, str] = Field(default_factory=dict)
     store: str
     misses: tuple[MissedScenario, ...] | None = None
+    loss: float = 0.0
 
 
 class CaseJob(FrozenModel):

@@ -63,6 +63,10 @@ class Journal(Store):
         """Return the store's records of a context."""
         return self.home.records(context)
 
+    def scenario_texts(self, context: Context) -> Iterator[str]:
+        """Return the store's scenarios of a context."""
+        return self.home.scenario_texts(context)
+
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the store's contexts."""
         return self.home.contexts(kernel)

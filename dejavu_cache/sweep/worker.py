@@ -51,7 +51,7 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._misses = spec.misses
+        self._misses, self._loss = spec.misses, spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
         if (cases or spec.misses) and not has_device():
@@ -105,8 +105,8 @@ class SweepWorker:
 
     def _subject(self, job: CaseJob) -> Request | CaseGroup:
         if job.group and job.do == "measure":
-            return CaseGroup([self._cases[name] for name in job.group], self.journal)
-        return make_request(self._cases[job.case])
+            return CaseGroup([self._cases[name] for name in job.group], self.journal, self._loss)
+        return make_request(self._cases[job.case], self._loss)
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
         if isinstance(subject, CaseGroup):

@@ -8,6 +8,8 @@ MAKING one that grows while arguments are made, and BENCH_SECONDS the time of a 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import sys
 import time
@@ -17,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dejavu_cache import cached_autotune
+from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.sweep.suite import Case, Suite
 
 latest = ""
@@ -90,6 +92,37 @@ draw = cached_autotune(
     check=True,
 )(add_one)
 draw.fn = LoggedDraw(draw.fn)
+
+
+class LoggedSpace(Logged):
+    def run(self, *args, **kwargs):
+        global latest
+        latest = f"{args[2]} {kwargs['BLOCK']} {kwargs['num_warps']} {kwargs['num_stages']}"
+        return self.fn.run(*args, **kwargs)
+
+
+def bench_space(kernel_call, quantiles):
+    """Be fastest with the block of the square root, four warps and two stages."""
+    kernel_call()
+    with open(os.environ["LOG"], "a") as log:
+        log.write(f"{latest}\n")
+    size, block, warps, stages = (math.log2(int(value)) for value in latest.split())
+    return [1.5 ** (abs(block - size / 2) + abs(warps - 2) / 2 + abs(stages - 1) / 4)] * 3
+
+
+space = cached_autotune(
+    configs=config_space({"BLOCK": [4, 8, 16, 32]}, num_warps=[1, 2, 4, 8], num_stages=[1, 2, 3]),
+    key=["n"],
+    do_bench=bench_space,
+)(add_one)
+space.fn = LoggedSpace(space.fn)
+
+
+def space_cases(sizes, draws="1"):
+    """Return cases of a kernel with 48 configs, several of each size."""
+    for size in map(int, sizes.split()):
+        for draw in range(int(draws)):
+            yield dataclasses.replace(case(size), name=f"{size} {draw}", kernel=space)
 
 
 def _report_making():

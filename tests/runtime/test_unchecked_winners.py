@@ -1,9 +1,10 @@
-"""A winner that is wrong, or that nobody compared, never runs in a process that may tune."""
+"""A config that is wrong, or that nobody compared, never runs in a process that may tune."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +12,68 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.copying import DEFAULT, RIGHT, WRONG, decorate, explain, launch
+from support.addition import Bench
 from support.records import first_record
 
-from dejavu_cache import cached_autotune
+import dejavu_cache
+from dejavu_cache import Pow2, ScenarioNotTuned, cached_autotune
 from dejavu_cache.model.record import (
     BEHIND_POINTERS,
     NO_MEMORY,
     NOT_REPEATABLE,
+    Failure,
     Measurement,
     OutputVerdict,
+    Pin,
     Record,
     Results,
     Winner,
     reasons_not_compared,
 )
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.runtime.tune import Tune
+from dejavu_cache.settings import current_settings
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.tuning.result_check import ResultCheck
 
 MEMORY = f"{NO_MEMORY} left on the device to compare results"
 POINTERS = f"{BEHIND_POINTERS}: nothing shows what is written"
 NOISE = f"{NOT_REPEATABLE}: it draws numbers"
+
+DEFAULT, RIGHT, WRONG = (
+    triton.Config({"STEP": 1, "LIMIT": 1024}),
+    triton.Config({"STEP": 2, "LIMIT": 1024}),
+    triton.Config({"STEP": 3, "LIMIT": 4}),
+)
+
+
+@triton.jit
+def copy(x_ptr, out_ptr, n, STEP: tl.constexpr, LIMIT: tl.constexpr):
+    """Copy n numbers; a config whose LIMIT is less than n leaves some out."""
+    at = tl.arange(0, 128)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=(at < n) & (at < LIMIT))
+
+
+def decorate(folder: Path, configs: list[triton.Config], *times: float, **options: Any) -> Any:
+    """Return the kernel as a new process would decorate it; times are those of the configs."""
+    options = {"do_bench": Bench(times or (3.0, 1.0, 2.0)), "buckets": {"n": Pow2()}, **options}
+    return cached_autotune(configs, ["n"], store=folder, **options)(copy)
+
+
+def launch(kernel: Any, n: int = 100) -> bool:
+    """Launch, and return whether the results are right."""
+    x, out = torch.rand(128), torch.zeros(128)
+    kernel[(1,)](x, out, n)
+    return bool(torch.equal(out[:n], x[:n]))
+
+
+def explain(kernel: Any, n: int = 100) -> Any:
+    return kernel.explain(torch.rand(128), torch.zeros(128), n)
+
+
+def choice(kernel: Any) -> tuple[str, dict[str, Any]]:
+    found = explain(kernel)
+    return found.how, found.config.kwargs
 
 
 def start_process(folder: Path, fast: triton.Config = WRONG, **options: Any) -> Any:
@@ -220,10 +260,10 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
 ) -> None:
     record_uncompared(tmp_path, RIGHT, MEMORY)
     reader = start_process(tmp_path, RIGHT, mode="reuse")
-    found = explain(reader, 90)
+    found = explain(reader, 40)
     assert (found.how, found.not_compared) == ("predicted", [f"out_ptr: {MEMORY}"])
     tuner = start_process(tmp_path, RIGHT)
-    assert explain(tuner, 90).how == "default"
+    assert explain(tuner, 40).how == "default"
 
 
 def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
@@ -281,3 +321,169 @@ def test_a_kernel_that_works_in_place_ran_once_after_its_tune(fastest: int) -> N
     kernel[lambda values: (triton.cdiv(100, values["BLOCK"]),)](x, 100)
     assert kernel.best_config is CONFIGS_IN_PLACE[fastest]
     assert torch.equal(x, torch.ones(100))
+
+
+def failing_hook(error: BaseException, at: int) -> Callable[[Any], None]:
+    """Return a hook that raises an error at one of the launches of its config."""
+    launches = count(1)
+
+    def fail(arguments: Any) -> None:
+        if next(launches) == at:
+            raise error
+
+    return fail
+
+
+def test_the_runner_up_of_a_winner_that_the_author_removes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = decorate(tmp_path, [DEFAULT, RIGHT, WRONG])
+    assert launch(kernel)
+    assert kernel.best_config.kwargs == RIGHT.kwargs
+    edited = decorate(tmp_path, [DEFAULT, WRONG])
+    assert launch(edited)
+    assert edited.best_config.kwargs == DEFAULT.kwargs
+    assert edited.benchmarked == 0
+    assert "is fast but wrong" in caplog.text
+
+
+def test_the_runner_up_of_a_winner_that_pruning_leaves_out(tmp_path: Path) -> None:
+    def keep_even(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return [config for config in configs if named["n"] % 2 == 0 or config.kwargs["STEP"] != 2]
+
+    pruning = {"prune_configs_by": {"early_config_prune": keep_even}}
+    for _ in range(2):
+        kernel = decorate(tmp_path, [DEFAULT, RIGHT, WRONG], **pruning)
+        for n in (100, 101, 100, 101):
+            assert launch(kernel, n)
+            assert kernel.best_config.kwargs == (DEFAULT if n % 2 else RIGHT).kwargs
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("of the host"), OSError(28, "no space left on device")], ids=str
+)
+def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    default = triton.Config(DEFAULT.kwargs, pre_hook=failing_hook(error, 1))
+    kernel = decorate(tmp_path, [default, WRONG])
+    assert launch(kernel)
+    assert kernel.best_config is default
+    assert "results cannot be computed now" in caplog.text
+    assert next(kernel.home.records(kernel.context), None) is None
+    kernel.forget_choices()
+    assert launch(kernel)
+    assert (kernel.best_config, kernel.benchmarked) == (default, 2)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a store in which a tune has recorded its timings, but not yet who has won."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.compare", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            launch(decorate(tmp_path, [DEFAULT, WRONG]))
+    return tmp_path
+
+
+def test_a_process_that_waits_for_the_comparison_runs_the_default(
+    unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEJAVU_CACHE_TUNE_WAIT", "0.1")
+    current_settings.cache_clear()
+    kernel = decorate(unfinished, [DEFAULT, WRONG])
+    context, record = first_record(kernel.home)
+    assert (record.winner, len(record.measurements)) == (None, 2)
+    with kernel.home.lease(context, record.scenario, wait=0):
+        assert launch(kernel)
+    assert kernel.best_config.kwargs == DEFAULT.kwargs
+    assert kernel.benchmarked == 0
+
+
+def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path) -> None:
+    """Inductor would have it launched by itself."""
+    kernel = decorate(unfinished, [DEFAULT, WRONG])
+    found = kernel.look_up(torch.rand(128), torch.zeros(128), 100)
+    assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)
+
+
+class TestWhereNothingMayBeMeasured:
+    """Without a winner, a record is a miss, unless the author has switched the comparison off."""
+
+    def test_a_fallback_runs_and_the_scenario_is_missed(
+        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
+        missed = list_misses(kernel, monkeypatch)
+        assert launch(kernel)
+        explained = explain(kernel)
+        assert explained.how == "default"
+        assert "unmeasured" not in str(explained)
+        assert "no winner: configs were timed, and their results not compared" in str(explained)
+        assert "the nearest record" not in str(explained)
+        assert [scenario.args for scenario in missed] == [{"n": 64}]
+
+    def test_a_neighbour_stands_in(self, unfinished: Path) -> None:
+        assert launch(decorate(unfinished, [DEFAULT, RIGHT]), 60)
+        kernel = decorate(unfinished, [DEFAULT, RIGHT, WRONG], mode="reuse")
+        assert launch(kernel)
+        assert choice(kernel) == ("predicted", RIGHT.kwargs)
+
+    def test_strict_says_what_to_do(
+        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="strict")
+        missed = list_misses(kernel, monkeypatch)
+        with pytest.raises(ScenarioNotTuned, match=r"no winner .* finish its tune by .* sweep"):
+            launch(kernel)
+        assert len(missed) == 1
+
+    def test_it_is_tuned_once_it_may_be(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG])
+        with dejavu_cache.serving():
+            assert launch(kernel)
+            assert choice(kernel) == ("default", DEFAULT.kwargs)
+        kernel.forget_choices()
+        assert launch(kernel)
+        assert choice(kernel) == ("exact", DEFAULT.kwargs)
+
+    def test_without_the_comparison_the_timings_serve(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="strict", check=False)
+        assert choice(kernel) == ("exact", WRONG.kwargs)
+
+    def test_a_pin_serves_if_the_launch_may_run_it(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, RIGHT, WRONG], mode="reuse")
+        add(kernel, pin=Pin(config=describe(RIGHT), at=now()))
+        assert choice(kernel) == ("pinned", RIGHT.kwargs)
+        without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
+        assert choice(without) == ("default", DEFAULT.kwargs)
+
+    def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
+        """As on a server, which drops such a winner; the runner-up was not compared."""
+        configs = [DEFAULT, RIGHT, triton.Config({"STEP": 3, "LIMIT": 1024})]
+        assert launch(decorate(tmp_path, configs))
+        kernel = decorate(tmp_path, configs, mode="reuse")
+        assert choice(kernel) == ("exact", RIGHT.kwargs)
+        failure = Failure(kind="wrong", reason="by an audit")
+        add(
+            kernel,
+            measurements=(Measurement(config=describe(RIGHT), failure=failure, at=now()),),
+        )
+        assert choice(kernel) == ("default", DEFAULT.kwargs)
+
+
+def add(kernel: Any, **parts: Any) -> None:
+    """Add something to the only record of a kernel's store."""
+    context, record = first_record(kernel.home)
+    kernel.home.put(context, [Record(scenario=record.scenario, **parts)])
+
+
+def list_misses(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """Return a list of what comes on the worklist of a kernel's store."""
+    missed: list[Scenario] = []
+    monkeypatch.setattr(kernel.home, "miss", lambda context, scenario: missed.append(scenario))
+    return missed

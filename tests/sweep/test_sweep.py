@@ -69,6 +69,23 @@ def test_a_budget_ends_a_sweep_and_the_next_one_goes_on(sweeps: Sweeps) -> None:
     assert sweeps.recorded_times == sweeps.whole()
 
 
+@pytest.mark.parametrize("draws", ["1", "2"])
+def test_what_is_known_predicts_what_a_sweep_leaves_out(sweeps: Sweeps, draws: str) -> None:
+    def sweep(*arguments: str) -> int:
+        sweeps.run("--option", f"draws={draws}", *arguments, suite=":space_cases")
+        return len({line for line in sweeps.measurements_taken if line.startswith("256 ")})
+
+    sweeps.run("--option", "sizes=64 1024", suite=":space_cases")
+    new, predicted = ("--option", "sizes=256"), ("--tune-loss", "0.01")
+    few = sweep(*new, *predicted)
+    assert 8 <= few < 40
+    assert "256 16 4 2" in sweeps.measurements_taken  # the best
+    taken = sweeps.measurements_taken
+    sweep(*new, *predicted)
+    assert sweeps.measurements_taken == taken
+    assert sweep(*new) == 48
+
+
 def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
     """Nor is another sweep to blame: nobody measures it."""
     store = FileStore(swept.store)

@@ -217,13 +217,10 @@ def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
     assert compile_failure_of(error) is None, "it is no config's"
 
 
-def test_a_handler_of_any_kind_of_object_is_no_harm() -> None:
-    signal.signal(signal.SIGUSR1, Mock())
-    assert not is_from_signal_handler(ValueError())
-
-
-def test_an_error_of_the_same_type_is_not() -> None:
-    signal.signal(signal.SIGUSR1, Limit())
-    with pytest.raises(TimeoutError) as error:
-        raise_limit()
-    assert not is_from_signal_handler(error.value)
+def test_other_errors_are_told_apart() -> None:
+    """Of the same type, and where an object of any kind handles the signal."""
+    for handler in (Limit(), Mock()):
+        signal.signal(signal.SIGUSR1, handler)
+        with pytest.raises(TimeoutError) as error:
+            raise_limit()
+        assert not is_from_signal_handler(error.value)

@@ -6,30 +6,15 @@ import pytest
 from support.checkout import ROOT
 from support.processes import run_python
 
-PREPARE = {
-    "ForkLock()": "lock = ForkLock()",
-    "ForkCondition()": "lock = ForkCondition()",
-    "uninterrupted()": "lock = uninterrupted()",
-    "MemoryStore().lease()": "store, asked = MemoryStore(), (context(), record().scenario)",
-}
 TAKE = {
     "ForkLock()": "with lock: pass",
     "ForkCondition()": "with lock: lock.notify_all()",
     "uninterrupted()": "with uninterrupted(): pass",
-    "MemoryStore().lease()": "with store.lease(*asked, wait=0.0): pass",
+    "MemoryStore()": "with lock.lease(*asked, wait=0.0): pass",
 }
-IS_FREE = {
-    "MemoryStore().lease()": """
-        with store.lease(*asked, wait=0.0) as is_free:
-            found.append(is_free)""",
-}
-LOOK = """
-        if is_free := lock.acquire(blocking=False):
-            lock.release()
-        found.append(is_free)"""
 
 
-@pytest.mark.parametrize("what", PREPARE)
+@pytest.mark.parametrize("what", TAKE)
 def test_a_signal_handler_that_raises_leaves_no_lock_locked(what: str) -> None:
     """Such as a time limit's: every later launch would wait for the lock, in any other thread."""
     code = f"""
@@ -48,11 +33,17 @@ def test_a_signal_handler_that_raises_leaves_no_lock_locked(what: str) -> None:
             is_armed = False
             raise LimitError
 
-    {PREPARE[what]}
+    lock, asked = {what}, (context(), record().scenario)
     is_armed, found = False, []
 
     def look():
-{IS_FREE.get(what, LOOK)}
+        if isinstance(lock, MemoryStore):
+            with lock.lease(*asked, wait=0.0) as is_free:
+                found.append(is_free)
+        else:
+            found.append(lock.acquire(blocking=False))
+            if found[-1]:
+                lock.release()
 
     signal.signal(signal.SIGALRM, limit)
     # Again and again, since one signal may come before the loop.

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import fork_python, run_python
@@ -44,21 +45,31 @@ def test_unset_tools_are_not_run_for_their_versions() -> None:
     assert run_python(code).stdout.split() == ["{}", "0"]
 
 
+PRINT_SETTINGS = """
+    import sys
+    from triton import knobs
+    from dejavu_cache.triton_internals.environment import compiler_settings
+    if len(sys.argv) > 1:
+        knobs.nvidia.ptxas = sys.argv[1]
+    print(*compiler_settings())
+"""
+
+
 def test_a_tool_of_ones_own_counts(tmp_path: Path) -> None:
     tool = tmp_path / "ptxas"
     tool.write_text("#!/bin/sh\necho release 12.9, V12.9.1\n")
     tool.chmod(0o755)
-    code = """
-        import sys
-        from triton import knobs
-        from dejavu_cache.triton_internals.environment import compiler_settings
-        print(*compiler_settings())
-        knobs.nvidia.ptxas = sys.argv[1]
-        print(*compiler_settings())
-    """
-    assert run_python(code, str(tool)).stdout.split() == ["TRITON_PTXAS_PATH"]
-    by_variable = run_python(code, str(tool), TRITON_PTXAS_PATH=str(tool))
-    assert by_variable.stdout.split() == ["TRITON_PTXAS_PATH"] * 2
+    by_knob = run_python(PRINT_SETTINGS, str(tool))
+    by_variable = run_python(PRINT_SETTINGS, TRITON_PTXAS_PATH=str(tool))
+    assert by_knob.stdout == by_variable.stdout == "TRITON_PTXAS_PATH\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TRITON_DEBUG", "1"), ("TRITON_INSTRUMENTATION_MODE", "consan")]
+)
+def test_variables_that_triton_reads_when_imported_count(variable: str, value: Any) -> None:
+    done = run_python(PRINT_SETTINGS, TRITON_INTERPRET="", **{variable: value})
+    assert done.stdout != "\n"
 
 
 COUNT = """
@@ -86,9 +97,8 @@ LAUNCH = f"""{COUNT}
 """
 
 
-def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
-    fork_python(
-        f"""{LAUNCH}
+LAUNCHES = {
+    "while it asks for the device": """
     began = []
     driver = triton.runtime.driver.active
     target = driver.get_current_target()
@@ -100,10 +110,30 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     driver.get_current_target = get_target
     make(mode="reuse")[(1,)](x, x, 64)
     assert began[0] == 1
-    assert computed().misses == 1
     """,
-        TRITON_INTERPRET="0",
-    )
+    "and a first tune waits for it": """
+    make(mode="tune")[(1,)](x, x, 64)
+    """,
+    "and a first tune that compiles one by one waits for it": """
+    from dejavu_cache.tuning import compile_ahead
+
+    compile_ahead.may_compile_in_threads = lambda: False
+    make(mode="tune")[(1,)](x, x, 64)
+    """,
+    "even where no other thread can be started": """
+    environment.start_thread = lambda target, name: None
+    make(mode="reuse")[(1,)](x, x, 64)
+    """,
+}
+
+
+@pytest.mark.parametrize("how", LAUNCHES)
+def test_a_first_launch_computes_it(how: str) -> None:
+    assertions = """
+    assert computed().misses == 1
+    assert pretended_gpu.LAUNCHED
+    """
+    fork_python(LAUNCH + LAUNCHES[how] + assertions, TRITON_INTERPRET="0")
 
 
 @pytest.mark.parametrize(
@@ -131,32 +161,6 @@ def test_install_computes_it_beside_imports_where_kernels_will_be_compiled(
     """,
         DEJAVU_CACHE_MODE=mode,
         TRITON_INTERPRET=interpreted,
-    )
-
-
-@pytest.mark.parametrize("has_modes", [True, False], ids=["asynchronous", "one by one"])
-def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
-    fork_python(
-        f"""{LAUNCH}
-    from dejavu_cache.tuning import compile_ahead
-
-    if not {has_modes}:
-        compile_ahead.may_compile_in_threads = lambda: False
-    make(mode="tune")[(1,)](x, x, 64)
-    assert computed().misses == 1
-    """,
-        TRITON_INTERPRET="0",
-    )
-
-
-def test_a_launch_survives_a_process_without_another_thread() -> None:
-    fork_python(
-        f"""{LAUNCH}
-    environment.start_thread = lambda target, name: None
-    make(mode="reuse")[(1,)](x, x, 64)
-    assert len(pretended_gpu.LAUNCHED) == 1
-    """,
-        TRITON_INTERPRET="0",
     )
 
 

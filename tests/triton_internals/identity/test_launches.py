@@ -53,20 +53,6 @@ def test_what_no_text_of_a_kernel_shows_is_seen(findings: dict[str, Any]) -> Non
     assert len(changes["tuned"]) > len(CHANGES)  # each is launched with two alignments
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"), [("TRITON_DEBUG", "1"), ("TRITON_INSTRUMENTATION_MODE", "consan")]
-)
-def test_variables_that_triton_reads_when_imported_count(variable: str, value: str) -> None:
-    code = """
-        import os, sys
-        os.environ[sys.argv[1]] = sys.argv[2]
-        from dejavu_cache.triton_internals.environment import compiler_settings
-        print(compiler_settings())
-    """
-    done = run_python(code, variable, value, TRITON_INTERPRET="")
-    assert done.stdout != "{}\n"
-
-
 def test_a_recorded_launch_of_other_code_is_generated_once(tmp_path: Path) -> None:
     code = """
         import sys

@@ -128,12 +128,9 @@ def verify(
 
 
 def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int:
-    """Run a program to its end, and return its exit code; what ends this process ends it too.
+    """Run a program that reports to a folder to its end, and return its exit code.
 
-    Args:
-        command: the program and its arguments.
-        report: the folder in which it reports.
-        stdout: where it prints; None for this process's own.
+    What ends this process ends it too.
     """
 
     def end(number: int, frame: object) -> None:

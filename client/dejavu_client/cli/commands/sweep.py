@@ -15,11 +15,7 @@ from dejavu_cache.system.notices import counted
 
 from ..chosen_store import open_chosen_store, worklist
 from ..errors import require_triton
-from ..options import (
-    JsonOption,
-    StoreOption,
-    parse_assignments,
-)
+from ..options import JsonOption, StoreOption, parse_assignments
 from ..output import say, show_json, show_progress
 
 if TYPE_CHECKING:
@@ -59,6 +55,16 @@ def sweep(
             "--from-misses", help="Only what programs asked the server for and nobody has tuned."
         ),
     ] = False,
+    tune_loss: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=0.5,
+            help="Leave out configs that records of other sizes and GPUs make unlikely to be "
+            "faster by more than this share.",
+        ),
+    ] = 0.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which cases are not tuned; measure nothing.")
     ] = False,
@@ -82,7 +88,9 @@ def sweep(
         )
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses)
+    if tune_loss:
+        import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
+    spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses, tune_loss)
     seconds = _seconds(budget) if budget else None
     show_progress()
     try:
@@ -109,7 +117,9 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
+def _spec(
+    suite: str, options: dict[str, str], url: str, from_misses: bool, loss: float
+) -> SweepSpec:
     from dejavu_cache.sweep.hosts import MissedScenario, SweepSpec
 
     misses = [
@@ -120,9 +130,8 @@ def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> S
         )
         for miss in (worklist(url) if from_misses else ())
     ]
-    return SweepSpec(
-        suite=suite, options=options, store=url, misses=tuple(misses) if from_misses else None
-    )
+    wanted = tuple(misses) if from_misses else None
+    return SweepSpec(suite=suite, options=options, store=url, misses=wanted, loss=loss)
 
 
 def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
@@ -175,14 +184,7 @@ _REASONS = {"skipped": "no memory for it", "busy": "another sweep measures it"}
 
 
 def _say_report(report: SweepReport, url: str, lacking: int, why_empty: str | None) -> None:
-    """Print what became of a sweep's cases, what it left to do, and how to continue.
-
-    Args:
-        report: the sweep's report.
-        url: the store.
-        lacking: how many misses have no case in the suite.
-        why_empty: why the suite has no cases; None if it has some.
-    """
+    """Print what became of a sweep's cases, what it left to do, and how to continue."""
     if why_empty:
         say(f"nothing to tune: {why_empty}")
         return

@@ -131,16 +131,10 @@ def import_records(
 
 
 def _record_texts(file: str) -> list[tuple[str, str]]:
-    """Return the texts of a file's record sets, all of which can be parsed, and their places.
+    """Return the texts of a file's record sets, or of standard input's (`-`), and their places.
 
-    A file is an export, or one of a store's own. Texts take a fraction of their records' memory.
-    Those without records are left out.
-
-    Args:
-        file: the path; `-` is standard input.
-
-    Raises:
-        StoreError: it cannot be read, is damaged, or has a newer format.
+    It is an export, or a store's own file. All texts can be parsed; they take a fraction of their
+    records' memory. Those without records are left out.
     """
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -182,19 +176,10 @@ def _count_kernels(contexts: list[Context]) -> str:
 
 
 def _export_tables(source: Store, engine: str, folder: Path, version: str) -> None:
-    """Write a store's tuned tables into a folder, in the format of an engine.
+    """Write a store's tuned tables into a folder, in the format of an engine of `TABLE_FILES`.
 
-    Args:
-        source: the store.
-        engine: a key of `TABLE_FILES`.
-        folder: is made if it does not exist; other files in it stay.
-        version: of Triton; empty for the installed one, and for all where the engine keeps one
-            folder for each.
-
-    Raises:
-        NothingFoundError: the store has no tables, or none of that version.
-        StoreError: the first file cannot be written.
-        PartlyDoneError: a later one cannot be written.
+    Other files in it stay. They are for a version of Triton; empty is the installed one, and all
+    versions where the engine keeps a folder for each.
     """
     tables = collect_tables(source)
     wanted = version or ("" if engine == "sglang" else triton_version() or "")
