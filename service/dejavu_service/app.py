@@ -45,7 +45,7 @@ _DRAIN_STEP = 0.1
 _IDLE_SECONDS = 75
 """Seconds for which an idle connection is kept: longer than proxies keep theirs to a server."""
 _STARTUP_FAILURE = 3
-"""Exit code if the server could not start to listen, as of uvicorn's own command."""
+"""Exit code if the server could not start to listen, as of uvicorn since 0.50."""
 _ARENA_MAX = -8
 """Number of `M_ARENA_MAX` among the parameters of glibc's `mallopt`."""
 _ARENAS = 2
@@ -169,7 +169,7 @@ def run(settings: ServerSettings) -> None:
     # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
-    with suppress(KeyboardInterrupt):  # raised again once the server has stopped
+    with suppress(KeyboardInterrupt, SystemExit):  # a signal's, raised again; a failed start's
         server.run()
     if not server.started:
         raise SystemExit(_STARTUP_FAILURE)
