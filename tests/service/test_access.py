@@ -30,7 +30,9 @@ MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
 
 
-def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) -> None:
+def test_open_reading_is_only_reading_and_adds_no_rows(
+    url: str, database: Database, token: MakeToken
+) -> None:
     app = create_app(ServerSettings(database=url, open_read=True))
     admin, reader = token("admin"), token("read")
     names = {"namespace": "none", "context": context().digest, "scenario": scenario().digest}
@@ -53,6 +55,9 @@ def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) ->
             assert sum(answer.is_success for answer in asked) > 10
             app.state.server.reader.flush()
             assert count_rows(database) == rows
+        for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
+            assert client.get(path).status_code == 200
+        assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
 
 
 def count_rows(database: Database) -> dict[str, int]:
@@ -157,14 +162,6 @@ def test_without_tokens_only_this_machine_is_answered(client: httpx.Client) -> N
     for sent in (*LOCAL, *STRANGE):
         status = client.get("/v1/main/contexts", headers=sent).status_code
         assert status == (200 if sent in LOCAL else 403), sent
-
-
-def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
-    token("admin")
-    with client_of(create_app(ServerSettings(database=url, open_read=True))) as client:
-        for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
-            assert client.get(path).status_code == 200
-        assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
 
 
 FOREIGN_PAGES: list[dict[str, str]] = [
