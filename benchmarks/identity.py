@@ -42,7 +42,9 @@ def main() -> None:
     parser.add_argument("--attention", type=int, default=0, help="edits of attention kernels")
     parser.add_argument("--times", action="store_true", help="time first looks and hits, too")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument(
+        "--targets", nargs="+", default=["cuda:90", "gfx942"], choices=list(TARGETS)
+    )
     parser.add_argument("--out", type=Path, help="a folder for the result")
     options = parser.parse_args()
     import triton

@@ -90,28 +90,27 @@ def make(**options: Any) -> Any:
     return cached_autotune(**{"configs": CONFIGS, "key": ["n"], **options})(add_one)
 
 
-def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
+OVER: dict[str, Any] = {"mode": "reuse", "buckets": {"n": Pow2(max=16)}, "default": CONFIGS[1]}
+"""Options of a decorator that a policy has, too."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "default", "n"),
+    [("reuse", {}, CONFIGS[2], 64), ("strict", OVER, CONFIGS[1], 16)],
+    ids=["the policy", "the decorator"],
+)
+def test_a_kernel_gets_what_its_pattern_says_and_the_decorator_counts_over_it(
+    policy: Path, mode: str, options: dict[str, Any], default: Any, n: int
+) -> None:
     policy.write_text(
-        '[[kernel]]\nmatch = "*"\nmode = "strict"\n'
-        '[[kernel]]\nmatch = "support.addition.*"\nmode = "reuse"\nbuckets = { n = "pow2" }\n'
-        "default = { BLOCK = 64 }\ntune_seconds = 3\n"
+        '[[kernel]]\nmatch = "*"\nmode = "strict"\n[[kernel]]\nmatch = "support.addition.*"\n'
+        f'mode = "{mode}"\nbuckets = {{ n = "pow2" }}\ndefault.BLOCK = 64\ntune_seconds = 3\n'
     )
-    kernel = make()
+    kernel = make(**options)
     launch(kernel, 100)
-    assert kernel.best_config is CONFIGS[2]
+    assert kernel.best_config is default
     asked = kernel.request(*[None] * 2, 100)
-    assert (asked.scenario.args, asked.budget.seconds) == ({"n": 64}, 3.0)
-
-
-def test_the_decorator_counts_over_it(policy: Path) -> None:
-    policy.write_text(
-        '[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\n'
-        "default = { BLOCK = 64 }\n"
-    )
-    kernel = make(mode="reuse", buckets={"n": Pow2(max=16)}, default=CONFIGS[1])
-    launch(kernel, 100)
-    assert kernel.best_config is CONFIGS[1]
-    assert kernel.request(None, None, 100).scenario.args == {"n": 16}
+    assert (asked.scenario.args, asked.budget.seconds) == ({"n": n}, 3.0)
 
 
 def test_buckets_of_every_kind_can_be_written(policy: Path) -> None:

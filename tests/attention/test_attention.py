@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,20 +185,6 @@ def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
     arguments: list[Any] = [drawn.get(name) for name in inspect.signature(make_batch).parameters]
     batch = make_batch(*arguments)
     assert batch.decode_share == 100
-
-
-def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
-    code = """
-        from support.attention_batches import Case, check
-        from dejavu_cache.attention.sweep_suite import KERNELS
-        check(Case(new=[3], past=[5]), "qblock")
-        print(KERNELS["qblock"].benchmarked > 0)
-    """
-    store = str(tmp_path)
-    outputs = [
-        fork_python(code, DEJAVU_CACHE_URL=store, TRITON_INTERPRET="1").stdout for _ in range(2)
-    ]
-    assert outputs == ["True\n", "False\n"]
 
 
 def arguments(**changes: Any) -> dict[str, Any]:

@@ -182,23 +182,18 @@ def test_a_token_without_a_slot_is_not_written() -> None:
 
 @REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
-def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> None:
-    """As a compiler leaves them: keys that were rotated lie by themselves."""
-    batch = draw(replace(DRAFTED, new=[1, 1]))
+@pytest.mark.parametrize(("new", "as_pages"), [([1, 1], True), ([2, 3], False)])
+def test_keys_and_values_may_have_strides_of_their_own(new: list[int], as_pages: bool) -> None:
+    """As a compiler leaves them: keys that were rotated lie by themselves.
+
+    Several tokens of a sequence are then no page to compute, and are written before.
+    """
+    batch = draw(replace(DRAFTED, new=new))
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
     assert tokens.keys.stride() != tokens.values.stride()
-    check_written(batch, tokens)
-
-
-@REFUSED_MASK
-@pytest.mark.usefixtures("for_few_sequences")
-def test_tokens_that_are_not_computed_as_a_page_are_written_before() -> None:
-    """Several tokens of a sequence, whose keys are not as far apart as their values."""
-    batch = draw(DRAFTED)
-    tokens = take_new_tokens(batch.arguments)
-    tokens = tokens._replace(keys=tokens.keys.contiguous())
-    assert not FewSequencesLayers().writes(plan_layers(batch.arguments).batch, tokens)
+    step = plan_layers(batch.arguments)
+    assert FewSequencesLayers().writes(step.batch, tokens) == as_pages
     check_written(batch, tokens)
 
 

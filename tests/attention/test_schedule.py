@@ -205,45 +205,20 @@ def balance(made: Scheduled) -> float:
     return sum(times) / programs / max(times)
 
 
-BATCHES = {
-    "one token": ([1], [0]),
-    "decodes": ([1] * 9, [300, 1, 64, 0, 20000, 33, 2049, 5, 700]),
-    "padding": ([0, 1, 0, 3, 0], [0, 5, 0, 900, 0]),
-    "prompts": ([200, 1, 77, 130, 17], [0, 0, 0, 0, 4000]),
-    "drafts": ([4, 3, 8], [5000, 20000, 31]),
-    "mixed": ([1] * 30 + [900, 33], [1500] * 30 + [0, 9000]),
-}
+SHAPES = (((32, 8), 96), ((7, 1), 64), ((8, 1), 256), ((6, 3), 192), ((64, 8), 64), ((28, 4), 64))
+"""Heads and their sizes."""
 
 
-@pytest.mark.parametrize(
-    ("heads", "window", "head_size"),
-    [
-        ((32, 8), -1, 96),
-        ((7, 1), 100, 64),
-        ((8, 1), -1, 256),
-        ((6, 3), 5000, 192),
-        ((64, 8), 0, 64),
-    ],
-)
-def test_units_cover_each_batch(heads: tuple[int, int], window: int, head_size: int) -> None:
-    for new, past in BATCHES.values():
-        for overlap in (True, False):
-            check(schedule_of(batch_of(new, past, heads, window, head_size), overlap))
-
-
-def test_units_cover_random_batches() -> None:
-    pick = random.Random(5)
-    for _ in range(12):
+@pytest.mark.parametrize(("heads", "head_size"), SHAPES)
+def test_units_cover_random_batches(heads: tuple[int, int], head_size: int) -> None:
+    pick = random.Random(f"{heads} {head_size}")
+    for longest in (1, 4, 17, 300, 900):
         count = pick.choice([1, 2, 7, 40])
-        longest = pick.choice([1, 4, 17, 300])
         new = [pick.randrange(longest + 1) for _ in range(count - 1)] + [longest]
         past = [pick.choice([0, 1, 127, 128, pick.randrange(30000)]) for _ in new]
-        made = schedule_of(
-            batch_of(
-                new, past, pick.choice([(32, 8), (8, 1), (28, 4)]), head_size=pick.choice([64, 256])
-            )
-        )
-        check(made)
+        batch = batch_of(new, past, heads, pick.choice([-1, 0, 100, 5000]), head_size)
+        for overlap in (True, False):
+            check(schedule_of(batch, overlap))
 
 
 def test_what_sees_no_key_gets_no_unit() -> None:

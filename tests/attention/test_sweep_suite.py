@@ -131,16 +131,11 @@ def test_only_what_auto_takes_is_tuned() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-def test_where_auto_takes_what_has_one_config_nothing_is_left_to_tune() -> None:
-    assert suite.load_cases({}) == []
-    assert "hopper and few_sequences" in suite.why_empty
-
-
-@pytest.mark.usefixtures("hopper")
-def test_what_the_hopper_kernel_does_not_cover_is_tuned_beside_it() -> None:
+def test_beside_the_hopper_kernel_which_has_one_config_only_other_caches_are_tuned() -> None:
     assert implementations(cache="float8_e4m3fn") <= {"qblock", "segmented"}
     assert len(suite.load_cases({"cache": "float8_e4m3fn"})) >= len(list(lengths()))
-    assert suite.load_cases({"cache": "bfloat16"}) == []
+    assert suite.load_cases({}) == suite.load_cases({"cache": "bfloat16"}) == []
+    assert "hopper and few_sequences" in suite.why_empty
 
 
 @pytest.mark.usefixtures("hopper")
@@ -150,15 +145,10 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
     assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
 
 
-def test_a_model_without_a_preset_is_described_by_its_heads() -> None:
-    cases = suite.load_cases({"preset": "6/2/64", "batches": "decode", "dtype": "float16"})
-    assert cases[0].arguments()["q"].shape[1:] == (6, 64)
-
-
-def test_a_case_of_a_float8_cache_has_scales() -> None:
-    options = {"dtype": "float16", "cache": "float8_e4m3fn", "batches": "decode"}
-    case = suite.load_cases(options)[0]
-    arguments = case.arguments()
+def test_options_describe_a_model_without_a_preset_and_its_cache() -> None:
+    options = {"preset": "6/2/64", "dtype": "float16", "cache": "float8_e4m3fn"}
+    arguments = suite.load_cases({**options, "batches": "decode"})[0].arguments()
+    assert arguments["q"].shape[1:] == (6, 64)
     assert arguments["k_cache"].dtype == torch.float8_e4m3fn
     assert arguments["k_scale"] is not None
 

@@ -157,9 +157,5 @@ def test_a_host_that_no_server_can_have_does_not_answer(host: str) -> None:
         ProtocolClient(base).release("lease")
 
 
-def test_a_namespace_may_stand_in_the_url() -> None:
-    assert split_server_url("https://host:1/base/?namespace=pr-1", "main") == (
-        "https://host:1/base",
-        "pr-1",
-    )
-    assert split_server_url("https://host", "main") == ("https://host", "main")
+def test_a_server_may_stand_below_a_path() -> None:
+    assert split_server_url("https://host:1/base/", "main") == ("https://host:1/base", "main")

@@ -49,10 +49,3 @@ def test_a_server_counts_as_unreachable_and_the_variable_is_named(
     store.put(context(), [record(1)])
     store.close()
     assert len(spool) == 1
-
-
-def test_a_command_names_the_variable_in_one_line(variable: str) -> None:
-    """A command ends with the code for an unreachable server."""
-    seen = run_cli("ls", "--store", SERVER)
-    assert (seen.returncode, seen.stdout, seen.stderr.count("\n")) == (3, "", 1), seen
-    assert variable in seen.stderr

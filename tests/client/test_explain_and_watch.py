@@ -53,13 +53,15 @@ def test_a_winner_that_was_not_compared_says_so(tmp_path: Path) -> None:
     for results, mark in ((None, "yes"), (noisy, None)):
         filled = FileStore(tmp_path / str(mark))
         winner = Winner(config=config(64), at=MOMENT, results=results)
-        filled.put(context(), [record(32, measurement(64, 1.0), winner=winner)])
+        filled.put(context(), [record(32, measurement(64), measurement(32, 0.999), winner=winner)])
         reason = "order: not repeatable" if results else "all outputs: no comparison is recorded"
         explained = ("explain", "add", "--store", filled.root)
         assert f"not compared: {reason}" in run_cli(*explained).stdout
         (told,) = json.loads(run_cli(*explained, "--json").stdout)
         assert told["not_compared"] == [reason]
         assert last_row(filled).get("uncompared") == mark
+        shown = run_cli("show", "add", "--store", filled.root).stdout
+        assert "all winners: BLOCK=64" in shown, "though another was faster at the end"
 
 
 def test_explain_tells_time_costs_age_and_author(store: FileStore) -> None:

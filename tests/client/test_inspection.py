@@ -11,7 +11,6 @@ from support.command_line import run_cli
 from support.processes import dejavu
 from support.records import MOMENT, context, measurement, record
 
-from dejavu_cache.model.record import Winner
 from dejavu_cache.stores import FileStore
 
 
@@ -68,18 +67,6 @@ def test_diff_compares_gpus_and_tritons_by_their_winners(tmp_path: Path) -> None
     assert run_cli("diff", tmp_path, "--device", "H200", "--device", "L4").returncode == 1
     assert run_cli("diff", tmp_path, "--device", "H200").returncode == 2
     assert run_cli("diff", tmp_path).returncode == 2
-
-
-def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    tie = record(
-        16,
-        measurement(32, 1.0),
-        measurement(64, 1.001),
-        winner=Winner(config=measurement(64).config, at=MOMENT),
-    )
-    store.put(context(), [tie])
-    assert "all winners: BLOCK=64" in run_cli("show", "add", "--store", tmp_path).stdout
 
 
 @pytest.mark.parametrize("kind", ["dumb", "xterm"])

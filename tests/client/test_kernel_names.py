@@ -26,10 +26,6 @@ def test_a_similar_kernel_is_suggested(typo: str) -> None:
         matching_kernels(["pkg.kernels.add", "pkg.kernels.mul"], typo, "here")
 
 
-def test_an_exact_name_matches_no_other_kernel() -> None:
-    assert matching_kernels(["add", "pkg.add"], "add", "here") == ["add"]
-
-
 def test_a_kernel_is_shortened_to_an_end_that_names_it_alone() -> None:
     names = ["pkg.a.add", "pkg.b.add", "pkg.mul", "add", "", "pkg.a.add"]
     short = shorten_kernels(names)

@@ -44,16 +44,6 @@ def test_the_largest_shipped_kernel_fits(columns: int) -> None:
     assert len([line for line in lines if re.match(r" *\d+ +\d+ +\d+ +\d+", line)]) == 138
 
 
-@pytest.mark.parametrize("kernel", ["segment_kernel", "static_grid_kernel"])
-def test_every_scenario_is_one_line(kernel: str) -> None:
-    lines = show_on_terminal(80, "show", kernel, "--store", SHIPPED, "--where", "num_seqs>=8")
-    first = next(
-        number for number, line in enumerate(lines) if line.startswith(("seqs", "num_seqs"))
-    )
-    assert all(re.match(r" *\d+ +\d", line) for line in lines[first + 1 :])
-    assert len(lines) > first + 2
-
-
 def test_ls_fits() -> None:
     for columns in (80, 120):
         lines = show_on_terminal(columns, "ls", "--store", SHIPPED)

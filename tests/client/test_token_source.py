@@ -33,7 +33,8 @@ def test_what_is_no_token_is_neither_sent_nor_shown(
     assert text not in repr(Settings(token=text))
 
 
-def test_a_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
+def test_a_file_is_read_again_when_it_is_replaced_or_written_in_place(tmp_path: Path) -> None:
+    """A shell's `> file` empties the file long before the command behind it has a new token."""
     file, new = tmp_path / "token", tmp_path / "new"
     source = TokenSource("ignored", file)
     assert source.headers() == {"Authorization": "Bearer ignored"}
@@ -44,16 +45,8 @@ def test_a_file_is_read_again_when_it_is_replaced(tmp_path: Path) -> None:
     assert source.headers() == {"Authorization": "Bearer other"}
     file.unlink()
     assert source.headers() == {"Authorization": "Bearer other"}
-
-
-def test_the_last_token_stays_while_its_file_is_written_in_place(tmp_path: Path) -> None:
-    """A shell's `> file` empties the file long before the command behind it has a new token."""
-    file = tmp_path / "token"
-    file.write_text("first")
-    source = TokenSource(file=file)
-    assert source.headers() == {"Authorization": "Bearer first"}
     for emptied in ("", "\n"):
         file.write_text(emptied)
-        assert source.headers() == {"Authorization": "Bearer first"}
-    file.write_text("other\n")
-    assert source.headers() == {"Authorization": "Bearer other"}
+        assert source.headers() == {"Authorization": "Bearer other"}
+    file.write_text("third\n")
+    assert source.headers() == {"Authorization": "Bearer third"}

@@ -97,6 +97,10 @@ def test_buckets_survive_json(bucket: Bucket) -> None:
     assert adapter.validate_json(adapter.dump_json(bucket)) == bucket
 
 
+COARSE = (Pow2(), Pow2(max=64), Multiple(16))
+ENDLESS = (math.inf, -math.inf, math.nan)
+
+
 @pytest.mark.parametrize(
     ("bucket", "value", "representative"),
     [
@@ -115,6 +119,10 @@ def test_buckets_survive_json(bucket: Bucket) -> None:
         (Multiple(16), 31, 16),
         (Multiple(16), 3, 16),
         (Exact(), 33, 33),
+        (Edges([1, 16]), -math.inf, 1),
+        (Edges([1, 16]), math.inf, 16),
+        (Edges([1, 16]), math.nan, math.nan),
+        *((bucket, endless, endless) for bucket in COARSE for endless in ENDLESS),
     ],
 )
 def test_the_representative_is_the_largest_step_not_above(
@@ -151,16 +159,3 @@ def test_what_spells_no_bucket_is_refused_in_one_line(spec: Any) -> None:
     with pytest.raises(SettingsError, match=r"is no bucket, such as Multiple\(16\)") as refused:
         parse_bucket(spec)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("bucket", [Pow2(), Pow2(max=64), Multiple(16)])
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_infinity_stays_as_it_is(bucket: Bucket, value: float) -> None:
-    assert bucket(value) == value
-    assert math.isnan(bucket(math.nan))
-
-
-def test_infinity_has_an_edge_below_it() -> None:
-    edges = Edges((1, 16))
-    assert (edges(-math.inf), edges(math.inf)) == (1, 16)
-    assert math.isnan(edges(math.nan))

@@ -1,9 +1,10 @@
-"""Programs read and write an autotuner's attributes, and what they put there counts."""
+"""Programs read and write an autotuner's attributes, and its hooks and listeners hear of all."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -213,3 +214,60 @@ def test_a_config_added_in_place_that_no_record_may_hold_leaves_its_kernel_to_tr
         for measurement in record.measurements
     ]
     assert len(recorded) == 3
+
+
+@pretended
+def test_hooks_hear_of_configs_and_launches_that_fail_as_they_do_from_triton() -> None:
+    from support import pretended_gpu
+    from triton.runtime.errors import OutOfResources
+
+    compile_pretended = triton.compiler.compile
+
+    def compile_or_fail(src: Any, *arguments: Any, **options: Any) -> Any:
+        if src.constants[(2,)] == 32:
+            raise OutOfResources(2, 1, "shared memory")
+        return compile_pretended(src, *arguments, **options)
+
+    def heard_by(decorate: Any, *arguments: Any, **options: Any) -> list[Any]:
+        heard: list[Any] = []
+
+        def before(named: dict[str, Any], reset_only: bool = False) -> None:
+            heard.extend([] if reset_only else [named["B"]])
+
+        def after(named: dict[str, Any], exception: Exception | None) -> None:
+            heard.append((named["B"], type(exception).__name__))
+
+        kernel = pretended_gpu.make(decorate, pre_hook=before, post_hook=after, **options)
+        with suppress(TypeError):
+            kernel[(1,)](*arguments)
+        return heard
+
+    triton.compiler.compile = compile_or_fail
+    for arguments in ((torch.empty(64), 3), (torch.empty(64),)):  # the last one lacks an argument
+        theirs = heard_by(triton.autotune, *arguments)
+        assert sorted(theirs, key=str) == sorted(heard_by(cached_autotune, *arguments), key=str)
+        failed = (32, "OutOfResources") if len(arguments) == 2 else (16, "TypeError")
+        assert failed in theirs
+
+
+@pretended
+def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
+    """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
+    from support.pretended_gpu import launch, make
+
+    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return configs if named["n"] == 5 else configs[:1]
+
+    events: list[dict[str, Any]] = []
+    triton.knobs.autotuning.listener = lambda **event: events.append(event)
+    for is_known in (False, True):
+        kernel = make(cached_autotune, prune_configs_by={"early_config_prune": prune})
+        launch(kernel, 5, 5, 6)
+        (event,) = events
+        events.clear()
+        assert event["fn"] is kernel.fn
+        assert event["fn"].cache_key
+        assert event["key"] == (5, "torch.float32")
+        assert event["best_config"] in event["configs_timings"]
+        assert [len(times) for times in event["configs_timings"].values()] == [3, 3, 3]
+        assert (event["cache_hit"], event["duration"] is None) == (is_known, is_known)

@@ -113,20 +113,16 @@ def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert resolution.context.environment.triton == triton.__version__
 
 
-def test_explain_tells_time_runner_up_default_age_and_author(tmp_path: Path) -> None:
-    launch(make(store=tmp_path), 128)
-    text = str(make(store=tmp_path).explain(torch.ones(1), torch.ones(1), 128))
-    assert "time: 1 ms (1 to 1)" in text
-    assert re.search(rf"measured: \d+ seconds ago, 20.* UTC, by {re.escape(whoami())}", text)
-    assert re.search(r"runner-up: BLOCK=64.*, 2\.00x", text)
-    assert re.search(r"default: BLOCK=16.*, 3\.00x", text)
-
-
-def test_explain_tells_from_what_a_config_is_predicted_and_what_it_shall_save(
+def test_explain_tells_what_was_measured_and_from_what_a_config_is_predicted(
     tmp_path: Path,
 ) -> None:
     launch(make(store=tmp_path), 128)
     arguments = torch.ones(1), torch.ones(1)
+    text = str(make(store=tmp_path).explain(*arguments, 128))
+    assert "time: 1 ms (1 to 1)" in text
+    assert re.search(rf"measured: \d+ seconds ago, 20.* UTC, by {re.escape(whoami())}", text)
+    assert re.search(r"runner-up: BLOCK=64.*, 2\.00x", text)
+    assert re.search(r"default: BLOCK=16.*, 3\.00x", text)
     near = make(store=tmp_path, mode="reuse").explain(*arguments, 256)
     assert (near.how, near.predicted_from) == ("predicted", 1)
     assert 0.5 < near.gain < 0.7, "it took a third of the default's time at n=128"

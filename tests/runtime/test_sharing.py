@@ -1,4 +1,4 @@
-"""Processes, threads and ranks share what one of them found, and wait for it up to a limit."""
+"""Processes, threads and ranks share what one of them found, wait for it, and survive forks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ import torch
 from support.addition import CONFIGS, LAUNCHED, Bench, Spy, add_one, make
 from support.fork_server import Child, Nursery, kernel_nursery
 from support.kernels import ADD, launch, load
-from support.processes import PROGRAMS, fork_python, in_own_process
+from support.processes import PROGRAMS, fork_python, in_fork, in_own_process
+from support.records import context, record
 from support.sweeping import wait_until
 
 from dejavu_cache import CheckOptions, cached_autotune
 from dejavu_cache.model.record import Measurement
-from dejavu_cache.stores import FileStore
+from dejavu_cache.stores import FileStore, MemoryStore
 from dejavu_cache.stores.tiered import default_store
+from dejavu_cache.system.fork_lock import ForkLock
+
+pretended = in_own_process(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
 
 
 class Fleet:
@@ -229,3 +233,68 @@ def test_versions_of_one_kernel_agree_separately(tmp_path: str) -> None:
         kernel.fn = Spy(fn=kernel.fn)
         kernel[(7,)](torch.ones(100), torch.ones(100), 100)
         assert kernel.best_config.kwargs == {"BLOCK": best}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pretended
+def test_a_child_that_was_forked_while_a_thread_tuned_can_tune() -> None:
+    from support.pretended_gpu import launch as run_pretended
+    from support.pretended_gpu import make
+
+    started, finish = threading.Event(), threading.Event()
+
+    def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+        kernel_call()
+        started.set()
+        finish.wait()
+        return [1.0] * 3
+
+    def tune_other() -> None:
+        run_pretended(other, 4)
+        assert other.benchmarked == 3
+
+    tuned, other = make(cached_autotune, do_bench=bench), make(cached_autotune)
+    thread = threading.Thread(target=run_pretended, args=(tuned, 3))
+    thread.start()
+    started.wait()
+    in_fork(tune_other)
+    finish.set()
+    thread.join()
+    assert tuned.benchmarked == 3
+
+
+@in_own_process(TRITON_INTERPRET="1")
+def test_a_child_tunes_without_the_threads_of_torch_that_it_has_lost() -> None:
+    kernel = make(store="memory://")
+    torch.set_num_threads(2)
+    torch.ones(1 << 22).sum()
+    in_fork(lambda: launch(kernel))
+
+
+@pretended
+def test_a_child_finds_what_threads_of_its_parent_held_free() -> None:
+    """And the thread's own locks and leases stay."""
+    lock, mine, store = ForkLock(), ForkLock(), MemoryStore()
+    held, finish = threading.Event(), threading.Event()
+
+    def lease() -> Any:
+        return store.lease(context(), record().scenario, wait=0)
+
+    def hold() -> None:
+        with lock, lease():
+            held.set()
+            finish.wait()
+
+    def take() -> None:
+        with lock, mine, lease() as leased:
+            assert leased
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    with mine:  # this thread's own lock is still its own in the child
+        in_fork(take)
+    with lease() as leased:
+        assert not leased
+    finish.set()
+    thread.join()

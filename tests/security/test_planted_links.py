@@ -17,7 +17,7 @@ from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.runtime.run_files import read_events
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.journal import Journal
-from dejavu_cache.system.safe_files import open_to_append, read_file
+from dejavu_cache.system.safe_files import open_to_append
 from dejavu_cache.testing import _context, _record
 
 PRECIOUS = "precious"
@@ -131,13 +131,6 @@ def test_sweeping_deletes_nothing_behind_a_link(store: FileStore, victim: Path) 
     (store.root / "folder.tmp-1-0123456789abcdef").mkdir()
     assert store.delete_leftovers(older_than=-1.0) == 0
     assert state(victim) == before
-
-
-def test_a_file_too_large_to_be_read_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "sparse").open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(OSError, match="too large"):
-        read_file(tmp_path / "sparse")
 
 
 def spool_record(folder: Path) -> None:

@@ -107,12 +107,8 @@ def test_a_plain_path_serves_the_records_and_names_the_scheme(
     assert store.url == (tuned / "records").as_uri() + "?read_only=1"
     (warning,) = caplog.messages
     assert f"prewarmed://{tuned}" in warning
-
-
-@pytest.mark.parametrize("url", ["prewarmed:///no/such/folder", "prewarmed://host/x"])
-def test_what_is_not_prewarmed_cannot_be_named_so(url: str) -> None:
     with pytest.raises(SettingsError, match="prewarmed"):
-        open_store(url)
+        open_store(f"prewarmed://host{tuned}")
 
 
 @contextmanager
@@ -142,19 +138,13 @@ def test_a_folder_that_cannot_be_used_is_named(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("cold_cache")
-def test_binaries_are_those_of_the_manifest(tuned: Path) -> None:
-    utils, group = find(tuned)
-    assert utils == str(tuned / "binaries" / cuda_utils_key() / CUDA_UTILS)
-    assert group == {"k.cubin": str(tuned / "binaries" / KEY / "k.cubin")}
-
-
-@pytest.mark.usefixtures("cold_cache")
 @pytest.mark.parametrize("change", ["altered", "unlisted", "link", "writable", "foreign", "folder"])
 def test_a_file_that_others_changed_is_compiled_instead(
     tuned: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cubin = tuned / "binaries" / KEY / "k.cubin"
     module = tuned / "binaries" / cuda_utils_key() / CUDA_UTILS
+    assert find(tuned) == (str(module), {"k.cubin": str(cubin)})
     if change == "unlisted":
         manifest = read_manifest(tuned)
         kept = {name: file for name, file in manifest.files.items() if "grp" in name}

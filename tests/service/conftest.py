@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_service.app import create_app
-from dejavu_service.services import tokens
-from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import make_url
 from support.issuer import running_issuer
 from support.quarantines import Token
 from support.remote_stores import close_all, open_remote
@@ -238,14 +237,7 @@ def shared_client(shared_url: str) -> Iterator[httpx.Client]:
 @pytest.fixture
 def token(database: Database) -> Callable[..., dict[str, str]]:
     """Return a function that makes tokens and returns the headers to send."""
-
-    def make(role: Any = "admin", *namespaces: str) -> dict[str, str]:
-        """Issue a token of a role in namespaces, or with several roles by their namespaces."""
-        grants = role if isinstance(role, dict) else dict.fromkeys(namespaces or "*", role)
-        issued = tokens.issue(database, ANYBODY, f"a {role}", grants)
-        return {"Authorization": f"Bearer {issued.token}"}
-
-    return make
+    return lambda role="admin", *namespaces: Token(database, f"a {role}", role, *namespaces)
 
 
 def _app(url: str) -> FastAPI:
@@ -265,12 +257,8 @@ def _database(uri: str, name: str, template: str = "template0") -> Iterator[str]
 
 
 def _execute(uri: str, statement: str) -> None:
-    engine = create_engine(
-        make_url(uri).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
-    )
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
+    with psycopg.connect(uri, autocommit=True) as connection:
+        connection.execute(statement.encode())
 
 
 def _at(uri: str, name: str) -> str:

@@ -14,7 +14,6 @@ import httpx
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.errors import NotFoundError
-from dejavu_service.server import PrincipalCache
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
@@ -22,25 +21,18 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import metadata
 from dejavu_service.storage.tables import tokens as token_table
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
-from starlette.concurrency import run_in_threadpool
-from support.service import (
-    body,
-    client_of,
-    context,
-    record_set,
-    scenario,
-    seconds_until,
-)
+from support.service import body, client_of, context, record_set, scenario, seconds_until
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
 
 
-def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) -> None:
+def test_open_reading_is_only_reading_and_adds_no_rows(
+    url: str, database: Database, token: MakeToken
+) -> None:
     app = create_app(ServerSettings(database=url, open_read=True))
     admin, reader = token("admin"), token("read")
     names = {"namespace": "none", "context": context().digest, "scenario": scenario().digest}
@@ -63,6 +55,9 @@ def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) ->
             assert sum(answer.is_success for answer in asked) > 10
             app.state.server.reader.flush()
             assert count_rows(database) == rows
+        for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
+            assert client.get(path).status_code == 200
+        assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
 
 
 def count_rows(database: Database) -> dict[str, int]:
@@ -115,93 +110,28 @@ def test_a_token_expires(client: httpx.Client, database: Database) -> None:
     assert client.get("/v1/main/contexts", headers=mine).status_code == 401
 
 
-def test_an_export_ends_when_its_token_is_revoked(
-    app: FastAPI,
-    client: httpx.Client,
-    database: Database,
-    token: MakeToken,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A client that reads slowly would otherwise get what is written for hours to come."""
-    admin = token("admin")
-    for kernel in ("a", "b", "c"):
-        sent = record_set(of=context(kernel=kernel))
-        assert client.post("/v1/main/records", json=body(sent), headers=admin).status_code == 200
-    made = tokens.issue(database, ANYBODY, "leaver", {"main": "read"})
-    messages: list[Any] = []
-
-    async def receive() -> Any:
-        await asyncio.sleep(3600)
-
-    async def send(message: Any) -> None:
-        messages.append(message)
-        if message.get("body"):
-            await run_in_threadpool(tokens.revoke, database, made.id)
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "method": "GET",
-        "path": "/v1/main/export",
-        "query_string": b"",
-        "headers": [(b"authorization", f"Bearer {made.token}".encode())],
-        "client": ("127.0.0.1", 1),
-        "scheme": "http",
-        "app": app,
-    }
-    asyncio.run(app(scope, receive, send))
-    exported = [message["body"] for message in messages if message.get("body")]
-    assert len(exported) == 1
-    assert messages[-1]["more_body"], "the client must notice that it lacks the rest"
-    (line,) = (line for line in caplog.records if line.message == "an answer was cut off")
-    assert "revoked" in line.__dict__["fields"]["error"]
-
-
-@pytest.fixture
-def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the times at which the database was asked for a token."""
-    times: list[float] = []
-    verify = tokens.verify
-
-    def verify_and_count(*arguments: Any) -> Any:
-        times.append(time.monotonic())
-        time.sleep(0.05)
-        return verify(*arguments)
-
-    monkeypatch.setattr(tokens, "verify", verify_and_count)
-    return times
-
-
 @pytest.mark.anyio
-async def test_requests_that_come_at_once_look_a_token_up_once(
-    database: Database, token: MakeToken, look_ups: list[float]
-) -> None:
-    presented = token("read")["Authorization"].removeprefix("Bearer ")
-    look_ups.clear()
-    principals = PrincipalCache(database)
-    found = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
-    assert all(principal and principal.may("read", "*") for principal in found)
-    assert len(look_ups) == 1
-
-
-@pytest.mark.anyio
-async def test_requests_that_come_at_once_share_a_look_up_that_fails(
-    url: str, token: MakeToken, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_locked", "status"), [(False, 200), (True, 503)])
+async def test_requests_that_come_at_once_share_a_look_up(
+    url: str, token: MakeToken, monkeypatch: pytest.MonkeyPatch, is_locked: bool, status: int
 ) -> None:
     """Else each would wait for a locked table in its turn, two at a time for one address."""
     asked: list[str] = []
+    verify = tokens.verify
 
-    def fail(_: Database, presented: str) -> None:
+    def look_up(database: Database, presented: str) -> Any:
         asked.append(presented)
         time.sleep(0.5)
-        raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
+        if is_locked:
+            raise OperationalError("SELECT", {}, sqlite3.OperationalError("database is locked"))
+        return verify(database, presented)
 
     headers = token("read")
-    monkeypatch.setattr(tokens, "verify", fail)
+    monkeypatch.setattr(tokens, "verify", look_up)
     transport = httpx.ASGITransport(create_app(ServerSettings(database=url)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         requests = (client.get("/v1/main/contexts", headers=headers) for _ in range(10))
-        assert {answer.status_code for answer in await asyncio.gather(*requests)} == {503}
+        assert {answer.status_code for answer in await asyncio.gather(*requests)} == {status}
     assert len(asked) == 1
 
 
@@ -232,14 +162,6 @@ def test_without_tokens_only_this_machine_is_answered(client: httpx.Client) -> N
     for sent in (*LOCAL, *STRANGE):
         status = client.get("/v1/main/contexts", headers=sent).status_code
         assert status == (200 if sent in LOCAL else 403), sent
-
-
-def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
-    token("admin")
-    with client_of(create_app(ServerSettings(database=url, open_read=True))) as client:
-        for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
-            assert client.get(path).status_code == 200
-        assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
 
 
 FOREIGN_PAGES: list[dict[str, str]] = [

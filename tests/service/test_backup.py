@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
-from support.service import (
-    client_of,
-    context,
-    make_token,
-    post,
-    read,
-    record,
-)
+from support.service import client_of, context, make_token, post, read, record
 from support.sweeping import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"

@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,6 @@ def run(url: str, line: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_tokens_name_moves_no_cursor(empty_url: str) -> None:
-    assert run(empty_url, "db upgrade")[0] == 0
-    assert run(empty_url, "token create --name ci\u202e\x9b2J")[0] == 0
-    assert r"ci\u202e\u009b2J" in run(empty_url, "token list")[1]
-
-
 def test_a_first_token_that_cannot_be_issued_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,18 +52,22 @@ def test_a_first_token_that_cannot_be_issued_leaves_no_file(
     database.close()
 
 
-def test_tokens_are_made_listed_and_revoked(url: str) -> None:
-    code, said = run(url, "token create --name ci --role write --namespace pr-1 --days 30")
+def test_tokens_are_made_listed_and_revoked(empty_url: str) -> None:
+    run_on = partial(run, empty_url)
+    assert run_on("db upgrade")[0] == 0
+    options = "--role write --namespace pr-1 --days 30"
+    code, said = run_on(f"token create --name ci\u202e\x9b2J {options}")
     assert code == 0
     (secret,) = [line for line in said.splitlines() if line.startswith("dejavu_")]
     identity = secret.split("_")[1]
-    listed = run(url, "token list")[1]
+    listed = run_on("token list")[1]
     assert identity in listed
     assert "pr-1" in listed
+    assert r"ci\u202e\u009b2J" in listed, "a name moves no cursor"
     assert secret.split("_", 2)[2] not in listed
-    assert run(url, f"token revoke {identity}")[0] == 0
-    assert "revoked" in run(url, "token list")[1]
-    code, said = run(url, f"token revoke {identity}")
+    assert run_on(f"token revoke {identity}")[0] == 0
+    assert "revoked" in run_on("token list")[1]
+    code, said = run_on(f"token revoke {identity}")
     assert code == 1
     assert "no token" in said
 

@@ -64,12 +64,7 @@ class Machine:
     @contextmanager
     def program(self, launches: int, **env: str) -> Iterator[Program]:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                str(PROGRAMS / "launch_until_told.py"),
-                str(self.source),
-                f"{launches}",
-            ],
+            [sys.executable, PROGRAMS / "launch_until_told.py", self.source, f"{launches}"],
             env=self.environment(**env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,29 +103,27 @@ def test_a_postgres_that_hangs_is_left(
     assert post(client, 2).status_code == 200
 
 
-@contextmanager
-def role_of(url: str, limits: str = "") -> Iterator[str]:
-    """Yield the URL by which a role connects that owns nothing, and may use all tables."""
-    with psycopg.connect(url, autocommit=True) as owner:
-        owner.execute(f"CREATE ROLE visitor LOGIN {limits}")
+@pytest.fixture
+def owner(postgres_url: str) -> Iterator[psycopg.Connection]:
+    """Connect as the owner of the tables, all of which the role `visitor` may use meanwhile."""
+    with psycopg.connect(postgres_url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE visitor LOGIN")
         for kind in ("TABLES", "SEQUENCES"):
             owner.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO visitor")
-        try:
-            yield make_url(url).set(username="visitor").render_as_string(hide_password=False)
-        finally:
-            owner.execute("DROP OWNED BY visitor")
-            owner.execute("DROP ROLE visitor")
+        yield owner
+        owner.execute("DROP OWNED BY visitor")
+        owner.execute("DROP ROLE visitor")
 
 
-def test_a_role_without_rights_to_a_table_is_said_to_lack_them(postgres_url: str) -> None:
+def test_a_role_without_rights_to_a_table_is_said_to_lack_them(
+    postgres_url: str, owner: psycopg.Connection
+) -> None:
     """As where another role owns the tables that an upgrade has made."""
-    with (
-        role_of(postgres_url) as url,
-        psycopg.connect(postgres_url, autocommit=True) as owner,
-        client_of(create_app(ServerSettings(database=url))) as client,
-    ):
+    visiting = make_url(postgres_url).set(username="visitor")
+    url = visiting.render_as_string(hide_password=False)
+    with client_of(create_app(ServerSettings(database=url))) as client:
         assert post(client, 1).status_code == 200
         owner.execute("REVOKE ALL ON parts FROM visitor")
         refused = post(client, 2)
-        assert refused.status_code == 503
-        assert "rights of the server's role" in refused.json()["detail"]
+    assert refused.status_code == 503
+    assert "rights of the server's role" in refused.json()["detail"]

@@ -19,16 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import make_url
-from support.service import (
-    Running,
-    body,
-    context,
-    record,
-    record_set,
-    replicas,
-    restart,
-    running_server,
-)
+from support.service import Running, body, context, record, record_set, restart, running_server
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import RecordSet
@@ -40,7 +31,6 @@ class Clients:
     """Send one record after the other to any of some servers, and again until one takes it.
 
     Attributes:
-        bases: URLs of the servers, as those that a load balancer knows to be ready.
         taken: records that were acknowledged.
         refused: statuses of other answers; 0 stands for no answer.
     """
@@ -48,7 +38,7 @@ class Clients:
     def __init__(self, *servers: Running) -> None:
         self.taken: set[int] = set()
         self.refused: set[int] = set()
-        self.bases = [server.base for server in servers]
+        self._bases = [server.base for server in servers]
         self._ends = threading.Event()
 
     def work(self, number: int) -> None:
@@ -58,8 +48,7 @@ class Clients:
                 for attempt in range(10_000):
                     if self._ends.is_set():
                         return
-                    ready = list(self.bases)
-                    base = ready[(m + attempt) % len(ready)]
+                    base = self._bases[(m + attempt) % len(self._bases)]
                     try:
                         status = client.post(f"{base}/v1/main/records", json=sent).status_code
                     except httpx.TransportError:
@@ -112,9 +101,13 @@ def kill(server: Running, file: Path) -> None:
 
 
 def stop_for_a_while(server: Running, file: Path) -> None:
-    os.kill(server.process.pid, signal.SIGSTOP)
+    stop_process_for_a_while(server.process.pid)
+
+
+def stop_process_for_a_while(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
     time.sleep(1)
-    os.kill(server.process.pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
 
 
 def fill_the_disk(server: Running, file: Path) -> None:
@@ -173,10 +166,7 @@ def kill_postgres(servers: list[Running], postgres: Any) -> None:
 
 
 def stop_postgres_for_a_while(servers: list[Running], postgres: Any) -> None:
-    pid = postgres.get_pid()
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(1)
-    os.kill(pid, signal.SIGCONT)
+    stop_process_for_a_while(postgres.get_pid())
 
 
 @pytest.mark.parametrize("fault", [kill_one_replica, kill_postgres, stop_postgres_for_a_while])
@@ -267,15 +257,3 @@ def test_a_standby_takes_over(own_postgres: Any, tmp_path: Path) -> None:
     # The primary is there for other tests, and waits no more for the standby that has gone.
     Path(own_postgres.pgdata, "postgresql.auto.conf").write_text("")
     restart(own_postgres)
-
-
-def test_a_write_to_one_replica_is_read_from_all_at_once(own_postgres: Any, tmp_path: Path) -> None:
-    with (
-        replicas(own_postgres.get_uri(database="migrated"), tmp_path, 3) as three,
-        httpx.Client() as client,
-    ):
-        for m in range(30):
-            client.post(f"{three[m % 3].base}/v1/other/records", json=body(record_set(record(m))))
-            for replica in three:
-                path = f"/v1/other/contexts/{context().digest}/records"
-                assert len(client.get(f"{replica.base}{path}").json()["records"]) == m + 1

@@ -9,10 +9,10 @@ import json
 import os
 import signal
 import textwrap
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,10 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
         restart(own_postgres)
         three[1].start()
 
-    disturbing = threading.Thread(target=disturb)
-    disturbing.start()
-    results = finish(clients)
-    disturbing.join(240)
-    assert not disturbing.is_alive()
+    with ThreadPoolExecutor(1) as pool:
+        disturbing = pool.submit(disturb)
+        results = finish(clients)
+        disturbing.result(240)
     for result in results:
         assert len(result["winners"]) == SCENARIOS
     # Clients that could not reach the server tuned alone; their spools arrive once it is back.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -67,15 +67,12 @@ def _peak_mib(server: Running) -> float:
 
 def _while_alive(server: Running, attack: Callable[[], _Result]) -> _Result:
     """Run an attack in a thread and ask for `/livez` until it ends."""
-    results: list[_Result] = []
-    thread = threading.Thread(target=lambda: results.append(attack()))
-    thread.start()
-    with httpx.Client(base_url=server.base, timeout=240) as client:
-        while thread.is_alive():
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=server.base, timeout=240) as client:
+        attacking = pool.submit(attack)
+        while not attacking.done():
             assert client.get("/livez").status_code == 200
             time.sleep(0.02)
-    thread.join()
-    return results[0]
+    return attacking.result()
 
 
 def _count_lines(server: Running) -> int:
@@ -88,12 +85,8 @@ def _count_lines(server: Running) -> int:
 
 def _next_lines(server: Running, before: int, count: int) -> list[str]:
     """Wait for lines of the log."""
-    deadline = time.monotonic() + 240
-    lines: list[str] = []
-    while len(lines) < count and time.monotonic() < deadline:
-        time.sleep(0.05)
-        lines = server.log.read_text().splitlines()[before:]
-    return lines
+    wait_until(lambda: len(server.log.read_text().splitlines()) >= before + count)
+    return server.log.read_text().splitlines()[before:]
 
 
 FLOODS: dict[str, tuple[bytes, tuple[int, ...]]] = {
@@ -219,20 +212,13 @@ def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Pa
 
         assert post(1) == 200
         database = Database(postgres_url)
-        statuses: list[int] = []
-        threads = [
-            threading.Thread(target=lambda m=m: statuses.append(post(m))) for m in range(2, 50)
-        ]
-        with database.engine.connect() as locking:
+        with ThreadPoolExecutor(48) as pool, database.engine.connect() as locking:
             locking.execute(text("SELECT id FROM contexts WHERE namespace = 'main' FOR UPDATE"))
-            for thread in threads:
-                thread.start()
+            statuses = pool.map(post, range(2, 50))
             time.sleep(1)
             for path in ("/v1/other/contexts", "/readyz", "/livez"):
                 answer = client.get(path, headers=reader, timeout=10)
                 assert answer.status_code == 200, path
             locking.rollback()
-        for thread in threads:
-            thread.join()
         database.close()
-        assert statuses == [200] * 48
+        assert list(statuses) == [200] * 48

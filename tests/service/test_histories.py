@@ -319,10 +319,7 @@ class History:
         medians = [item.median for item in measured if item.median is not None]
         assert row.chosen == (canonical_json(chosen) if chosen else None)
         assert row.median == next((m.median for m in measured if m.config == chosen), None)
-        assert (row.best, row.slowest) == (
-            min(medians, default=None),
-            max(medians, default=None),
-        )
+        assert (row.best, row.slowest) == (min(medians, default=None), max(medians, default=None))
         assert (row.configs, row.failed) == (len(measured), len(measured) - len(medians))
         assert row.pinned == (self.stands.pinned is not None)
         assert bool(row.compared) == (winner is not None and winner.is_compared)

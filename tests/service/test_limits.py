@@ -14,10 +14,15 @@ import pytest
 from dejavu_service import server as edge
 from dejavu_service.errors import UnavailableError
 from dejavu_service.server import Gate, Server, Turns
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.services.records import post_records
 from dejavu_service.settings import ServerSettings
+from dejavu_service.storage.database import Database
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
-from support.service import Running, make_token
+from support.service import Running, call_on, context, make_token, record_set
 from support.sweeping import wait_until
 
 FORM = "Content-Type: application/x-www-form-urlencoded"
@@ -50,7 +55,10 @@ def test_a_server_serves_again_once_a_flood_has_ended(server: Running) -> None:
 
 
 def ask(
-    gate: ASGIApp, path: str = "/style.css", headers: Any = (), unread: list[str] | None = None
+    gate: ASGIApp,
+    path: str = "/style.css",
+    headers: Any = (),
+    read: Callable[[Any], Awaitable[None]] | None = None,
 ) -> asyncio.Task[list[int]]:
     """Send a request to an app behind the gate; its statuses are those of what it sent."""
     statuses: list[int] = []
@@ -62,9 +70,8 @@ def ask(
 
     async def send(message: Any) -> None:
         statuses.append(message.get("status", 0))
-        if unread is not None:
-            unread.append(path)
-            await asyncio.sleep(3600)
+        if read is not None:
+            await read(message)
 
     async def run() -> list[int]:
         await gate(scope, receive, send)
@@ -113,14 +120,42 @@ async def test_exports_that_nobody_reads_leave_room_for_other_requests(
 ) -> None:
     monkeypatch.setattr(edge, "LONGEST_WAIT", 0.2)
     local = [(b"host", b"localhost")]
-    unread: list[str] = []
-    waiting = [ask(app, "/v1/main/export", local, unread) for _ in range(2)]
+    unread: list[Any] = []
+
+    async def read_no_more(message: Any) -> None:
+        unread.append(message)
+        await asyncio.sleep(3600)
+
+    waiting = [ask(app, "/v1/main/export", local, read_no_more) for _ in range(2)]
     while len(unread) < 2:
         await asyncio.sleep(0.01)
     assert (await ask(app, "/v1/main/export", local))[0] == 503
     assert (await ask(app, "/v1/main/contexts", local))[0] == 200
     await cancel(*waiting)
     assert (await ask(app, "/v1/main/export", local))[0] == 200
+    await app.state.server.close()
+
+
+@pytest.mark.anyio
+async def test_an_export_ends_when_its_token_is_revoked(
+    app: FastAPI, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that reads slowly would otherwise get what is written for hours to come."""
+    for kernel in ("a", "b", "c"):
+        post_records("main", record_set(of=context(kernel)), call_on(database))
+    made = tokens.issue(database, ANYBODY, "leaver", {"main": "read"})
+    messages: list[Any] = []
+
+    async def read_and_revoke(message: Any) -> None:
+        messages.append(message)
+        if message.get("body"):
+            await run_in_threadpool(tokens.revoke, database, made.id)
+
+    await ask(app, "/v1/main/export", bearer(made.token), read_and_revoke)
+    assert len([message for message in messages if message.get("body")]) == 1
+    assert messages[-1]["more_body"], "the client must notice that it lacks the rest"
+    (line,) = (line for line in caplog.records if line.message == "an answer was cut off")
+    assert "revoked" in line.__dict__["fields"]["error"]
     await app.state.server.close()
 
 

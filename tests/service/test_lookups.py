@@ -110,10 +110,7 @@ async def test_a_table_that_stays_locked_is_not_waited_for(
 
 
 async def test_who_goes_away_takes_nothing_from_the_others(line: RevisionLookups) -> None:
-    gone, stays = (
-        asyncio.create_task(line.get(KEY)),
-        asyncio.create_task(line.get(KEY)),
-    )
+    gone, stays = (asyncio.create_task(line.get(KEY)) for _ in range(2))
     await asyncio.sleep(0)
     gone.cancel()
     assert await stays is not None

@@ -34,7 +34,6 @@ from support.service import (
 )
 
 from dejavu_cache.model.record import OutputVerdict, Record, Winner, record_set_line
-from dejavu_cache.model.scenario import Context
 
 Tokens = Callable[..., dict[str, str]]
 PAGE = f"/pages/main/contexts/{context().digest}"
@@ -134,6 +133,7 @@ def test_a_scenario_tells_why_its_config_runs(client: httpx.Client, token: Token
     ):
         assert shown in page
     assert page.count("no: an earlier one stands") == 3
+    assert "a admin (" in show(client, "/pages/main", reader), "who changed it last"
     pin(client, 64, headers=admin)
     page = show(client, SCENARIO, admin)
     assert "<strong>This pin costs 20.0%.</strong>" in page
@@ -203,19 +203,6 @@ def test_what_is_tuned_elsewhere_is_missing_on_a_new_gpu(client: httpx.Client) -
     assert re.findall(r">(\d of \d)<", one) == ["0 of 3"]
 
 
-def test_the_overview_folds_earlier_sources_and_names_who_changed_them(
-    client: httpx.Client, token: Tokens
-) -> None:
-    ci = token("write")
-    kernel = context().kernel.model_copy(update={"source": "f" * 16})
-    again = Context.model_validate(context().model_copy(update={"kernel": kernel}).model_dump())
-    post(client, record(1), record(2), headers=ci)
-    post(client, record(1), of=again, headers=ci)
-    page = show(client, "/pages/main", ci)
-    for shown in ("<b>1 of 2</b>", "1 of earlier source", "a write ("):
-        assert shown in page
-
-
 def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> None:
     fill(client)
     post(client, *map(record, range(5)), of=context("z"))
@@ -268,14 +255,6 @@ def test_a_context_is_compared_with_another_gpu(client: httpx.Client) -> None:
     assert client.get(f"{PAGE}/compare?to=nowhere").status_code == 404
 
 
-def test_namespaces_are_searched(client: httpx.Client) -> None:
-    for number in range(3):
-        post(client, to=f"pr-{number}")
-    assert show(client, "/namespaces", q="PR-").count('scope="row"') == 3
-    assert 'href="/pages/pr-1"' in show(client, "/namespaces")
-    assert "like <strong>pr-9" in show(client, "/namespaces", q="pr-9")
-
-
 def test_pages_stay_small_however_many_names_a_writer_invents(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +262,9 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
         post(client, record(1, configs=1), to=f"pr-{number}")
     listed = show(client, "/namespaces")
     assert (listed.count('scope="row"'), "Page 1 of 2, 51 namespaces" in listed) == (50, True)
+    assert 'href="/pages/pr-1"' in listed
+    assert show(client, "/namespaces", q="PR-4").count('scope="row"') == 11
+    assert "like <strong>pr-x" in show(client, "/namespaces", q="pr-x")
     monkeypatch.setattr(summaries, "MOST_BYTES", 1200)
     fill(client)
     refused = client.get("/pages/main", headers={"Accept": "text/html"})

@@ -21,7 +21,16 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import make_url, text
-from support.service import body, client_of, context, free_port, record, record_set, scenario
+from support.service import (
+    RECORDS,
+    body,
+    client_of,
+    free_port,
+    lease_wish,
+    record,
+    record_set,
+    scenario,
+)
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
@@ -68,14 +77,12 @@ def exchange(client: httpx.Client, number: int) -> list[int]:
     namespace, statuses = f"pr-{number}", []
     for m in range(8):
         sent = body(record_set(record(m)))
-        key = f"/v1/main/contexts/{context().digest}/records"
-        wish = {"context": body(context()), "scenario": body(scenario(1000 * number + m))}
         answers = [
             client.post("/v1/main/records", json=sent),
             client.post(f"/v1/{namespace}/records", json=sent),
-            client.get(key),
-            client.get(f"{key}/{scenario(m).digest}"),
-            client.post("/v1/main/leases", json={**wish, "holder": "a test", "ttl": 30}),
+            client.get(RECORDS),
+            client.get(f"{RECORDS}/{scenario(m).digest}"),
+            client.post("/v1/main/leases", json=lease_wish(1000 * number + m)),
             client.post(f"/v1/{namespace}/promote", json={"to": "main"}),
         ]
         statuses += [answer.status_code for answer in answers]

@@ -21,6 +21,7 @@ from dejavu_service.errors import InvalidJsonError, InvalidValueError
 from dejavu_service.problems import respond_to
 from dejavu_service.services.requests import validate_json
 from dejavu_service.settings import ServerSettings
+from dejavu_service.storage import contexts
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
@@ -169,27 +170,17 @@ def test_tricks_with_paths_find_nothing(client: httpx.Client, path: str) -> None
     _check_problem(client.get(target), 404)
 
 
-@pytest.mark.parametrize(
-    "query",
-    ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"],
-)
-def test_a_query_of_impossible_values_is_refused(client: httpx.Client, query: str) -> None:
-    _check_problem(client.get(f"/v1/main/contexts?{query}"), 422)
-
-
-def test_a_method_that_a_path_lacks_is_refused(client: httpx.Client) -> None:
+def test_queries_of_impossible_values_and_methods_that_a_path_lacks_are_refused(
+    client: httpx.Client,
+) -> None:
+    for query in ("kernel=%00", "kernel=", "limit=0", "limit=x", f"limit={10**20 - 1}", "after=x"):
+        _check_problem(client.get(f"/v1/main/contexts?{query}"), 422)
     _check_problem(client.patch("/v1/main/records"), 405)
 
 
-@pytest.mark.parametrize(
-    "ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"]
-)
-def test_a_lease_of_an_impossible_length_is_refused(client: httpx.Client, ttl: str) -> None:
-    sent = json.dumps(lease_wish(ttl=7)).replace("7}", f"{ttl}}}")
-    _check_problem(
-        client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}),
-        422,
-    )
+def test_a_lease_of_an_impossible_length_is_refused(client: httpx.Client) -> None:
+    for ttl in (0, -1, 1e300, "x", "5", True, None, 10**23 - 1):
+        _check_problem(client.post("/v1/main/leases", json={**lease_wish(), "ttl": ttl}), 422)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +277,7 @@ def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(
     shutil.copy(sqlite_url.removeprefix("sqlite:///"), file)
     with client_of(create_app(ServerSettings(database=f"sqlite:///{file}"))) as client:
         ask = partial(client.post, "/v1/main/records", json=body(record_set()))
-        look = partial(client.get, f"/v1/main/contexts/{context().digest}/records")
+        look = partial(client.get, RECORDS)
         assert (ask().status_code, look().status_code) == (200, 200)
         change(file)
         for refused in (ask(), look()):
@@ -315,12 +306,7 @@ def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(
 def test_what_nobody_foresaw_names_the_request(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dejavu_service.storage import contexts
-
-    def broken(*_: Any) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(contexts, "select_with_records", broken)
+    monkeypatch.setattr(contexts, "select_with_records", lambda *_: 1 / 0)
     with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _check_problem(answer, 500)["detail"]
@@ -331,9 +317,7 @@ def test_what_nobody_foresaw_names_the_request(
 
 
 def test_a_request_id_is_echoed_or_made(client: httpx.Client) -> None:
-    assert client.get("/livez", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
-    for bad in ("", "a b", "x" * 65):
-        assert client.get("/livez", headers={"X-Request-Id": bad}).headers["x-request-id"] not in (
-            "",
-            bad,
-        )
+    for sent, is_echoed in (("mine", True), ("", False), ("a b", False), ("x" * 65, False)):
+        answered = client.get("/livez", headers={"X-Request-Id": sent}).headers["x-request-id"]
+        assert answered
+        assert (answered == sent) == is_echoed

@@ -54,25 +54,21 @@ class TestRemoteStore(StoreContract):
 class TestLocalFirst:
     """A folder before the server: what launches use."""
 
-    def test_the_folder_answers_and_the_server_is_not_asked(
+    def test_what_the_server_knows_is_filled_in_and_not_asked_for_again(
         self, store: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = FileStore(tmp_path / "folder")
-        folder.put(context(), [record(16)])
-        asked: list[object] = []
-        monkeypatch.setattr(ProtocolClient, "record", lambda *args: asked.append(args))
-        assert TieredStore([folder, store]).get(context(), record(16).scenario) is not None
-        assert asked == []
-
-    def test_what_the_server_knows_is_filled_in(self, store: RemoteStore, tmp_path: Path) -> None:
         store.put(context(), [record(16)])
         assert store.sender.flush(240)
         store.close()
         folder = FileStore(tmp_path / "folder")
-        stored = TieredStore([folder, store]).get(context(), record(16).scenario)
+        tiered = TieredStore([folder, store])
+        stored = tiered.get(context(), record(16).scenario)
         assert stored is not None
         assert stored.store == store.url
-        assert folder.get(context(), record(16).scenario) is not None
+        monkeypatch.setattr(RemoteStore, "get", lambda *_, **__: pytest.fail("the server is asked"))
+        stored = tiered.get(context(), record(16).scenario)
+        assert stored is not None
+        assert stored.store == folder.url
 
     def test_a_scenario_is_asked_for_once_be_it_recorded_or_not(
         self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +102,8 @@ def test_the_spool_empties_when_the_server_is_back(
     assert len(store.spool) == 5
     if is_later:
         store.close()
+        for file in store.spool.waiting():  # before the clock was set, or for ever
+            os.utime(file.path, (1000.0, 1000.0))
     with running_server(url, tmp_path / "server.log", port=port):
         if is_later:
             store = open_remote(base, tmp_path)
@@ -274,23 +272,6 @@ def connect(tmp_path: Path) -> Connect:
     return lambda base, wait: open_remote(base, tmp_path / str(next(numbers)), wait)
 
 
-def test_a_launch_waits_for_a_server_that_has_too_many_clients(
-    sqlite_url: str, connect: Connect, tmp_path: Path
-) -> None:
-    """Rather than tune what the server has."""
-    with running_server(sqlite_url, tmp_path / "log", FEW) as server:
-        benchmarked = []
-        for _ in range(2):
-            kernel = load(tmp_path / "kernels.py").add
-            store = kernel._options["store"] = connect(server.base, 2.0)
-            launch(kernel, 100)
-            store.sender.flush(240)
-            benchmarked.append(kernel.benchmarked)
-            occupied = occupy(server)
-            threading.Timer(1.0, occupied.close).start()
-        assert benchmarked == [3, 0]
-
-
 @pytest.mark.parametrize("mode", ["tune", "strict"])
 def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
     mode: str, server: Running, connect: Connect, tmp_path: Path
@@ -328,7 +309,13 @@ def occupy(server: Running) -> ExitStack:
 def test_a_server_that_asks_to_wait_is_left_alone_and_has_not_failed(
     sqlite_url: str, connect: Connect, tmp_path: Path
 ) -> None:
+    """A launch waits for it rather than tune what it has."""
+    kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
     with running_server(sqlite_url, tmp_path / "log", FEW) as server:
+        for kernel in kernels:
+            kernel._options["store"] = connect(server.base, 2.0)
+        launch(kernels[0], 100)
+        assert kernels[0]._options["store"].sender.flush(240)
         occupied = occupy(server)
         before = server.log.read_text().count('"status": 429')
         store = connect(server.base, 5.0)
@@ -339,55 +326,37 @@ def test_a_server_that_asks_to_wait_is_left_alone_and_has_not_failed(
         assert server.log.read_text().count('"status": 429') <= before + 2
         with store.lease(context(), record(1).scenario, wait=0) as may_tune:
             assert not may_tune
-        occupied.close()
+        threading.Timer(1.0, occupied.close).start()
+        launch(kernels[1], 100)
+        assert [kernel.benchmarked for kernel in kernels] == [3, 0]
 
 
-def test_who_waits_for_a_lease_waits_through_a_restart(server: Running, connect: Connect) -> None:
-    scenario = record(1).scenario
-    tuner, waiter = (connect(server.base, 5.0) for _ in range(2))
-    outcomes: list[tuple[bool, bool]] = []
-
-    def wait() -> None:
-        with waiter.lease(context(), scenario, wait=60) as may_tune:
-            outcomes.append((may_tune, waiter.get(context(), scenario, fresh=True) is not None))
-
-    with tuner.lease(context(), scenario, wait=0) as may_tune:
-        assert may_tune
-        thread = threading.Thread(target=wait)
-        thread.start()
-        wait_until(lambda: server.log.read_text().count("/v1/main/leases") == 2)  # both asked
-        server.kill()
-        time.sleep(1.5)
-        assert thread.is_alive(), "it does not tune on its own"
-        server.start()
-        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))], now=True)
-    thread.join(240)
-    assert outcomes
-    assert outcomes[0][1], "the record is there before anybody may tune"
-
-
-def test_a_lease_ends_after_what_was_measured_while_the_server_was_away_is_there(
+def test_who_waits_for_a_lease_waits_through_a_restart_and_finds_the_record(
     server: Running, connect: Connect
 ) -> None:
+    """What was measured while the server was away is there before anybody else may tune."""
     scenario = record(1).scenario
     tuner, waiter = (connect(server.base, 5.0) for _ in range(2))
-    with tuner.lease(context(), scenario, wait=0) as may_tune:
-        assert may_tune
-        server.kill()
-        with suppress(RemoteError):
-            tuner.get(context(), scenario, fresh=True)
-        assert not tuner.calls.closed
-        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
-        server.start()
-        wait_until(lambda: tuner.calls.closed)
 
     def look_up() -> object:
-        with waiter.lease(context(), scenario, wait=60) as may_tune:
-            assert may_tune
+        with waiter.lease(context(), scenario, wait=240):
             return waiter.get(context(), scenario, fresh=True)
 
-    with ThreadPoolExecutor() as pool:  # this thread would be the holder that has the lease
-        assert pool.submit(look_up).result() is not None
+    with ThreadPoolExecutor(1) as waiting:
+        with tuner.lease(context(), scenario, wait=0) as may_tune:
+            assert may_tune
+            found = waiting.submit(look_up)
+            wait_until(lambda: server.log.read_text().count("/v1/main/leases") == 2)  # both asked
+            server.kill()
+            with suppress(RemoteError):
+                tuner.get(context(), scenario, fresh=True)
+            assert not tuner.calls.closed
+            tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+            time.sleep(1.5)
+            assert not found.done(), "it does not tune on its own"
+            server.start()
+            wait_until(lambda: tuner.calls.closed)
+        assert found.result(240) is not None
 
 
 def test_a_server_that_was_never_there_is_not_waited_for(server: Running, connect: Connect) -> None:

@@ -20,10 +20,13 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import metadata
 from sqlalchemy import inspect, make_url, text
 from support.service import (
+    RECORDS,
     body,
     client_of,
     command,
     context,
+    home,
+    post,
     record,
     record_set,
 )
@@ -57,27 +60,21 @@ def test_the_migrations_make_what_the_tables_say(empty: Database) -> None:
 
 @pytest.mark.usefixtures("next_version")
 def test_records_survive_an_upgrade(database: Database, client: httpx.Client) -> None:
-    client.post("/v1/main/records", json=body(record_set(*map(record, range(3)))))
-    before = client.get(f"/v1/main/contexts/{context().digest}/records")
+    post(client, *map(record, range(3)))
+    before = client.get(RECORDS)
     assert state(database) is schema.SchemaState.OUTDATED
     assert "db upgrade" in client.get("/readyz").json()["detail"]
     schema.upgrade(database)
     assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").json() == {"status": "ok"}
-    after = client.get(f"/v1/main/contexts/{context().digest}/records")
+    after = client.get(RECORDS)
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
 
 def test_several_upgrade_at_once(empty_url: str) -> None:
     environ = {**os.environ, "DEJAVU_SERVER_DATABASE": empty_url}
-    racing = [
-        subprocess.Popen(
-            command("db", "upgrade"), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for _ in range(4)
-    ]
-    said = [(process.communicate()[0], process.returncode) for process in racing]
-    assert [code for _, code in said] == [0] * 4, said
+    racing = [subprocess.Popen(command("db", "upgrade"), env=environ) for _ in range(4)]
+    assert [process.wait(240) for process in racing] == [0] * 4
     opened = Database(empty_url)
     assert drift(opened) == []
     opened.close()
@@ -112,8 +109,8 @@ def test_a_database_of_another_encoding_keeps_what_it_can(postgres: Any, encodin
         ):
             sent = record_set(of=context(kernel))
             assert client.post("/v1/main/records", json=body(sent)).status_code == status
-            home = f"/v1/main/contexts/{context(kernel).digest}/records"
-            assert client.get(home).status_code == (200 if status == 200 else 404)
+            found = client.get(f"{home(context(kernel))}/records")
+            assert found.status_code == (200 if status == 200 else 404)
     with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
@@ -129,12 +126,6 @@ def test_a_newer_schema_is_refused(database: Database, client: httpx.Client) -> 
     assert "newer" in answer.json()["detail"]
 
 
-def revisions() -> list[Any]:
-    """Return the migrations, oldest first."""
-    scripts = ScriptDirectory(str(schema.migrations_folder()))
-    return list(scripts.walk_revisions())[::-1]
-
-
 def test_a_newer_schema_that_only_adds_is_served(database: Database, client: httpx.Client) -> None:
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '1.99'"))
@@ -142,47 +133,41 @@ def test_a_newer_schema_that_only_adds_is_served(database: Database, client: htt
         attempt(database)
     assert state(database) is schema.SchemaState.USABLE
     assert client.get("/readyz").status_code == 200
-    assert client.post("/v1/main/records", json=body(record_set())).status_code == 200
+    post(client)
 
 
-def columns(database: Database) -> dict[tuple[str, str], tuple[str, bool]]:
-    """Return type and nullability of all columns."""
+def describe(database: Database) -> dict[str, tuple[dict[str, tuple[str, bool]], set[str]]]:
+    """Return each table's columns, with type and nullability, and its constraints."""
     with database.read() as connection:
         inspector = inspect(connection)
-        return {
-            (table, column["name"]): (str(column["type"]), column["nullable"])
-            for table in inspector.get_table_names()
-            for column in inspector.get_columns(table)
-        }
-
-
-def bounds(database: Database) -> set[tuple[str, str]]:
-    """Return the tables' constraints, with their table."""
-    with database.read() as connection:
-        inspector = inspect(connection)
-        return {
-            (table, repr(sorted((key, str(value)) for key, value in constraint.items())))
-            for table in inspector.get_table_names()
-            for constraint in [
+        described = {}
+        for table in inspector.get_table_names():
+            columns = inspector.get_columns(table)
+            bounds = [
                 *inspector.get_unique_constraints(table),
                 *inspector.get_foreign_keys(table),
                 *inspector.get_check_constraints(table),
                 *(index for index in inspector.get_indexes(table) if index["unique"]),
             ]
-        }
+            described[table] = (
+                {column["name"]: (str(column["type"]), column["nullable"]) for column in columns},
+                {repr(sorted((key, str(of)) for key, of in bound.items())) for bound in bounds},
+            )
+        return described
 
 
 @pytest.mark.usefixtures("next_version")
 def test_a_migration_that_older_code_can_live_with_only_adds(empty: Database) -> None:
     series = ""
-    for script in revisions():
-        before, bounds_before = columns(empty), bounds(empty)
+    newest_first = ScriptDirectory(str(schema.migrations_folder())).walk_revisions()
+    for script in [*newest_first][::-1]:
+        before = describe(empty)
         schema.upgrade(empty, script.revision)
         earlier, series = series, script.revision.partition(".")[0]
-        if series == earlier:
-            tables = {table for table, _ in before}
-            after = columns(empty)
-            assert before.items() <= after.items()
-            added = {key: after[key] for key in after.keys() - before.keys() if key[0] in tables}
-            assert all(nullable for _, nullable in added.values()), added
-            assert {bound for bound in bounds(empty) if bound[0] in tables} <= bounds_before
+        for table, (columns, bounds) in before.items() if series == earlier else ():
+            columns_after, bounds_after = describe(empty)[table]
+            assert columns.items() <= columns_after.items()
+            assert all(
+                nullable for name, (_, nullable) in columns_after.items() if name not in columns
+            )
+            assert bounds_after <= bounds

@@ -234,17 +234,6 @@ def test_a_spool_is_bounded(
     assert "7 record sets for https://server deleted" in caplog.text
 
 
-def test_what_has_waited_for_ever_is_sent(server: Running, tmp_path: Path) -> None:
-    """Also what was written before the clock was set."""
-    spool = spool_of(server.base, tmp_path, *singles(1, 2, 3))
-    for file in spool.waiting():
-        os.utime(file.path, (1000.0, 1000.0))
-    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
-    wait_until(lambda: len(spool) == 0)
-    store.close()
-    assert numbers(server.base) == {1, 2, 3}
-
-
 def test_a_folder_that_cannot_be_listed_ends_no_sender(
     server: Running,
     tmp_path: Path,
@@ -297,6 +286,8 @@ def lose_answer(monkeypatch: pytest.MonkeyPatch) -> LoseAnswer:
         ("POST", "/quarantines", "quarantine add --host here --yes", [2], set()),
         ("DELETE", "/quarantines", "quarantine undo {quarantine}", [0], {1, 2}),
         ("DELETE", "/records", "gc --all --yes", [], set()),
+        ("POST", "/promote", "promote --to other", [], {1, 2}),
+        ("POST", "/quarantines", "quarantine add --host here", [], {1, 2}),
     ],
 )
 def test_a_command_whose_answer_gets_lost_says_nothing_that_is_not_so(
@@ -308,23 +299,20 @@ def test_a_command_whose_answer_gets_lost_says_nothing_that_is_not_so(
     parts: list[int],
     left: set[int],
 ) -> None:
-    """What it asked for is done once, and the error says that it may be done."""
+    """What it asked for is done once, and the error says that it may be done.
+
+    A promotion, and a question, are asked again: twice costs nobody anything.
+    """
     client = ProtocolClient(server.base)
     client.send(RecordSet(context=context(), records=(record(1), record(2))))
     undone = client.quarantine({"host": "here"})["id"] if "undo" in command else ""
     lose_answer(method, path)
     seen = run_cli(*command.format(quarantine=undone).split(), "--store", server.base)
-    assert (seen.returncode, seen.stdout) == (3, ""), seen
-    assert "may have done what was asked" in seen.stderr
+    if parts or command.startswith("gc"):
+        assert (seen.returncode, seen.stdout) == (3, ""), seen
+        assert "may have done what was asked" in seen.stderr
+    else:
+        assert (seen.returncode, seen.stderr) == (0, ""), seen
+        assert "2 records" in seen.stdout
     assert [item["parts"] for item in client.rows("quarantines")] == parts
     assert numbers(server.base) == left
-
-
-@pytest.mark.parametrize("command", ["promote --to other", "quarantine add --host here"])
-def test_what_may_be_asked_twice_is(command: str, server: Running, lose_answer: LoseAnswer) -> None:
-    """A lost answer to a promotion, or to a question, costs nobody anything."""
-    ProtocolClient(server.base).send(RecordSet(context=context(), records=(record(1), record(2))))
-    lose_answer("POST", "/promote" if "promote" in command else "/quarantines")
-    seen = run_cli(*command.split(), "--store", server.base)
-    assert (seen.returncode, seen.stderr) == (0, ""), seen
-    assert "2 records" in seen.stdout

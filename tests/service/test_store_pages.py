@@ -23,9 +23,8 @@ def store(tmp_path: Path) -> FileStore:
     """Return a store with two versions of a kernel's code, the one that was tuned last first."""
     store = FileStore(tmp_path / "records")
     store.put(context(source="a" * 32), [record(16, measurement(32, 1.0), measurement(64, 2.0))])
-    store.put(
-        context(source="b" * 32), [record(16, measurement(32, 1.0, MOMENT - timedelta(days=9)))]
-    )
+    earlier = measurement(32, 1.0, MOMENT - timedelta(days=9))
+    store.put(context(source="b" * 32), [record(16, earlier), record(64, earlier)])
     return store
 
 
@@ -58,5 +57,6 @@ def test_the_overview_is_one_file_that_loads_nothing(store: FileStore, tmp_path:
     text = page.read_text()
     assert "pkg.<wbr>kernels.<wbr>add" in text
     assert "1 of earlier source" in text
+    assert "<b>1 of 2</b>" in text
     assert "source bbbbbbbb" in text
     assert not re.search(r"\b(href|src|action)=|url\(|<script|<form", text)

@@ -277,29 +277,22 @@ def test_exchanges_that_wait_for_an_issuer_keep_no_other_request_waiting(
         assert {exchanged.result().status_code for exchanged in waiting} == {503}
 
 
-def test_an_issuer_that_drips_is_left(
+def drip(write: Write) -> None:
+    """Write until the server leaves."""
+    while True:
+        write(b" ")
+        time.sleep(0.05)
+
+
+def test_an_answer_without_keys_counts_as_none(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "_TIMEOUT", 0.5)
-
-    def drip(write: Write) -> None:
-        while True:  # until the server leaves
-            write(b" ")
-            time.sleep(0.05)
-
-    monkeypatch.setattr(issuer, "answer", drip)
-    assert exchange(client, issuer.token()).status_code == 503
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7", " " * 2**21]
-)
-def test_an_answer_without_keys_counts_as_none(
-    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(issuer, "answer", lambda write: write(text.encode()))
-    answer = exchange(client, issuer.token())
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert "cannot be read" in answer.json()["detail"]
-    monkeypatch.setattr(issuer, "answer", None)
+    texts = ("{}", '{"keys": null}', '{"keys": 5}', "[" * 100_000, "7", " " * 2**21)
+    for answer in [*(lambda write, text=text: write(text.encode()) for text in texts), drip]:
+        with monkeypatch.context() as patched:
+            patched.setattr(issuer, "answer", answer)
+            patched.setattr(identities, "_TIMEOUT", 0.5 if answer is drip else 60.0)
+            refused = exchange(client, issuer.token())
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert "cannot be read" in refused.json()["detail"]
     assert exchange(client, issuer.token()).status_code == 201, "the issuer is asked again"

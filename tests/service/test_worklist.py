@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,7 +18,6 @@ from dejavu_service.storage import contexts as contexts_storage
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import contexts, leases, misses, parts
-from dejavu_service.storage.tables import misses as missed
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError
@@ -39,9 +39,13 @@ from support.service import (
 from dejavu_cache.model.scenario import Context
 
 
-def report(client: httpx.Client, *misses: dict[str, Any]) -> int:
-    counted: int = client.post("/v1/main/misses", json={"misses": misses}).json()["counted"]
-    return counted
+def report(
+    client: httpx.Client, headers: dict[str, str], *misses: dict[str, Any], at: str = "main"
+) -> int:
+    """Report misses with a token, and return how many were counted."""
+    answer = client.post(f"/v1/{at}/misses", json={"misses": misses}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["counted"])
 
 
 def list_misses(client: httpx.Client, query: str = "", **options: Any) -> list[tuple[int, int]]:
@@ -50,9 +54,9 @@ def list_misses(client: httpx.Client, query: str = "", **options: Any) -> list[t
 
 
 def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
-    assert report(client, miss(1), miss(2, 5), miss(1)) == 7
-    report(client, miss(3, 3))
-    report(client, miss(1, 4))
+    assert report(client, {}, miss(1), miss(2, 5), miss(1)) == 7
+    report(client, {}, miss(3, 3))
+    report(client, {}, miss(1, 4))
     assert list_misses(client) == [(1, 6), (2, 5), (3, 3)]
     assert list_misses(client, "?limit=1") == [(1, 6)]
     (first, *_) = client.get("/v1/main/misses").json()["misses"]
@@ -62,41 +66,26 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
 
 def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: Database) -> None:
     kernels = [f"kernel{number}" for number in range(6)]
-    report(client, *(miss(1, of=context(kernel)) for kernel in kernels))
+    report(client, {}, *(miss(1, of=context(kernel)) for kernel in kernels))
     with database.write() as connection:
-        connection.execute(update(missed).values(last_seen=0.0))
+        connection.execute(update(misses).values(last_seen=0.0))
         # A row that is written anew may lie elsewhere in the table.
-        connection.execute(update(missed).where(missed.c.context_id < 4).values(count=1))
+        connection.execute(update(misses).where(misses.c.context_id < 4).values(count=1))
     listed = client.get("/v1/main/misses").json()["misses"]
     digests = [Context.model_validate(item["context"]).digest for item in listed]
     assert len(digests) == 6
     assert digests == sorted(digests)
 
 
-Count = Callable[..., int]
-
-
-@pytest.fixture
-def count(client: httpx.Client) -> Count:
-    """Return a function that reports misses with a token, and returns how many were counted."""
-
-    def report_with(headers: dict[str, str], *misses: dict[str, Any], at: str = "main") -> int:
-        answer = client.post(f"/v1/{at}/misses", json={"misses": misses}, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return int(answer.json()["counted"])
-
-    return report_with
-
-
 def test_readers_add_new_misses_while_there_is_room(
     client: httpx.Client,
     token: Callable[..., dict[str, str]],
-    count: Count,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "MOST_MISSES", 3)
     reader, writer = token("read"), token("write")
+    count = partial(report, client)
     assert count(reader, miss(1), miss(2), miss(1)) == 3
     assert count(reader, miss(1), miss(3)) == 0, "too many for the room"
     assert count(reader, miss(3)) == 1
@@ -110,13 +99,11 @@ def test_readers_add_new_misses_while_there_is_room(
 
 
 def test_readers_add_new_contexts_while_there_is_room(
-    client: httpx.Client,
-    token: Callable[..., dict[str, str]],
-    count: Count,
-    monkeypatch: pytest.MonkeyPatch,
+    client: httpx.Client, token: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All contexts of a namespace are loaded for its page, each with its text."""
     monkeypatch.setattr(service, "MOST_MISSED_CONTEXTS", 2)
+    count = partial(report, client)
     reader, writer, admin = token("read"), token("write"), token("admin")
     a, b, c, d, e, f, g, h = (miss(1, of=context(name)) for name in "abcdefgh")
     assert count(reader, a, b) == 2
@@ -147,7 +134,7 @@ def test_a_writer_makes_no_list_longer_than_clients_read(client: httpx.Client) -
     long = body(record_set(of=of("long", 70_000)))
     refused = client.post("/v1/main/records", json=long)
     assert (refused.status_code, "the context has" in refused.text) == (422, True)
-    assert report(client, miss(1, of=of("long", 70_000)), miss(2)) == 1
+    assert report(client, {}, miss(1, of=of("long", 70_000)), miss(2)) == 1
     post(client, of=of("usual", 60_000))
     listed = client.get("/v1/main/contexts").json()["contexts"]
     assert [entry["kernel"]["name"] for entry in listed] == ["usual"]
@@ -269,14 +256,16 @@ def age(database: Database, days: float) -> None:
         connection.execute(update(misses).values(last_seen=epoch() - days * 86400))
 
 
-def test_unused_records_go_with_their_measurements(
+def test_unused_records_go_with_their_measurements_and_old_misses(
     client: httpx.Client, database: Database
 ) -> None:
     post(client, record(1), record(2))
+    report(client, {}, miss(3, of=context("missed")))
     assert prune(database, 30, 30) == Pruned(0, 0, 0)
     age(database, 31)
-    assert prune(database, 30, 30) == Pruned(2, 1, 0)
+    assert prune(database, 30, 30) == Pruned(records=2, contexts=2, misses=1)
     assert client.get(RECORDS).status_code == 404
+    assert list_misses(client) == []
     with database.read() as connection:
         assert connection.execute(select(func.count()).select_from(parts)).scalar() == 0
 
@@ -345,11 +334,3 @@ def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Databa
     kept = [entry["scenario"]["args"]["M"] for entry in answer.json()["records"]]
     assert kept == [1, 2, 5], "also what was promoted to an equal record"
     assert client.get("/v1/main/contexts").json()["contexts"] == [body(context())]
-
-
-def test_old_misses_are_forgotten(client: httpx.Client, database: Database) -> None:
-    report(client, miss(1))
-    assert prune(database, 30, 30) == Pruned(0, 0, 0)
-    age(database, 31)
-    assert prune(database, 30, 30) == Pruned(0, 1, 1)
-    assert client.get("/v1/main/misses").json() == {"misses": []}

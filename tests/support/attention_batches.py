@@ -227,23 +227,17 @@ def has_hopper() -> bool:
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
-    from dejavu_cache.attention.search_space import why_not
+    from dejavu_cache.attention.search_space import why_not_here
 
     configs = list(KERNELS[implementation].configs)
-    padded = max(16, 1 << (case.head_size - 1).bit_length())
-    group = case.heads[0] // case.heads[1]
     if implementation == "naive":
         return configs
-    capability = 90
-    if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        capability = 0 if torch.version.hip else 10 * major + minor
-    most = math.inf
-    if implementation == "static_grid":
-        most = most_rows(max(case.new), group)
+    group = case.heads[0] // case.heads[1]
+    padded = max(16, 1 << (case.head_size - 1).bit_length())
+    shape = {"q": torch.empty(0, dtype=case.dtype), "HEAD_PADDED": padded, "GROUP": group}
+    most = most_rows(max(case.new), group) if implementation == "static_grid" else math.inf
     return [
         config
         for config in configs
-        if why_not(config, padded, group, case.dtype.itemsize, capability) is None
-        and config.kwargs["BLOCK_M"] <= most
+        if why_not_here(config, shape) is None and config.kwargs["BLOCK_M"] <= most
     ]

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
+from support.sweeping import wait_until
+
 __all__ = ["CHROMIUM", "Browser", "open_browser"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
@@ -147,21 +149,20 @@ def open_browser() -> Iterator[Browser]:
 
 
 def _await_port(file: Path, process: subprocess.Popen[bytes]) -> int:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        if file.exists() and (lines := file.read_text().split()):
-            return int(lines[0])
+    def has_begun() -> bool:
         assert process.poll() is None, "the browser ended"
-        time.sleep(0.05)
-    raise TimeoutError("the browser did not start")
+        return file.exists() and bool(file.read_text())
+
+    wait_until(has_begun)
+    return int(file.read_text().split()[0])
 
 
 def _await_tab(port: int) -> str:
     """Return the address of the first tab, which may open after the port."""
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        for tab in httpx.get(f"http://127.0.0.1:{port}/json", timeout=240).json():
-            if tab["type"] == "page":
-                return str(tab["webSocketDebuggerUrl"])
-        time.sleep(0.05)
-    raise TimeoutError("the browser opened no tab")
+
+    def list_tabs() -> list[str]:
+        listed = httpx.get(f"http://127.0.0.1:{port}/json", timeout=240).json()
+        return [str(tab["webSocketDebuggerUrl"]) for tab in listed if tab["type"] == "page"]
+
+    wait_until(lambda: bool(list_tabs()))
+    return list_tabs()[0]

@@ -14,8 +14,14 @@ from typing import Any
 
 __all__ = ["TARGETS", "code_of", "pretend_gpu", "without_timing"]
 
-TARGETS = {"cuda:90": ("cuda", 90, 32), "gfx942": ("hip", "gfx942", 64)}
-"""Targets by their usual names: backend, architecture, threads of a warp."""
+TARGETS = {
+    "cuda:80": ("cuda", 80, 32, 166912),
+    "cuda:90": ("cuda", 90, 32, 232448),
+    "cuda:100": ("cuda", 100, 32, 232448),
+    "gfx90a": ("hip", "gfx90a", 64, 65536),
+    "gfx942": ("hip", "gfx942", 64, 65536),
+}
+"""Backend, architecture, threads of a warp and bytes of shared memory, by usual names."""
 
 _NAMES = {"cuda": "NVIDIA H100", "hip": "AMD Instinct MI300X"}
 _PTX_OPTIONS = ("enable_fp_fusion", "ptx_options")
@@ -24,11 +30,19 @@ _PTX_OPTIONS = ("enable_fp_fusion", "ptx_options")
 class _Utilities:
     """What Triton asks a device: how much it has, and to load a binary."""
 
+    def __init__(self, shared: int) -> None:
+        self.shared = shared
+
     def load_binary(self, *_: Any) -> tuple[int, ...]:
         return 1, 2, 32, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 232448, "multiprocessor_count": 132}
+        return {
+            "max_shared_mem": self.shared,
+            "multiprocessor_count": 132,
+            "max_num_regs": 65536,
+            "warpSize": 32,
+        }
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -47,9 +61,9 @@ class _Launcher:
 class _Driver:
     launcher_cls = _Launcher
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, shared: int) -> None:
         self.target = target
-        self.utils = _Utilities()
+        self.utils = _Utilities(shared)
 
     def get_current_target(self) -> Any:
         return self.target
@@ -75,11 +89,11 @@ def pretend_gpu(target: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    backend, arch, warp = TARGETS[target]
-    driver.set_active(_Driver(GPUTarget(backend, arch, warp)))
+    backend, arch, warp, shared = TARGETS[target]
+    driver.set_active(_Driver(GPUTarget(backend, arch, warp), shared))
     properties = SimpleNamespace(
         name=_NAMES[backend], multi_processor_count=132, total_memory=80 << 30, major=9, minor=0,
-        gcnArchName="gfx942",
+        gcnArchName=str(arch),
     )  # fmt: skip
     torch.cuda.get_device_properties = lambda device=0: properties
     compilers = triton.backends.backends

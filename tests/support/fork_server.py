@@ -52,6 +52,9 @@ _LEAKS = re.compile(
 )
 """What the binding of Triton 3.9 prints about itself where a process ends."""
 
+TEMPORARY = tempfile.gettempdir()
+"""Where the sockets are; a test that asks for the first one may have another folder itself."""
+
 SHARED_FOLDER = "TEST_NURSERIES"
 """Environment variable: where workers of pytest-xdist find the nurseries that they share."""
 
@@ -165,7 +168,7 @@ def _nursery(kind: str) -> Nursery:
     """Return a nursery that the workers of pytest-xdist share, or else one of this process."""
     if SHARED_FOLDER in os.environ:
         return Nursery(f"{os.environ[SHARED_FOLDER]}/{kind}")
-    folder = tempfile.TemporaryDirectory()
+    folder = tempfile.TemporaryDirectory(dir=TEMPORARY)
     nursery = Nursery(f"{folder.name}/socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(nursery.address)

@@ -13,10 +13,16 @@ __all__ = ["Token", "quarantine", "undo"]
 
 
 class Token(dict[str, str]):
-    """The headers of requests with a new token, and the token's id."""
+    """The headers of requests with a new token, and the token's id.
 
-    def __init__(self, database: Database, name: str, role: Any = "write") -> None:
-        issued = tokens.issue(database, ANYBODY, name, {"*": role})
+    It has a role in some namespaces or in all, or several roles by their namespaces.
+    """
+
+    def __init__(
+        self, database: Database, name: str, role: Any = "write", *namespaces: str
+    ) -> None:
+        grants = role if isinstance(role, dict) else dict.fromkeys(namespaces or "*", role)
+        issued = tokens.issue(database, ANYBODY, name, grants)
         super().__init__(Authorization=f"Bearer {issued.token}")
         self.id = issued.id
 

@@ -25,15 +25,8 @@ from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import (
-    Config,
-    Context,
-    Device,
-    Environment,
-    Kernel,
-    Problem,
-    Scenario,
-)
+from dejavu_cache.model.scenario import Config, Context, Scenario
+from support import records as made_up
 from support.fork_server import light_nursery
 
 # A busy machine may let a request wait for longer than the 5 s that httpx gives it.
@@ -49,15 +42,7 @@ START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
 
 def context(kernel: str = "shop.kernels.matmul", device: str = "NVIDIA H200") -> Context:
-    return Context(
-        kernel=Kernel(name=kernel, source="0123456789abcdef"),
-        environment=Environment(
-            device=Device(name=device, arch="sm_90", units=132, memory_gib=140),
-            triton="3.6.0",
-            codegen="ptxas 12.8",
-        ),
-        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
-    )
+    return made_up.context(kernel=kernel, device=device)
 
 
 def config(block: int = 64, warps: int = 4) -> Config:

@@ -21,7 +21,7 @@ from support.sweeping import Sweeps, kill_tree, wait_until
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
 from dejavu_cache.sweep import hosts
-from dejavu_cache.sweep.hosts import CaseJob, CaseLoss, LocalHost, SweepSpec
+from dejavu_cache.sweep.hosts import CaseJob, LocalHost, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.worker import SweepWorker
 from dejavu_cache.system.workers import ParentConnection, WorkerLostError
@@ -144,6 +144,8 @@ def test_a_worker_that_hangs_is_replaced(
     report = Sweep([host]).run()
     assert "it gave no answer in 10 s; another process takes it over" in caplog.text
     assert {outcome.status for outcome in report.outcomes.values()} == {"failed", "tuned"}
+    (failed,) = report.of("failed")
+    assert failed.message.startswith("it took down its worker: ")
 
 
 def test_ctrl_c_says_what_is_kept(sweeps: Sweeps) -> None:
@@ -191,32 +193,6 @@ def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -
     sweeps.store.touch()
     printed = sweeps.run("--option", "cases=1", code=1)
     assert "its measurements are not recorded" in printed
-
-
-class LostMachine(LocalHost):
-    """A host whose machine is lost under every case."""
-
-    def __init__(self) -> None:
-        """Have no worker."""
-
-    def start(self) -> list[str]:
-        return ["a"]
-
-    def run(self, *_: object) -> CaseLoss:
-        return CaseLoss(config=None, reason="the machine is gone", is_convicted=False)
-
-    def unsaved_journals(self) -> list[Any]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_case_under_which_machines_are_lost_each_time_is_given_up() -> None:
-    report = Sweep([LostMachine()]).run()
-    assert [(outcome.case, outcome.message) for outcome in report.of("failed")] == [
-        ("a", "it took down its worker: the machine is gone")
-    ]
 
 
 quiet = pytest.mark.filterwarnings("ignore")

@@ -24,8 +24,6 @@ from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.versions import OutOfResources, PTXASError
 from dejavu_cache.tuning.compile_ahead import compile_failure_of, device_failure_of, failure_of
 
-FATAL = 32
-
 
 def recorded_outcomes() -> dict[Any, str]:
     return outcomes(default_store())
@@ -44,17 +42,9 @@ def fail_times(block: int, count: int, error: Exception) -> Fault:
     return fault
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        PTXASError("`ptxas` failed with error code -9\n`ptxas` stderr:\n"),
-        PTXASError("`ptxas` failed with error code -15"),
-        MemoryError(),
-        OSError(errno.ENOSPC, "No space left on device"),
-    ],
-)
-def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Exception) -> None:
-    kernel = tune_spied(fail_times(64, 9, error))
+def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune() -> None:
+    stopped = PTXASError("`ptxas` failed with error code -9\n`ptxas` stderr:\n")
+    kernel = tune_spied(fail_times(64, 9, stopped))
     assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "skipped"}
     assert kernel.best_config.kwargs == {"BLOCK": 32}
     again = tune_spied()
@@ -78,45 +68,41 @@ def test_a_failure_is_recorded_and_never_met_again(error: Exception, outcome: st
     assert LAUNCHED == [32]
 
 
+LOST = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
 @pytest.mark.parametrize(
-    "message",
+    ("block", "right_launches", "check", "recorded", "winner"),
     [
-        "Triton Error [CUDA]: an illegal memory access was encountered",
-        "CUDA error: unspecified launch failure",
-        "CUDA error: device-side assert triggered",
-        "CUDA error: misaligned address",
-        "HIP error: an illegal memory access was encountered",
+        (32, 0, False, {16: "timed", 32: "crash"}, 64),
+        (16, 0, True, {16: "crash"}, 64),  # the default, whose results are those to compare with
+        (64, 1, True, {16: "timed", 32: "timed", 64: "crash"}, 32),  # while they are compared
     ],
 )
-def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: str) -> None:
-    fault = fail_times(FATAL, 9, RuntimeError(message))
-    with pytest.raises(RuntimeError, match=message[-16:]):
-        tune_spied(fault)
-    assert recorded_outcomes() == {16: "timed", FATAL: "crash"}
-    again = tune_spied(fault)
-    assert FATAL not in LAUNCHED
-    assert recorded_outcomes() == {16: "timed", FATAL: "crash", 64: "timed"}
-    assert again.best_config.kwargs == {"BLOCK": 64}
+def test_a_config_that_loses_the_device_is_met_once_in_all_processes(
+    block: int, right_launches: int, check: bool, recorded: dict[int, str], winner: int
+) -> None:
+    right = iter([None] * right_launches)
 
+    def fault(launched: int) -> Exception | None:
+        return next(right, LOST) if launched == block else None
 
-def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_results() -> None:
-    fault = fail_times(16, 9, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tune_spied(fault, check=True)
-    assert recorded_outcomes() == {16: "crash"}
-    again = tune_spied(fault, check=True)
-    assert 16 not in LAUNCHED
-    assert again.best_config.kwargs == {"BLOCK": 64}
+        tune_spied(fault, check=check)
+    assert recorded_outcomes() == recorded
+    again = tune_spied(fault, check=check)
+    assert block not in LAUNCHED
+    assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "timed", block: "crash"}
+    assert again.best_config.kwargs == {"BLOCK": winner}
 
 
-def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded() -> None:
-    error, launches = RuntimeError("CUDA error: unspecified launch failure"), iter([None])
-    with pytest.raises(RuntimeError, match="unspecified"):
-        tune_spied(lambda block: next(launches, error) if block == 64 else None, check=True)
-    assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "crash"}
-    again = tune_spied(check=True)
-    assert 64 not in LAUNCHED
-    assert again.best_config.kwargs == {"BLOCK": 32}
+LOSSES = (
+    "Triton Error [CUDA]: an illegal memory access was encountered",
+    "CUDA error: unspecified launch failure",
+    "CUDA error: device-side assert triggered",
+    "CUDA error: misaligned address",
+    "HIP error: an illegal memory access was encountered",
+)
 
 
 def test_errors_are_classified_by_whose_fault_they_are() -> None:
@@ -124,7 +110,9 @@ def test_errors_are_classified_by_whose_fault_they_are() -> None:
         return failure.kind if failure else None
 
     assert kind(failure_of(PTXASError("`ptxas` failed with error code -11"))) == "ptxas_error"
-    assert kind(failure_of(PTXASError("`ptxas` failed with error code -9"))) == "skipped"
+    assert kind(failure_of(PTXASError("`ptxas` failed with error code -15"))) == "skipped"
+    assert kind(failure_of(MemoryError())) == "skipped"
+    assert kind(failure_of(OSError(errno.ENOSPC, "No space left on device"))) == "skipped"
     assert kind(failure_of(torch.cuda.OutOfMemoryError("CUDA out of memory"))) == "skipped"
     full = RuntimeError("cannot write")
     full.__cause__ = OSError(errno.ENOSPC, "full")
@@ -135,6 +123,8 @@ def test_errors_are_classified_by_whose_fault_they_are() -> None:
     unknown = KeyError("Keyword argument wraps was specified but unrecognised")
     assert kind(compile_failure_of(unknown, {"debug"})) == "compile_error", "the config's option"
     assert compile_failure_of(unknown, {"debug", "wraps"}) is None, "the caller's mistake"
+    for message in LOSSES:
+        assert device_failure_of(RuntimeError(message)) is not None, message
     assert device_failure_of(ValueError("illegal memory access in a comment")) is None
 
 

@@ -138,17 +138,16 @@ def test_a_check_takes_three_launches() -> None:
 
         return launch
 
-    more = {f"x{number}": torch.randn(8) for number in range(20)}
-    checker({**launch_arguments(), **more}, counted(double)).judge(counted(double))
-    assert len(launches) == 3
-    launches.clear()
-    checker({"x": torch.randn(64)}, counted(relu_in_place)).judge(counted(relu_in_place))
-    assert len(launches) == 3
-    launches.clear()
-    arguments = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
-    known = code("x residual", "residual out")
-    checker(arguments, counted(add_and_normalize), accesses=known).judge(counted(add_and_normalize))
-    assert len(launches) == 3
+    many = launch_arguments() | {f"x{number}": torch.randn(8) for number in range(20)}
+    rows = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
+    for write, arguments, known in (
+        (double, many, None),
+        (relu_in_place, {"x": torch.randn(64)}, None),
+        (add_and_normalize, rows, code("x residual", "residual out")),
+    ):
+        launches.clear()
+        checker(arguments, counted(write), accesses=known).judge(counted(write))
+        assert len(launches) == 3
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -45,15 +45,6 @@ def test_a_config_that_differs_is_wrong_and_the_argument_is_named(
     assert verdict.reason.startswith("out differs in ")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_another_order_of_summation_is_right(dtype: torch.dtype) -> None:
-    def write_rounded(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["out"].mul_(1 + 4 * torch.finfo(dtype).eps)
-
-    assert checker(launch_arguments(dtype), double).judge(write_rounded).outcome == "equal"
-
-
 def test_a_race_is_found_though_the_first_launch_was_right() -> None:
     launches = iter([1.0, 0.0])
 
@@ -172,6 +163,10 @@ NAN, INF = math.nan, math.inf
         ([1.0, NAN, INF], [1.0, NAN, INF], ""),
         ([NAN, 1.0, INF], [1.0, NAN, INF], "NaN or infinite on one side only"),
         ([1.0, NAN, -INF], [1.0, NAN, INF], "differs"),
+        ([NAN] * 3, [NAN] * 3, ""),
+        ([INF] * 3, [INF] * 3, ""),
+        ([0.0] * 3, [INF] * 3, "infinite on one side only"),
+        ([], [], ""),
     ],
 )
 def test_integers_must_be_equal_and_nan_must_stand_in_the_same_places(
@@ -373,12 +368,6 @@ def test_tensors_of_one_value_are_compared(value: float) -> None:
     wrong = expected.clone()
     wrong[0] = 2 * value or 1e-30
     assert "differs in 1 of 100" in compare_tensors(wrong, expected)
-
-
-def test_tensors_without_finite_elements_are_compared() -> None:
-    for empty in (torch.empty(0), torch.full((3,), float("nan")), torch.full((3,), float("inf"))):
-        assert compare_tensors(empty.clone(), empty) == ""
-    assert compare_tensors(torch.zeros(3), torch.full((3,), float("inf"))) != ""
 
 
 def test_the_sample_of_a_large_tensor_keeps_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

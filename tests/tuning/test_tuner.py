@@ -24,22 +24,55 @@ from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.tuner import CandidateLaunch, ConfigLaunch
 
 
-def test_the_first_measurement_of_a_close_race_does_not_decide(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Measure the first config once too slow, as on a cold clock; the repeats put that right."""
-    clock = Clock({16: 1.05, 32: 1.02, 64: 5.0})
+class Clock:
+    """A benchmark with a time for each config, which lists the configs that it was asked for."""
 
-    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        timing = clock(kernel_call, quantiles)
-        clock.times[16] = 1.0
-        return timing
+    def __init__(self, times: dict[int, float], dies_at: int = 0) -> None:
+        self.times = times
+        self.asked: list[int] = []
+        self.dies_at = dies_at
 
-    kernel = clock.kernel(do_bench=None, configs=CONFIGS)
-    kernel.do_bench = bench
+    def kernel(self, **options: Any) -> Any:
+        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy())
+
+    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        if len(self.asked) + 1 == self.dies_at:
+            raise KeyboardInterrupt
+        kernel_call()
+        self.asked.append(LAUNCHED[-1])
+        return [self.times.get(LAUNCHED[-1], 9.0)] * 3
+
+
+@pytest.fixture
+def racing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], Any]:
+    """Return a function that decorates a kernel whose timings are said to be the device's."""
     monkeypatch.setattr(
         "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
     )
+
+    def race(clock: Clock) -> Any:
+        kernel = clock.kernel(do_bench=None, configs=CONFIGS)
+        kernel.do_bench = clock
+        return kernel
+
+    return race
+
+
+def test_the_first_measurement_of_a_close_race_does_not_decide(
+    racing: Callable[[Clock], Any],
+) -> None:
+    """Measure the first config once too slow, as on a cold clock; the repeats put that right."""
+
+    class ColdClock(Clock):
+        def __call__(
+            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+        ) -> list[float]:
+            timing = super().__call__(kernel_call, quantiles)
+            self.times[16] = 1.0
+            return timing
+
+    clock = ColdClock({16: 1.05, 32: 1.02, 64: 5.0})
+    kernel = racing(clock)
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert Counter(clock.asked) == {16: 6, 32: 6, 64: 1}, "two are close, and race five rounds"
@@ -48,55 +81,24 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
 
 
 def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
+    racing: Callable[[Clock], Any],
 ) -> None:
     """And only that, among those that were close; by then it is another one that is faster."""
-    monkeypatch.setattr(
-        "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
-    )
-
-    def start_process(times: dict[int, float], dies_at: int = 0) -> tuple[Any, Clock]:
-        clock = Clock(times)
-
-        def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-            if len(clock.asked) + 1 == dies_at:
-                raise KeyboardInterrupt
-            return clock(kernel_call, quantiles)
-
-        kernel = clock.kernel(do_bench=None, configs=CONFIGS)
-        kernel.do_bench = bench
-        return kernel, clock
-
-    dying, clock = start_process({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4)
+    clock = Clock({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4)
     with pytest.raises(KeyboardInterrupt):
-        launch(dying, 100)
+        launch(racing(clock), 100)
     assert clock.asked == [16, 32, 64]
-    kernel, clock = start_process({16: 1.1, 32: 1.02})
+    clock = Clock({16: 1.1, 32: 1.02})
+    kernel = racing(clock)
     launch(kernel, 100)
     assert {*clock.asked} == {16, 32}
     assert (kernel.best_config.kwargs, kernel.benchmarked) == ({"BLOCK": 32}, 2)
     _, record = first_record(default_store())
     assert record.winner is not None
     assert record.winner.config.params == {"BLOCK": 32}
-    again, clock = start_process({})
-    launch(again, 100)
+    clock = Clock({})
+    launch(racing(clock), 100)
     assert clock.asked == [], "once"
-
-
-class Clock:
-    """A benchmark with a time for each config, which lists the configs that it was asked for."""
-
-    def __init__(self, times: dict[int, float]) -> None:
-        self.times = times
-        self.asked: list[int] = []
-
-    def kernel(self, **options: Any) -> Any:
-        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy())
-
-    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        kernel_call()
-        self.asked.append(LAUNCHED[-1])
-        return [self.times.get(LAUNCHED[-1], 9.0)] * 3
 
 
 def blocks(*sizes: int) -> list[triton.Config]:

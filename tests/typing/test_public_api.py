@@ -52,10 +52,12 @@ def test_pyright_accepts_the_public_api(tmp_path: Path) -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-def test_every_public_name_is_used() -> None:
+def test_every_public_name_is_there_and_used() -> None:
     import dejavu_cache
 
     program = PROGRAM.read_text(encoding="utf-8")
+    assert all(getattr(dejavu_cache, name) is not None for name in dejavu_cache.__all__)
+    assert set(dir(dejavu_cache)) >= set(dejavu_cache.__all__)
     assert [name for name in dejavu_cache.__all__ if name not in program] == []
 
 
