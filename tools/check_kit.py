@@ -28,6 +28,8 @@ from typing import Any
 import httpx
 import yaml
 
+from dejavu_cache.model.record import RecordSet
+
 ROOT = Path(__file__).parent.parent
 KIT = ROOT / "deploy"
 RECORDS = ROOT / "examples/container/records.jsonl"
@@ -89,6 +91,7 @@ def check_dashboard(folder: Path) -> str:
             for _ in range(20):
                 with suppress(httpx.HTTPStatusError):
                     import_records(f"http://127.0.0.1:{ports[0]}", token)
+                look_up_record(f"http://127.0.0.1:{ports[0]}", token)
                 time.sleep(0.1)
             time.sleep(3)
             for panel in panels:
@@ -318,6 +321,14 @@ def import_records(base: str, token: str) -> None:
     content = RECORDS.read_bytes()
     url = f"{base}/v1/main/import"
     httpx.post(url, content=content, headers=headers, verify=False).raise_for_status()
+
+
+def look_up_record(base: str, token: str) -> None:
+    """Ask for one of the records that were sent."""
+    sent = RecordSet.model_validate_json(RECORDS.read_text().splitlines()[0])
+    path = f"contexts/{sent.context.digest}/records/{sent.records[0].scenario.digest}"
+    headers = {"Authorization": f"Bearer {token}"}
+    httpx.get(f"{base}/v1/main/{path}", headers=headers).raise_for_status()
 
 
 @contextmanager

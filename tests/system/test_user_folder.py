@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
+from support.fork_server import kernel_nursery
 from support.processes import fork_python
 from support.records import context, record
 
@@ -38,6 +39,7 @@ ENVIRONMENTS = [
 @pytest.fixture(autouse=True)
 def no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the user database, and keep temporary files apart from other tests'."""
+    kernel_nursery("1")  # it outlives this test, and so must the folder that its socket lies in
 
     def unknown(uid: int) -> None:
         raise KeyError(uid)
