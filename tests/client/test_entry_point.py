@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
+from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.protocol_client import ProtocolClient
+from support.checkout import environment
 from support.command_line import list_commands, run_cli
-from support.processes import ROOT, run_python
+from support.processes import ROOT, dejavu, run_python
 from support.records import context, record
+from support.service import Running, running_server
 
 from dejavu_cache import __version__
-from dejavu_cache.errors import ExitCode
+from dejavu_cache.errors import ExitCode, NewerFormatError, StoreError
+from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FileStore
 
 
@@ -177,3 +188,171 @@ def test_it_is_refused(
     assert (seen.returncode, seen.stdout) == (2, "")
     assert "it is empty" in seen.stderr
     assert sorted(tmp_path.rglob("*")) == before
+
+
+NAME = "pkg.kernels.möbius☃"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Make a store with a kernel whose name is not ASCII."""
+    FileStore(tmp_path / "store").put(context(kernel=NAME), [record(32)])
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("command", ["ls", "ls --json", "export", "explain *bius*"])
+def test_a_terminal_that_lacks_a_character_gets_the_rest(command: str, store: Path) -> None:
+    seen = dejavu(*command.split(), "--store", store, PYTHONIOENCODING="ascii")
+    assert seen.returncode == 0, seen.stderr
+    if "--json" in command:
+        assert json.loads(seen.stdout)[0]["kernel"] == NAME
+    else:
+        assert "bius" in seen.stdout
+
+
+def test_an_export_is_read_again_whatever_the_locale_is(store: Path, tmp_path: Path) -> None:
+    command = f"export --store {store} | {words()} import - --store {tmp_path / 'copy'}"
+    seen = shell(command, LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+    assert (seen.returncode, seen.stderr) == (0, "")
+    assert [context.kernel.name for context in FileStore(tmp_path / "copy").contexts()] == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("ls >&-", 0),
+        ("ls 2>&-", 0),
+        ("show nothing 2>&-", 1),
+        ("import - <&-", 1),
+        ("doctor <&-", 0),
+    ],
+)
+def test_a_closed_stream_is_an_empty_one(command: str, code: int, store: Path) -> None:
+    seen = shell(command, DEJAVU_CACHE_URL=str(store))
+    assert (seen.returncode, "Traceback" in seen.stderr) == (code, False), seen.stderr
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    seen = subprocess.run(
+        ["sh", "-c", f"mkdir gone && cd gone && rmdir ../gone && {words()} ls"],
+        cwd=tmp_path,
+        env=environment(DEJAVU_CACHE_URL="relative"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert (seen.returncode, "the working directory: " in seen.stderr) == (3, True), seen.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "gc --yes", "gc", "show add", "pin add --config B=1"])
+def test_a_store_of_which_nothing_can_be_read_is_not_called_empty(
+    command: str, store: Path
+) -> None:
+    (file,) = store.rglob("*.json")
+    file.write_text(file.read_text().replace('"format": ', '"format": 99', 1))
+    seen = run_cli(*command.split(), "--store", store)
+    assert (seen.returncode, "upgrade dejavu-cache" in seen.stderr) == (3, True), seen
+
+
+def words() -> str:
+    """Return the command by the name of its other module; `dejavu` runs it by the package's."""
+    return f"{shlex.quote(sys.executable)} -m dejavu_client.cli.main"
+
+
+def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f"{words()} {command}"],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+CONTEXTS = [context(kernel=f"pkg.{name}") for name in "abc"]
+CTRL_C, AWAY = KeyboardInterrupt(), UnreachableError("it is away")
+LOCKED, NEWER = StoreError("it is locked"), NewerFormatError("here", 99, 2)
+INTERRUPTED, PARTIAL, UNUSABLE = ExitCode.INTERRUPTED, ExitCode.PARTIAL, ExitCode.UNUSABLE
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    with running_server(f"sqlite:///{tmp_path / 'server.sqlite3'}", tmp_path / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "local")
+    for home in CONTEXTS:
+        store.put(home, [record(1)])
+    return store
+
+
+def fail_second(
+    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, error: BaseException
+) -> None:
+    """Have the second call of a method of a client or of a folder raise an error."""
+    call, numbers = getattr(owner, method), count(1)
+
+    def call_or_fail(*arguments: Any, **options: Any) -> Any:
+        if next(numbers) == 2:
+            raise error
+        return call(*arguments, **options)
+
+    monkeypatch.setattr(owner, method, call_or_fail)
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "error", "code", "out", "err"),
+    [
+        ("gc --all --yes --store {server}", "delete", CTRL_C, INTERRUPTED,
+         "pkg.a (source 00000000) on NVIDIA H200: 1 record deleted", "note: interrupted"),
+        ("promote --kernel pkg.* --to other --store {server}", "promote", CTRL_C, INTERRUPTED,
+         "1 record of pkg.a promoted from main to other", "note: interrupted"),
+        ("sync --push-only --store {local},{server}?namespace=new", "send_json", CTRL_C,
+         INTERRUPTED, "", "note: only 1 new, 0 known in"),
+        ("import {local} --store {server}?namespace=new", "send_json", AWAY, PARTIAL,
+         "1 new, 0 known in", "1 of pkg.c on NVIDIA H200, not tried"),
+    ],
+)  # fmt: skip
+def test_a_change_of_a_server_says_how_far_it_came(
+    command: str, method: str, error: BaseException, code: int, out: str, err: str,
+    server: Running, local: FileStore, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for home in CONTEXTS:
+        ProtocolClient(server.base).send(RecordSet(context=home, records=(record(1),)))
+    fail_second(monkeypatch, ProtocolClient, method, error)
+    seen = run_cli(*command.format(server=server.base, local=local.root).split())
+    assert seen.returncode == code, seen
+    assert seen.stdout.startswith(out)
+    assert len(seen.stdout.splitlines()) == bool(out)
+    assert err in seen.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "error", "code", "said", "kernels"),
+    [
+        ("gc --days 0 --yes --store {local}", "delete", LOCKED, UNUSABLE, "pkg.a (source",
+         ["pkg.b", "pkg.c"]),
+        ("rename pkg.* moved.* --yes --store {local}", "delete", LOCKED, UNUSABLE, "file://",
+         ["moved.a", "moved.b", "pkg.b", "pkg.c"]),
+        ("import {local} --into {new}", "put", NEWER, PARTIAL, "2 new, 0 known",
+         ["pkg.a", "pkg.b", "pkg.c", "pkg.a", "pkg.c"]),
+    ],
+)  # fmt: skip
+def test_a_change_of_a_folder_that_fails_in_the_middle_says_how_far_it_came(
+    command: str, method: str, error: StoreError, code: int, said: str, kernels: list[str],
+    local: FileStore, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    new = local.root.with_name("new")
+    fail_second(monkeypatch, FileStore, method, error)
+    seen = run_cli(*command.format(local=local.root, new=new).split())
+    assert seen.returncode == code, seen
+    assert len(seen.stdout.splitlines()) == 1
+    assert seen.stdout.startswith(said)
+    assert str(error) in seen.stderr
+    stores = (FileStore(local.root), FileStore(new))
+    assert [home.kernel.name for store in stores for home in store.contexts()] == kernels
