@@ -1,15 +1,20 @@
-"""What all commands share: exit codes, help, errors of one line, and Ctrl-C."""
+"""What all commands share: exit codes, help, errors of one line, empty arguments, and Ctrl-C."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
-from support.command_line import run_cli
+from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
+from support.command_line import list_commands, run_cli
 from support.processes import ROOT, run_python
+from support.records import context, record
 
 from dejavu_cache import __version__
 from dejavu_cache.errors import ExitCode
+from dejavu_cache.stores import FileStore
 
 
 @pytest.mark.parametrize(
@@ -104,3 +109,71 @@ def test_the_documentation_lists_the_exit_codes() -> None:
     assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [
         str(code.value) for code in ExitCode
     ]
+
+
+COMMANDS = list_commands()
+
+
+def test_every_command_has_a_group_and_an_example() -> None:
+    groups = {name.split()[0] for name in COMMANDS}
+    assert groups == {name for names in GROUPS.values() for name in names}
+    assert set(COMMANDS) == set(EXAMPLES)
+
+
+def test_every_example_parses() -> None:
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            words = shlex.split(example)
+            assert words[: len(name.split())] == name.split()
+            COMMANDS[name].make_context(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_help_of_every_command_fits(columns: int) -> None:
+    for name in ("", *COMMANDS):
+        out = run_cli(*name.split(), "--help", columns=columns)
+        assert (out.returncode, out.stderr) == (0, "")
+        lines = out.stdout.splitlines()
+        assert max(map(len, lines)) <= columns, name
+        assert not [line for line in lines[1:] if line.endswith("...")], name
+        assert not name or f"  dejavu-cache {EXAMPLES[name][0]}" in out.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["quarantine"]])
+def test_without_a_command_the_help_is_no_error_message(words: list[str]) -> None:
+    done = run_cli(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: dejavu-cache")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gc", "", "--yes", "--store", "{store}"),
+        ("gc", "--all", "--yes", "--store", ""),
+        ("gc", "--days", "0", "--store", ""),
+        ("pin", "", "--config", "BLOCK=64", "--store", "{store}"),
+        ("export", "--kernel", "", "--store", "{store}"),
+        ("export", "--vllm", "", "--store", "{store}"),
+        ("export", "", "--store", "{store}"),
+        ("sync", "--push-only", "--store", ""),
+        ("ls", "--device", "", "--store", "{store}"),
+        ("ls", "--triton", "", "--store", "{store}"),
+        ("import", "{store}", "--into", ""),
+        ("import", "{store}", "", "--into", "{store}/new"),
+        ("prewarm", "module", "--device", "X", "--out", "{store}/new", "--store", ""),
+    ],
+    ids=" ".join,
+)
+def test_it_is_refused(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path)
+    store.put(context(), [record(16)])
+    monkeypatch.setenv("DEJAVU_CACHE_URL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    seen = run_cli(*(word.format(store=tmp_path) for word in words))
+    assert (seen.returncode, seen.stdout) == (2, "")
+    assert "it is empty" in seen.stderr
+    assert sorted(tmp_path.rglob("*")) == before

@@ -57,8 +57,8 @@ def test_a_winner_that_was_not_compared_says_so(tmp_path: Path) -> None:
         reason = "order: not repeatable" if results else "all outputs: no comparison is recorded"
         explained = ("explain", "add", "--store", filled.root)
         assert f"not compared: {reason}" in run_cli(*explained).stdout
-        (told,) = json.loads(run_cli(*explained, "--json").stdout)
-        assert told["not_compared"] == [reason]
+        (explanation,) = json.loads(run_cli(*explained, "--json").stdout)
+        assert explanation["not_compared"] == [reason]
         assert last_row(filled).get("uncompared") == mark
         shown = run_cli("show", "add", "--store", filled.root).stdout
         assert "all winners: BLOCK=64" in shown, "though another was faster at the end"
@@ -76,9 +76,9 @@ def test_explain_tells_time_costs_age_and_author(store: FileStore) -> None:
         "1.50x",
     ):
         assert fact in out
-    (told,) = json.loads(run_cli(*explained, "--where", "M>64", "--json").stdout)
-    assert told["scenario"]["args"]["M"] == 256
-    assert told["evidence"][0].startswith("time: 1 ms")
+    (explanation,) = json.loads(run_cli(*explained, "--where", "M>64", "--json").stdout)
+    assert explanation["scenario"]["args"]["M"] == 256
+    assert explanation["evidence"][0].startswith("time: 1 ms")
 
 
 def test_explain_begins_with_the_code_that_was_tuned_last(store: FileStore) -> None:

@@ -33,8 +33,8 @@ def server(tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def local(tmp_path: Path) -> FileStore:
     store = FileStore(tmp_path / "local")
-    for each in CONTEXTS:
-        store.put(each, [record(1)])
+    for home in CONTEXTS:
+        store.put(home, [record(1)])
     return store
 
 
@@ -69,8 +69,8 @@ def test_a_change_of_a_server_says_how_far_it_came(
     command: str, method: str, error: BaseException, code: int, out: str, err: str,
     server: Running, local: FileStore, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    for each in CONTEXTS:
-        ProtocolClient(server.base).send(RecordSet(context=each, records=(record(1),)))
+    for home in CONTEXTS:
+        ProtocolClient(server.base).send(RecordSet(context=home, records=(record(1),)))
     fail_second(monkeypatch, ProtocolClient, method, error)
     seen = run_cli(*command.format(server=server.base, local=local.root).split())
     assert seen.returncode == code, seen
@@ -102,4 +102,4 @@ def test_a_change_of_a_folder_that_fails_in_the_middle_says_how_far_it_came(
     assert seen.stdout.startswith(said)
     assert str(error) in seen.stderr
     stores = (FileStore(local.root), FileStore(new))
-    assert [each.kernel.name for store in stores for each in store.contexts()] == kernels
+    assert [home.kernel.name for store in stores for home in store.contexts()] == kernels

@@ -1,4 +1,4 @@
-"""A kernel that moves keeps its records."""
+"""Names of kernels on the command line, and a kernel that moves and keeps its records."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.cli.commands.rename import KernelRename, apply_rename
+from dejavu_client.cli.errors import NothingFoundError
+from dejavu_client.cli.queries import matching_kernels, shorten_kernels
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import SettingsError, StoreError
@@ -88,3 +90,30 @@ def test_a_name_that_no_kernel_can_have_is_refused(name: str, store: FileStore) 
     with pytest.raises(SettingsError, match="no kernel has a name like"):
         list(apply_rename(store, KernelRename.parse("pkg.old.add", name)))
     assert list(store.records(OLD)) == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kernels"),
+    [
+        ("add", ["pkg.kernels.add"]),
+        ("pkg.kernels.add", ["pkg.kernels.add"]),
+        ("*add*", ["other.add_one", "pkg.kernels.add"]),
+        ("kernels.*", ["pkg.kernels.add"]),
+    ],
+)
+def test_a_kernel_is_named_by_its_end_or_a_glob(pattern: str, kernels: list[str]) -> None:
+    assert matching_kernels(["pkg.kernels.add", "other.add_one"], pattern, "here") == kernels
+
+
+@pytest.mark.parametrize("typo", ["ad", "kernels.ad", "pkg.kernels.addd", "Add"])
+def test_a_similar_kernel_is_suggested(typo: str) -> None:
+    with pytest.raises(NothingFoundError, match=r"did you mean pkg\.kernels\.add"):
+        matching_kernels(["pkg.kernels.add", "pkg.kernels.mul"], typo, "here")
+
+
+def test_a_kernel_is_shortened_to_an_end_that_names_it_alone() -> None:
+    names = ["pkg.a.add", "pkg.b.add", "pkg.mul", "add", "", "pkg.a.add"]
+    short = shorten_kernels(names)
+    assert short == ["a.add", "b.add", "mul", "add", "", "a.add"]
+    for name, end in zip(names[:4], short[:4], strict=True):
+        assert matching_kernels(names[:4], end, "here") == [name]

@@ -40,7 +40,7 @@ def test_an_export_is_read_again_whatever_the_locale_is(store: Path, tmp_path: P
     command = f"export --store {store} | {words()} import - --store {tmp_path / 'copy'}"
     seen = shell(command, LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
     assert (seen.returncode, seen.stderr) == (0, "")
-    assert [found.kernel.name for found in FileStore(tmp_path / "copy").contexts()] == [NAME]
+    assert [context.kernel.name for context in FileStore(tmp_path / "copy").contexts()] == [NAME]
 
 
 @pytest.mark.parametrize(

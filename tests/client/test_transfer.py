@@ -1,19 +1,21 @@
-"""`export` and `import`: nothing is lost, and nothing damaged is taken."""
+"""`export` and `import`: nothing is lost, nothing damaged is taken, and progress is told."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from dejavu_client.cli.main import run_command
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import ExitCode
-from dejavu_cache.model.record import Failure, Measurement, RecordSet
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.stores import FileStore
+from dejavu_cache.system import notices
 
 
 def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
@@ -120,3 +122,46 @@ def test_nothing_of_a_damaged_record_file_is_imported(
         assert (merged.returncode, merged.stdout) == (3, "")
         assert str(path) in merged.stderr
         assert not (tmp_path / "copy").exists()
+
+
+def test_a_short_copy_says_nothing_and_a_long_one_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = FileStore(tmp_path / "source")
+    source.put(context(), [record(32), record(64)])
+    words = ["import", str(source.root), "--into", str(tmp_path / "target")]
+    assert run_command(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(notices, "LINE_EVERY", 0.0)
+    assert run_command(words) == 0
+    assert "target: 0 new, 2 known after 0 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["export {out} --store {store}", "import file://{store} --into {new}", "diff {store} {other}"],
+)
+def test_records_that_could_not_be_read_are_not_left_out_silently(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exported parts would pass for the whole, and replace an earlier export."""
+    store, other = FileStore(tmp_path / "store"), FileStore(tmp_path / "other")
+    for name in ("a.x", "b.x", "c.x"):
+        store.put(context(kernel=name), [record(1)])
+        other.put(context(kernel=name), [record(1)])
+    out = tmp_path / "out"
+    out.write_text("before")
+    read_records = FileStore.records
+
+    def read_and_vanish(self: FileStore, of: Context) -> Iterator[Record]:
+        if of.kernel.name == "b.x" and store.root.exists():
+            store.root.rename(tmp_path / "elsewhere")
+        return read_records(self, of)
+
+    monkeypatch.setattr(FileStore, "records", read_and_vanish)
+    places = {"out": out, "new": tmp_path / "new", "store": store.root, "other": other.root}
+    seen = run_cli(*command.format(**places).split())
+    assert seen.returncode == ExitCode.UNUSABLE, seen
+    assert f"{store.root} disappeared while it was read" in seen.stderr
+    assert out.read_text() == "before"
+    assert sorted(tmp_path.glob("out*")) == [out]

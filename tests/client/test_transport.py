@@ -115,7 +115,7 @@ def test_a_command_ends_although_its_answer_drips(
     assert server.url in seen.stderr
 
 
-def asking(answer: Callable[[httpx.Request], object]) -> ProtocolClient:
+def client_of(answer: Callable[[httpx.Request], object]) -> ProtocolClient:
     """Return a client of which a function answers the requests."""
     handler = httpx.MockTransport(answer)  # type: ignore[arg-type]
     return ProtocolClient("http://server", transport=Transport(handler)).waiting(0.05)
@@ -128,7 +128,7 @@ def test_who_has_no_connection_is_silent_too() -> None:
         raise AssertionError
 
     with pytest.raises(SilenceError):
-        asking(never_answer).rows("writers")
+        client_of(never_answer).rows("writers")
 
 
 def test_own_work_is_not_counted() -> None:
@@ -136,7 +136,7 @@ def test_own_work_is_not_counted() -> None:
         time.sleep(0.5)
         return httpx.Response(200, json={"writers": []})
 
-    assert asking(work).rows("writers") == []
+    assert client_of(work).rows("writers") == []
 
 
 def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:

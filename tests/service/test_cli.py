@@ -124,8 +124,8 @@ def test_a_port_that_is_in_use_ends_the_start(sqlite_url: str, has_tokens: bool)
     """It is said before whether the server answers without a token."""
     if has_tokens:
         run(sqlite_url, "token create --name ops --role admin")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         done = subprocess.run(
             command("serve", "--port", str(port), "--without-tokens", "--database", sqlite_url),
             capture_output=True, text=True, timeout=240, check=False,

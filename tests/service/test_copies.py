@@ -108,7 +108,7 @@ class Program:
         return line
 
 
-def stored(server: Running) -> RecordSet:
+def read_set(server: Running) -> RecordSet:
     """Return the only record set of a server."""
     return RecordSet.model_validate_json(httpx.get(f"{server.base}/v1/main/export").content)
 
@@ -120,11 +120,11 @@ def has_winner(server: Running) -> bool:
 
 def pin_other(server: Running) -> int:
     """Pin a config that does not win, and return its block."""
-    known = stored(server)
-    (only,) = known.records
+    record_set = read_set(server)
+    (only,) = record_set.records
     assert only.winner
     other = next(each for each in only.by_config if each != only.winner.config)
-    path = f"/v1/main/contexts/{known.context.digest}/pins/{only.scenario.digest}"
+    path = f"/v1/main/contexts/{record_set.context.digest}/pins/{only.scenario.digest}"
     assert httpx.put(server.base + path, json={"config": body(other)}).is_success
     return int(str(other.params["BLOCK"]))
 
@@ -136,14 +136,14 @@ def test_pins_and_deletions_reach_machines_with_a_copy(server: Running, tmp_path
     block = pin_other(server)
     with tuner.program(1000) as program:
         assert program.until(how="pinned") == {"how": "pinned", "block": block, "benchmarked": 0}
-        known = stored(server)
-        httpx.delete(f"{server.base}/v1/main/contexts/{known.context.digest}/records")
+        record_set = read_set(server)
+        httpx.delete(f"{server.base}/v1/main/contexts/{record_set.context.digest}/records")
         # The copy is soon checked against the server, after which "tuned" is "exact".
         assert program.until(benchmarked=3)["how"] in ("tuned", "exact")
         wait_until(lambda: has_winner(server))
-    (retuned,) = stored(server).records
+    (retuned,) = read_set(server).records
     with other.program(1000, DEJAVU_CACHE_MODE="reuse"):
-        wait_until(lambda: list(other.store.records(known.context)) == [retuned])
+        wait_until(lambda: list(other.store.records(record_set.context)) == [retuned])
 
 
 def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
@@ -151,15 +151,15 @@ def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
 ) -> None:
     machine = Machine(tmp_path / "machine", server.base)
     machine.tune_once(server)
-    known = stored(server)
-    httpx.delete(f"{server.base}/v1/main/contexts/{known.context.digest}/records")
+    record_set = read_set(server)
+    httpx.delete(f"{server.base}/v1/main/contexts/{record_set.context.digest}/records")
     own = measurement(config(512), 0.4)
     machine.store.put(
-        known.context, [Record(scenario=known.records[0].scenario, measurements=(own,))]
+        record_set.context, [Record(scenario=record_set.records[0].scenario, measurements=(own,))]
     )
     synced = dejavu("sync", **machine.environment())
     assert synced.returncode == 0, synced.stdout + synced.stderr
-    (left,) = FileStore(machine.store.root).records(known.context)
+    (left,) = FileStore(machine.store.root).records(record_set.context)
     assert left.measurements == (own,)
     assert httpx.get(f"{server.base}/v1/main/export").content == b""
 

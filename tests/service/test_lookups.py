@@ -126,8 +126,8 @@ async def test_what_sqlite_said_holds_for_no_callback_that_comes_later(sqlite_ur
         contexts.bump_revision(connection, identity, added=1)
     assert await lookups.get(KEY) is None, "the same callback asks once"
     await asyncio.sleep(0)
-    found = await lookups.get(KEY)
-    assert found is not None
-    assert found.records == 1
+    revision = await lookups.get(KEY)
+    assert revision is not None
+    assert revision.records == 1
     await lookups.close()
     database.close()
