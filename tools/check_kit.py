@@ -281,13 +281,16 @@ def check_workflow(folder: Path) -> str:
         run_step(jobs["sweep"], "Check", folder, {**store, "DEJAVU_CACHE_MODE": "strict"})
         # A job asks GitHub for its identity token with a token of its own.
         job = {"SERVER": server, "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "x"}
-        job["ACTIONS_ID_TOKEN_REQUEST_URL"] = f"{issuer.url}/identity?x=1"
-        issuer.claims = {"aud": server, "ref": "refs/pull/7/merge", "run_id": "70"}
+        given = folder / "identity.json"
+        job["ACTIONS_ID_TOKEN_REQUEST_URL"] = f"{given.as_uri()}?x=1"
+        identity = issuer.token(aud=server, ref="refs/pull/7/merge", run_id="70")
+        given.write_text(json.dumps({"value": identity}))
         run_step(jobs["push"], "Push", folder, {**job, "NAMESPACE": "pr-7-70"})
         headers = {"Authorization": f"Bearer {token}"}
         seen = httpx.get(f"{server}/v1/pr-7-70/contexts", headers=headers).json()["contexts"]
         assert seen, "nothing was pushed"
-        issuer.claims = {"aud": server, "ref": "refs/heads/main", "event_name": "push"}
+        identity = issuer.token(aud=server, ref="refs/heads/main", event_name="push")
+        given.write_text(json.dumps({"value": identity}))
         run_step(jobs["promote"], "Promote", folder, {**job, "NUMBER": "7", "RUN": "70"})
         assert httpx.get(f"{server}/v1/main/contexts", headers=headers).json()["contexts"] == seen
     return "sweep, check, push and promote run; the check benchmarks nothing"
