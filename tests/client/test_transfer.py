@@ -21,6 +21,13 @@ from dejavu_cache.stores import FileStore
 from dejavu_cache.system import notices
 
 
+def test_what_cannot_be_read_is_left_out_of_no_export(tmp_path: Path) -> None:
+    FileStore(tmp_path).put(context(), [record(16)])
+    out = run_cli("export", "--store", f"{tmp_path},http://127.0.0.1:9")
+    assert (out.returncode, out.stdout) == (ExitCode.UNUSABLE, "")
+    assert "http://127.0.0.1:9" in out.stderr
+
+
 def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
     exported = run_cli("export", "--store", store.root)
     assert exported.stdout == run_cli("export", "--store", store.root).stdout

@@ -77,6 +77,7 @@ def test_names_are_compared_letter_by_letter(
 def test_a_host_is_found_behind_every_token(
     client: httpx.Client, admin: Token, fleet: Token
 ) -> None:
+    earlier = now().isoformat()
     post(client, record(1, by="ann@h200-1"), record(2, by="bob@h200-10"), headers=fleet)
     post(client, record(3, by="bob@h200-1"), record(4, by="eve@x@h200-1%"), headers=fleet)
     listed = client.get("/v1/main/writers", headers=admin).json()["writers"]
@@ -87,8 +88,8 @@ def test_a_host_is_found_behind_every_token(
     for host, count in (("h200-1", 2), ("ann@h200-1", 1), ("h200-1%", 1), ("%", 0), ("200-1", 0)):
         assert quarantine(client, admin, host=host, preview=True)["records"] == count, host
     later = now().isoformat()
-    for end, count in (("since", 0), ("until", 2)):
-        wish: dict[str, Any] = {"host": "h200-1", end: later, "preview": True}
+    for since, until, count in ((earlier, later, 2), (later, None, 0), (None, earlier, 0)):
+        wish: dict[str, Any] = {"host": "h200-1", "since": since, "until": until, "preview": True}
         assert quarantine(client, admin, **wish)["records"] == count
     quarantine(client, admin, host="h200-1")
     assert [item.scenario for item in read(client, headers=admin)] == [scenario(2), scenario(4)]
