@@ -59,13 +59,7 @@ def test_other_values_are_no_scalars(value: object) -> None:
     assert not is_scalar(value)
 
 
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.text(),
-    st.integers(),
-    st.floats(allow_nan=False),
-)
+VALUES = st.one_of(st.none(), st.booleans(), st.text(), st.integers(), st.floats(allow_nan=False))
 BUCKETS = st.one_of(
     st.just(Exact()),
     st.builds(

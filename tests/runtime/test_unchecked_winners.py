@@ -266,9 +266,7 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
     assert explain(tuner, 40).how == "default"
 
 
-def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
-    tmp_path: Path,
-) -> None:
+def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(tmp_path: Path) -> None:
     kernel = record_uncompared(tmp_path, RIGHT, MEMORY)
     context, record = first_record(kernel.home)
     ahead = recorded_winner(kernel).model_copy(update={"at": now() + timedelta(hours=12)})
@@ -469,10 +467,7 @@ class TestWhereNothingMayBeMeasured:
         kernel = decorate(tmp_path, configs, mode="reuse")
         assert choice(kernel) == ("exact", RIGHT.kwargs)
         failure = Failure(kind="wrong", reason="by an audit")
-        add(
-            kernel,
-            measurements=(Measurement(config=describe(RIGHT), failure=failure, at=now()),),
-        )
+        add(kernel, measurements=(Measurement(config=describe(RIGHT), failure=failure, at=now()),))
         assert choice(kernel) == ("default", DEFAULT.kwargs)
 
 

@@ -18,13 +18,12 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.sql import epoch
 from dejavu_service.storage.tables import metadata
 from dejavu_service.storage.tables import tokens as token_table
 from fastapi.routing import APIRoute
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
-from support.service import body, client_of, context, record_set, scenario, seconds_until
+from support.service import body, client_of, context, record_set, scenario
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
@@ -96,18 +95,6 @@ def test_a_server_without_tokens_wants_one_soon_after_the_first_is_made(
         tokens.issue(database, ANYBODY, "ci", {"*": "read"})
         time.sleep(1.0)
         assert client.get("/v1/main/contexts").status_code == 401
-
-
-def test_a_token_expires(client: httpx.Client, database: Database) -> None:
-    made = tokens.issue(database, ANYBODY, "ci", {"*": "read"}, 43200.0)
-    assert made.expires is not None
-    assert round(seconds_until(made.expires.isoformat()) / 3600) == 12
-    mine = {"Authorization": f"Bearer {made.token}"}
-    assert client.get("/v1/main/contexts", headers=mine).status_code == 200
-    with database.write() as connection:
-        mine_alone = token_table.c.id == made.id
-        connection.execute(update(token_table).where(mine_alone).values(expires_at=epoch() - 1))
-    assert client.get("/v1/main/contexts", headers=mine).status_code == 401
 
 
 @pytest.mark.anyio

@@ -106,7 +106,8 @@ def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
 
 def half_of_it(arguments: dict[str, Any]) -> None:
     """Write half of the output."""
-    arguments["out"][:500].copy_(arguments["x"][:500] * 2)
+    out, x = (arguments[name].chunk(2)[0] for name in ("out", "x"))
+    out.copy_(x * 2)
 
 
 def write_nothing(arguments: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ from dejavu_cache.system.safe_files import read_file, replace_file, user_folder
 
 ENVIRONMENTS = [
     {},
-    {"HOME": ""},
     {"HOME": "."},
     {"HOME": "/dev/null/home"},
     {"XDG_CACHE_HOME": "cache"},

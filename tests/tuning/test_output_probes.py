@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -63,15 +64,12 @@ def test_a_config_that_adds_to_zeros_is_right_though_the_default_overwrites() ->
     def add(arguments: dict[str, Any], factor: float = 2.0) -> None:
         arguments["out"].add_(x * 0.5).add_(x * (factor - 0.5))
 
-    def add_too_much(arguments: dict[str, Any]) -> None:
-        add(arguments, 3.0)
-
     def accesses(write: Write) -> Accesses:
         return code("x", "out") if write is double else code("x out", "out")
 
     made = checker({"x": x, "out": torch.zeros(64)}, double, accesses=accesses)
     assert made.judge(add).outcome == "equal"
-    assert made.judge(add_too_much).outcome == "wrong"
+    assert made.judge(partial(add, factor=3.0)).outcome == "wrong"
     made = checker({"x": x, "out": torch.ones(64)}, double, accesses=accesses)
     assert made.judge(add).outcome == "wrong"
 
@@ -102,15 +100,9 @@ def test_arguments_that_share_memory_are_compared() -> None:
     arguments = {"x": packed[:, 0], "same": packed[:, 0], "out": packed[:, 1], "all": packed}
     before = packed.clone()
 
-    def write(arguments: dict[str, Any]) -> None:
-        arguments["out"].copy_(arguments["x"] * 2)
-
-    def write_half(arguments: dict[str, Any]) -> None:
-        arguments["out"][:32].copy_(arguments["x"][:32] * 2)
-
-    made = checker(arguments, write)
-    assert made.judge(write).outcome == "equal"
-    assert made.judge(write_half).outcome == "wrong"
+    made = checker(arguments, double)
+    assert made.judge(double).outcome == "equal"
+    assert made.judge(half_of_it).outcome == "wrong"
     assert torch.equal(packed, before)
 
 
@@ -170,9 +162,7 @@ def test_integers_that_held_the_results_must_be_written(
         find_largest(arguments, 1)
         arguments["indices"].logical_not_() if dtype is torch.bool else None
 
-    def leave_some(arguments: dict[str, Any]) -> None:
-        find_largest(arguments, count=4)
-
+    leave_some = partial(find_largest, count=4)
     find_largest(arguments)
     before = {name: tensor.clone() for name, tensor in arguments.items()}
     if told_by == "author":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,9 +130,7 @@ def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
         first.copy_(x * 2)
         second.copy_(x * factor)
 
-    def slightly_off(arguments: dict[str, Any]) -> None:
-        write_both(arguments, 2.1)
-
+    slightly_off = partial(write_both, factor=2.1)
     made = checker(arguments, write_both)
     verdict = made.judge(slightly_off)
     assert verdict.outcome == "wrong"
@@ -144,11 +143,7 @@ def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
 
 
 def test_expanded_and_empty_tensors_are_left_alone() -> None:
-    arguments = {
-        **launch_arguments(),
-        "wide": torch.ones(1).expand(10),
-        "empty": torch.empty(0),
-    }
+    arguments = {**launch_arguments(), "wide": torch.ones(1).expand(10), "empty": torch.empty(0)}
     assert checker(arguments, double).judge(double).outcome == "equal"
 
 
