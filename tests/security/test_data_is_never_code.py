@@ -20,7 +20,7 @@ from dejavu_client.http.sender import Spool
 from dejavu_client.http.transport import Transport
 from security.test_prewarmed_folders import manifest_of
 from support.processes import ROOT, in_own_process
-from support.spools import deliver
+from support.remote_stores import deliver
 
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.record import RecordSet

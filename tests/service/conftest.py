@@ -25,9 +25,8 @@ from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from sqlalchemy import make_url
 from support.issuer import running_issuer
-from support.quarantines import Token
 from support.remote_stores import close_all, open_remote
-from support.service import Running, client_of, running_server
+from support.service import Running, Token, client_of, running_server
 from support.shared_work import make_once
 
 _numbers = itertools.count()

@@ -13,9 +13,8 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
 from dejavu_service.storage import summaries
 from dejavu_service.storage.database import Database
-from support.quarantines import Token
 from support.remote_stores import through
-from support.service import START, body, config, context, measurement, record_set, scenario
+from support.service import START, Token, body, config, context, measurement, record_set, scenario
 
 from dejavu_cache.model import scenario as clock
 from dejavu_cache.model.record import Failure, OutputVerdict, Pin, Record, RecordSet, Winner

@@ -15,8 +15,18 @@ from dejavu_service.storage.sql import divide
 from dejavu_service.storage.tables import contexts
 from fastapi import FastAPI
 from sqlalchemy import event, update
-from support.quarantines import Token, quarantine, undo
-from support.service import START, config, pin, post, read, record, scenario
+from support.service import (
+    START,
+    Token,
+    config,
+    pin,
+    post,
+    quarantine,
+    read,
+    record,
+    scenario,
+    undo,
+)
 
 from dejavu_cache.model.record import Record, Winner
 from dejavu_cache.model.scenario import now

@@ -21,8 +21,8 @@ from dejavu_client.http.sender import Spool
 from support.command_line import run_cli
 from support.processes import PROGRAMS, dejavu, environment
 from support.records import context, record
+from support.remote_stores import deliver, numbers, singles, spool_of
 from support.service import Running, make_token
-from support.spools import deliver, numbers, singles, spool_of
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import RecordSet

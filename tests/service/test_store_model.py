@@ -22,10 +22,11 @@ from support.store_machine import (
     HANDLES,
     LAUNCHES,
     SCENARIOS,
+    LocalModel,
+    ServerModel,
     StoreMachine,
     run_steps,
 )
-from support.store_model import LocalModel, ServerModel
 
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, now

@@ -21,10 +21,10 @@ from dejavu_service.storage.tables import contexts, leases, misses, parts
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError
-from support.quarantines import Token
 from support.service import (
     HOME,
     RECORDS,
+    Token,
     body,
     context,
     lease_wish,

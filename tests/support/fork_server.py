@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from support.checkout import PROGRAMS, environment
-from support.forked_processes import WORKERS_ADDRESS, ForkedProcess
 
 __all__ = [
     "COMMAND",
@@ -28,11 +31,12 @@ __all__ = [
     "kernel_nursery",
     "light_nursery",
     "start_command",
+    "worker_starter",
 ]
 
 COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
-FORKING_COMMAND = f"from support.forked_processes import fork_workers; fork_workers(); {COMMAND}"
+FORKING_COMMAND = f"from support.fork_server import fork_workers; fork_workers(); {COMMAND}"
 """`dejavu-cache`, whose workers are forked too."""
 
 FOR_KERNELS = (
@@ -57,6 +61,9 @@ TEMPORARY = tempfile.gettempdir()
 
 SHARED_FOLDER = "TEST_NURSERIES"
 """Environment variable: where workers of pytest-xdist find the nurseries that they share."""
+
+WORKERS_ADDRESS = "TEST_WORKERS_ADDRESS"
+"""Environment variable: where a command asks for its workers, and its `TRITON_INTERPRET`."""
 
 KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "servers": (FOR_SERVERS, {}),
@@ -193,6 +200,63 @@ def kernel_nursery(interpret: str) -> Nursery:
     return _nursery(f"kernels-{interpret}")
 
 
+class ForkedProcess:
+    """A process that a fork server starts.
+
+    Args:
+        address: the server's socket.
+        streams: the process's standard input, output and error.
+        task: what it runs: `code`, a `file` or a `module`, its `arguments`, and all of `env`.
+    """
+
+    def __init__(self, address: str, streams: Sequence[int], **task: Any) -> None:
+        message = json.dumps({"folder": os.getcwd(), "arguments": [], "new_session": False, **task})
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(address)
+        socket.send_fds(self._connection, [message.encode()], streams)
+        self.pid = int(self._connection.recv(64))
+        self.arguments: Sequence[str] = task.get("arguments", ())
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        self._connection.close()
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        with self._lock:
+            return self._receive_exit_code(0)
+
+    def wait(self, timeout: float | None = 240.0) -> int:
+        """Wait for the process to end, and return its exit code."""
+        with self._lock:
+            code = self._receive_exit_code(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(self.arguments, timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it ended this moment
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the process, as a crash would."""
+        self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def _receive_exit_code(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._connection], [], [], timeout)[0]:
+            with self._connection:
+                self.returncode = int(self._connection.recv(64))
+        return self.returncode
+
+
 class Child(ForkedProcess):
     """A process that a nursery started, whose output goes to two files."""
 
@@ -243,4 +307,45 @@ def start_command(
     workers = f"{kernel_nursery(interpret).address}|{interpret}"
     return light_nursery().start_code(
         FORKING_COMMAND, *arguments, folder=folder, env={**env, WORKERS_ADDRESS: workers}
+    )
+
+
+class ForkedWorker(ForkedProcess):
+    """A worker process of the library, connected through pipes."""
+
+    def __init__(self, address: str, module: str, environment: Mapping[str, str]) -> None:
+        reads_requests, writes_requests = os.pipe()
+        reads_events, writes_events = os.pipe()
+        super().__init__(
+            address, (reads_requests, writes_events, 2),
+            code=f"import sys; sys.path.insert(0, ''); import {module} as worker; worker.main()",
+            env=dict(environment), new_session=True,
+        )  # fmt: skip
+        os.close(reads_requests)
+        os.close(writes_events)
+        self.stdin = os.fdopen(writes_requests, "w", encoding="utf-8")
+        self.stdout = os.fdopen(reads_events, encoding="utf-8")
+
+
+def worker_starter(address: str, interpret: str) -> Callable[[str, Mapping[str, str]], Any]:
+    """Return what the library may start workers with: it forks them from a server.
+
+    Workers whose libraries would have been imported in another environment are started as ever.
+    """
+    from dejavu_cache.system.workers import start_process
+
+    def start_or_fork(module: str, environment: Mapping[str, str]) -> Any:
+        if environment.get("TRITON_INTERPRET", "0") != interpret:
+            return start_process(module, environment)
+        return ForkedWorker(address, module, environment)
+
+    return start_or_fork
+
+
+def fork_workers() -> None:
+    """Fork the workers of this process from the server that the environment names."""
+    from dejavu_cache.system import workers
+
+    workers.start_process = worker_starter(  # type: ignore[assignment]
+        *os.environ[WORKERS_ADDRESS].split("|")
     )

@@ -1,4 +1,4 @@
-"""Records to send, databases to keep them in, and servers to send them to."""
+"""Records to send, databases to keep them in, servers to send them to, and who may."""
 
 from __future__ import annotations
 
@@ -331,6 +331,32 @@ def make_token(url: str, role: Any, *namespaces: str) -> str:
     issued = tokens.issue(database, ANYBODY, f"a {role}", dict.fromkeys(namespaces or "*", role))
     database.close()
     return issued.token
+
+
+class Token(dict[str, str]):
+    """The headers of requests with a new token, and the token's id.
+
+    It has a role in some namespaces or in all, or several roles by their namespaces.
+    """
+
+    def __init__(
+        self, database: Database, name: str, role: Any = "write", *namespaces: str
+    ) -> None:
+        grants = role if isinstance(role, dict) else dict.fromkeys(namespaces or "*", role)
+        issued = tokens.issue(database, ANYBODY, name, grants)
+        super().__init__(Authorization=f"Bearer {issued.token}")
+        self.id = issued.id
+
+
+def quarantine(client: httpx.Client, admin: Token, at: str = "main", **wish: Any) -> dict[str, Any]:
+    answer = client.post(f"/v1/{at}/quarantines", json=wish, headers=admin)
+    assert answer.status_code == (200 if wish.get("preview") else 201), answer.text
+    counted: dict[str, Any] = answer.json()
+    return counted
+
+
+def undo(client: httpx.Client, admin: Token, identity: str) -> httpx.Response:
+    return client.delete(f"/v1/main/quarantines/{identity}", headers=admin)
 
 
 def seconds_until(moment: str) -> float:

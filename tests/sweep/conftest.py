@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.fork_server import kernel_nursery
-from support.forked_processes import worker_starter
+from support.fork_server import kernel_nursery, worker_starter
 from support.sweeping import Sweeps
 
 from dejavu_cache.system import workers
