@@ -21,14 +21,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from identity_runs.compiler_settings import check_settings  # noqa: E402
 from identity_runs.edited_attention import check_attention  # noqa: E402
+from identity_runs.launch_pairs import SECONDS, check_launches  # noqa: E402
 from identity_runs.look_times import measure_looks  # noqa: E402
-from support.compiler_settings_check import check_settings  # noqa: E402
 from support.compiling_gpu import TARGETS  # noqa: E402
 from support.hidden_changes import check_changes  # noqa: E402
 from support.identity_check import check_edits, edits_of, quiet_processes  # noqa: E402
 from support.identity_corpus import CORPUS  # noqa: E402
-from support.launch_pairs import SECONDS, check_launches  # noqa: E402
 
 
 def main() -> None:
