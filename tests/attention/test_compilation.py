@@ -13,6 +13,6 @@ from support.processes import PROGRAMS, environment
 def test_configs_compile_for_every_target(tmp_path: Path) -> None:
     script = [sys.executable, str(PROGRAMS / "compile_attention.py")]
     env = environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
-    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"(\d+) of \1 compile\n", done.stdout)

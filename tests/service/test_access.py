@@ -115,8 +115,12 @@ async def test_requests_that_come_at_once_share_a_look_up(
 
     headers = token("read")
     monkeypatch.setattr(tokens, "verify", look_up)
-    transport = httpx.ASGITransport(create_app(ServerSettings(database=url)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    app = create_app(ServerSettings(database=url))
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
         requests = (client.get("/v1/main/contexts", headers=headers) for _ in range(10))
         assert {answer.status_code for answer in await asyncio.gather(*requests)} == {status}
     assert len(asked) == 1
