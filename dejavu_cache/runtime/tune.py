@@ -365,8 +365,8 @@ def predicted_search(
 ) -> PredictedSearch | None:
     """Return what chooses some of the due configs, or None where all are to be measured.
 
-    So they are where pruning leaves other configs of the next launch. At most `limit` of the `due`
-    configs are measured.
+    All are where `prune_configs_by` may leave other configs to the next launch, and where few are
+    due. A search proposes at most `limit` configs.
     """
     predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
     if not (limit < len(due) or predicts):

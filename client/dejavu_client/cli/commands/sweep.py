@@ -59,8 +59,6 @@ def sweep(
         float,
         typer.Option(
             metavar="SHARE",
-            min=0.0,
-            max=0.5,
             help="Leave out configs that records of other sizes and GPUs make unlikely to be "
             "faster by more than this share.",
         ),
@@ -88,8 +86,6 @@ def sweep(
         )
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    if tune_loss:
-        import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
     spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses, tune_loss)
     seconds = _seconds(budget) if budget else None
     show_progress()
@@ -122,6 +118,10 @@ def _spec(
 ) -> SweepSpec:
     from dejavu_cache.sweep.hosts import MissedScenario, SweepSpec
 
+    if not 0 <= loss < 1:
+        raise SettingsError(f"--tune-loss {loss}: give a share, such as 0.01")
+    if loss:
+        import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
     misses = [
         MissedScenario(
             kernel=miss.context.kernel.name,
