@@ -7,8 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["EXAMPLES", "GROUPS", "GroupedCommands", "add_examples"]
-
 GROUPS: dict[str, tuple[str, ...]] = {
     "Look": (
         "ls",

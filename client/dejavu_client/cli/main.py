@@ -34,8 +34,6 @@ from .commands import (
 from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
 
-__all__ = ["all_commands", "app", "main", "run_command"]
-
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
 

@@ -21,8 +21,6 @@ from ..options import JsonOption, KernelOption, refuse_empty
 from ..output import say, show_json, show_table
 from ..queries import context_matches, describe_filters, last_measured, winning_measurement
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -33,8 +33,6 @@ from .sync import describe_set_aside, describe_waiting
 if TYPE_CHECKING:
     from ...http.sender import Spool
 
-__all__ = ["register"]
-
 
 class Finding(NamedTuple):
     """Result of one check: its verdict, its subject and the explanation."""

@@ -18,8 +18,6 @@ from ..queries import newest_record_sets
 if TYPE_CHECKING:
     from dejavu_client.heuristics.decision_tree import Regret, Single, Tree
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -44,8 +44,6 @@ from ..tables import (
     summarize_context,
 )
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""

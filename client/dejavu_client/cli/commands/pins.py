@@ -28,8 +28,6 @@ from ..output import say
 from ..queries import has_settings, last_measured, matching_records, newest_versions
 from ..tables import settings_text
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -18,8 +18,6 @@ from ..output import note, say, show_json, show_progress
 if TYPE_CHECKING:
     from dejavu_cache.prewarm.build import PrewarmResult
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""

@@ -26,8 +26,6 @@ from ..output import say, show_json
 if TYPE_CHECKING:
     from dejavu_cache.runtime.run_files import ActivityEvent
 
-__all__ = ["register"]
-
 STARTUP = Path(dejavu_cache.__file__).parent / "installation" / "startup"
 
 PATIENCE = 10.0

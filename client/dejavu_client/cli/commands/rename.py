@@ -21,8 +21,6 @@ from ..options import StoreOption
 from ..output import say
 from ..queries import matching_kernels
 
-__all__ = ["KernelRename", "apply_rename", "register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -17,8 +17,6 @@ from ..options import JsonOption, KernelOption, ServerOption, SinceOption, Until
 from ..output import say, show_json, show_table
 from ..queries import kernel_matches, kernels_of
 
-__all__ = ["register"]
-
 quarantine_app = typer.Typer(
     no_args_is_help=True,
     help="What one token or host wrote to a server: list it, take it back.",

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
     from ...http.sender import Spool
 
-__all__ = ["describe_set_aside", "describe_waiting", "register"]
-
 LOCK_WAIT = 30.0
 """Seconds to wait while another process sends the spool."""
 

@@ -34,8 +34,6 @@ from ..output import note, open_output
 from ..queries import contexts_of
 from ..record_copy import merge_acknowledged
 
-__all__ = ["register"]
-
 
 def _folder_option(text: str) -> Any:
     return typer.Option(metavar="DIR", help=text, callback=refuse_empty)

@@ -17,8 +17,6 @@ from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
 from ..queries import NEVER, contexts_of, last_measured
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

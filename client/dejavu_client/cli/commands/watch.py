@@ -22,8 +22,6 @@ from ..output import note, say
 from ..queries import context_matches, winning_measurement
 from ..tables import ordered_values, settings_text
 
-__all__ = ["register"]
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
