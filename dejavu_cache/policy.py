@@ -28,8 +28,6 @@ from .model.scenario import FrozenModel
 from .settings import Mode, policy_file
 from .system.notices import warn_once
 
-__all__ = ["Policy", "Rule", "config_with", "current_policy"]
-
 
 class Rule(FrozenModel):
     """Settings of the kernels whose name matches a pattern."""

@@ -24,17 +24,6 @@ from ..model.selection import winner
 from ..stores import Store
 from ..system.safe_files import open_replacement
 
-__all__ = [
-    "KEYS",
-    "TABLE_FILES",
-    "TableFile",
-    "TableSubject",
-    "TunedTable",
-    "collect_tables",
-    "vllm_files",
-    "write_table",
-]
-
 KERNEL = "fused_moe_kernel"
 
 

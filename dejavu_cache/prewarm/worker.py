@@ -29,8 +29,6 @@ from ..triton_internals.hooks import (
 from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 from .plan import DiscoveredKernels, launch_values, plan
 
-__all__ = ["CompileWorker", "main"]
-
 
 class CompileWorker:
     """Runs the jobs of one process.

@@ -29,21 +29,6 @@ from platformdirs import PlatformDirs
 from ..errors import SettingsError
 from .notices import warn_once
 
-__all__ = [
-    "data_folder",
-    "expand_home",
-    "open_folder",
-    "open_replacement",
-    "open_to_append",
-    "open_to_read",
-    "private_temporary_folder",
-    "read_file",
-    "replace_file",
-    "sha256_of",
-    "user_folder",
-]
-
-
 MAX_BYTES = 1 << 30
 """Size of the largest file that is read whole."""
 

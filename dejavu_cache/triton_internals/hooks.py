@@ -28,34 +28,6 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
     from triton.runtime.jit import JITFunction
 
-__all__ = [
-    "CUDA_UTILS",
-    "BinarySource",
-    "DevicelessDriver",
-    "UnloadedModule",
-    "add_compilation_listener",
-    "build_binaries_in",
-    "build_driver_module",
-    "build_host_modules_with",
-    "build_launcher",
-    "cache_manager",
-    "cuda_utils_key",
-    "foreign_run",
-    "hash_callees_first",
-    "platform_key",
-    "refusing_compilation",
-    "relocatable_cache",
-    "replace_autotune",
-    "replace_bench",
-    "retry_parsing",
-    "sealed_cache",
-    "serve_binaries",
-    "set_cache_manager",
-    "set_interpreter_memory",
-    "set_target",
-]
-
-
 _PARSES = 9
 """Number of times that a kernel is parsed again."""
 

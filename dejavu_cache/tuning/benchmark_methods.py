@@ -14,16 +14,6 @@ from typing import Any, Literal, get_args
 from ..model.record import Failure
 from ..triton_internals.identity import module_name, value_text
 
-__all__ = [
-    "METHODS",
-    "Method",
-    "Quantiles",
-    "benchmark_name",
-    "is_called_once",
-    "quantiles_of",
-    "wall_clock",
-]
-
 
 def benchmark_name(do_bench: Any) -> str:
     """Return a name that tells benchmark functions apart, the same in every process.

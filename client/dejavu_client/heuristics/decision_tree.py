@@ -16,19 +16,6 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Config, Context, FrozenModel, Moment, Scalar
 from dejavu_cache.system.notices import printable
 
-__all__ = [
-    "AtMost",
-    "Equals",
-    "Input",
-    "Leaf",
-    "Node",
-    "Regret",
-    "Single",
-    "Tree",
-    "choice",
-    "is_number",
-]
-
 _NUMBER = "type({}) in (int, float)"
 
 _USED_NAMES = {"CONFIGS", *dir(builtins)}

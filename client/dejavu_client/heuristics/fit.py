@@ -37,8 +37,6 @@ from .decision_tree import (
     is_number,
 )
 
-__all__ = ["NEEDED", "SlowdownTable", "fit"]
-
 NEEDED = 10
 """Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
 
