@@ -178,7 +178,7 @@ def _export_tables(source: Store, engine: str, folder: Path, version: str) -> No
     """
     tables = collect_tables(source)
     wanted = version or ("" if engine == "sglang" else triton_version() or "")
-    files = list(TABLE_FILES[engine](tables, wanted))
+    files = TABLE_FILES[engine](tables, wanted)
     for name, count in sum((table.unknown for table in tables), Counter()).items():
         note(f"{counted(count, 'config')} left out: {engine}'s tables set no {name}")
     if not tables:
@@ -189,11 +189,11 @@ def _export_tables(source: Store, engine: str, folder: Path, version: str) -> No
             f"no table of {source.url} is for Triton {wanted}, but for {versions}: choose one by "
             "--triton"
         )
-    for count, file in enumerate(files):
+    for count, (name, content) in enumerate(files.items()):
         try:
-            write_table(file, folder)
+            write_table(name, content, folder)
         except OSError as error:
-            message = f"{folder / file.path} cannot be written: {error.strerror or error}"
+            message = f"{folder / name} cannot be written: {error.strerror or error}"
             if count:
                 message += f"; {counted(count, 'table')} of {len(files)} written before it"
                 raise PartlyDoneError(message) from None
