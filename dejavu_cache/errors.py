@@ -13,28 +13,6 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Any
 
-__all__ = [
-    "DamagedRecordsError",
-    "DejavuError",
-    "ExitCode",
-    "KeyArgumentError",
-    "NewerFormatError",
-    "NoValidConfigError",
-    "NothingComparedError",
-    "PrewarmError",
-    "ReadOnlyStoreError",
-    "ScenarioNotTuned",
-    "SettingsError",
-    "StoreError",
-    "TooFewRecordsError",
-    "UncomparedResultsError",
-    "UnknownDeviceError",
-    "UnsupportedTritonError",
-    "did_you_mean",
-    "drop_own_frames",
-    "problem_text",
-]
-
 
 class ExitCode(IntEnum):
     """Exit codes of the commands; docs/cli.md describes them."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -27,8 +27,6 @@ from .model.buckets import Bucket, parse_bucket
 from .model.scenario import FrozenModel
 from .settings import Mode, policy_file
 from .system.notices import warn_once
-
-__all__ = ["Policy", "Rule", "config_with", "current_policy"]
 
 
 class Rule(FrozenModel):
@@ -64,18 +62,16 @@ class _File(BaseModel):
     kernel: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class Policy:
+class Policy(NamedTuple):
     """The rules of one file.
 
     Attributes:
-        rules: the valid rules, in the file's order.
+        rules: the valid rules, in the file's order; of those that match a kernel, the last counts.
         problems: a message for every rule that is left out, or for the file.
     """
 
-    def __init__(self, rules: Sequence[Rule] = (), problems: Sequence[str] = ()) -> None:
-        """Combine rules, of which the last one that matches a kernel counts."""
-        self.rules = tuple(rules)
-        self.problems = tuple(problems)
+    rules: Sequence[Rule] = ()
+    problems: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: Path) -> Policy:

@@ -17,16 +17,6 @@ from .errors import SettingsError, did_you_mean, problem_text
 from .system.notices import show_log, warn_once
 from .system.safe_files import user_folder
 
-__all__ = [
-    "NAMESPACE",
-    "NAMESPACE_RULE",
-    "Mode",
-    "Settings",
-    "current_settings",
-    "policy_file",
-    "unknown_variables",
-]
-
 PREFIX = "DEJAVU_CACHE_"
 
 NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

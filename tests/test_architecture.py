@@ -96,6 +96,18 @@ def test_a_class_name_is_used_once() -> None:
     assert {name: lines for name, lines in places.items() if len(lines) > 1} == {}
 
 
+def test_a_name_with_an_underscore_is_its_modules_own() -> None:
+    private = [
+        f"{path}:{node.lineno} {alias.name}"
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ImportFrom) and (node.level or "dejavu" in str(node.module))
+        for alias in node.names
+        if alias.name.startswith("_") and alias.name != "__version__"
+    ]
+    assert private == []
+
+
 def test_the_list_of_slow_tests_is_sorted_and_names_tests_that_exist() -> None:
     entries = read_slow_list()
     assert entries == sorted(set(entries))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
+from dejavu_client.cli.application import EXAMPLES, GROUPS
 from dejavu_client.cli.main import all_commands
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings

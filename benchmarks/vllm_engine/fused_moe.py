@@ -137,8 +137,8 @@ def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     layer = PRESETS[name]
     cases = list(layer_cases(layer, SIZES))
     result: dict[str, Any] = {"layer": str(layer), "tune": tune(cases, store, seconds)}
-    for file in vllm_files(collect_tables(store), triton_version() or ""):
-        log("table:", write_table(file, OUT / "tables"))
+    for name, content in vllm_files(collect_tables(store), triton_version() or "").items():
+        log("table:", write_table(name, content, OUT / "tables"))
     ours, shipped = read_table(layer, OUT / "tables"), read_table(layer, None)
     if ours is None:
         raise SystemExit(f"vLLM reads no table for {layer} in {OUT / 'tables'}")

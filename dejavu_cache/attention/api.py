@@ -34,15 +34,6 @@ from .kernels.few_sequences import FewSequencesLayers
 from .kernels.hopper import HopperLayers
 from .kernels.kernel_call import num_sms, queue
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "Plan",
-    "choose",
-    "layers_of",
-    "paged_attention",
-    "plan",
-]
-
 
 def choose(batch: Batch) -> str:
     """Return the name of the implementation that suits a batch."""

@@ -17,22 +17,6 @@ import torch
 from ..triton_internals.environment import is_interpreting, supported_float8
 from ..triton_internals.identity import dtype_name
 
-__all__ = [
-    "FLOAT8",
-    "Batch",
-    "LayerTensors",
-    "NewTokens",
-    "Repeat",
-    "Scales",
-    "TensorForm",
-    "check_new",
-    "check_out",
-    "form_of",
-    "has_form",
-    "make_batch",
-    "scale_tensor",
-]
-
 FLOAT8 = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e4m3fnuz: "fp8e4b8",

@@ -29,22 +29,6 @@ from .batch import Batch
 from .kernels.kernel_call import KernelCall, num_sms
 from .kernels.schedule_kernel import schedule_kernel
 
-__all__ = [
-    "COUNTERS",
-    "ENTRY",
-    "HALF",
-    "HEADER",
-    "PART_COLUMNS",
-    "SPANS",
-    "Schedule",
-    "constants_of",
-    "halves_of",
-    "heads_at_once",
-    "make_schedule",
-    "pairs_of",
-    "parts_each",
-]
-
 HALF = 64
 """Rows of half a Q block; a row is a (token, query head of one KV head)."""
 

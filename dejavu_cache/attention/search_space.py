@@ -11,20 +11,6 @@ from ..model.buckets import Bucket, Edges, Pow2
 from ..triton_internals.environment import current_target, is_interpreting
 from ..tuning.search import config_space
 
-__all__ = [
-    "BUCKETS",
-    "KEYS",
-    "METHOD",
-    "SHARED_MEMORY",
-    "default_rule",
-    "prune_rules",
-    "row_space",
-    "space",
-    "why_not",
-    "why_not_here",
-]
-
-
 KEYS = (
     "num_seqs", "avg_query", "max_context", "decode_share",
     "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",

@@ -27,25 +27,6 @@ from .kernels import naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
 from .search_space import BUCKETS, KEYS
 
-__all__ = [
-    "KERNELS",
-    "KINDS",
-    "LAUNCHES",
-    "MOST_TOKENS",
-    "PRESETS",
-    "Lengths",
-    "Model",
-    "Shape",
-    "batch_of",
-    "case_of",
-    "current_device",
-    "lengths",
-    "outline",
-    "ragged",
-    "scenario_arguments",
-    "suite",
-]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -23,17 +23,6 @@ from ..model.scenario import Config
 from ..model.selection import winner
 from ..stores import Store
 from ..system.safe_files import open_replacement
-
-__all__ = [
-    "KEYS",
-    "TABLE_FILES",
-    "TableFile",
-    "TableSubject",
-    "TunedTable",
-    "collect_tables",
-    "vllm_files",
-    "write_table",
-]
 
 KERNEL = "fused_moe_kernel"
 
@@ -182,31 +171,28 @@ def _is_allowed(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= LARGEST
 
 
-class TableFile(NamedTuple):
-    """A file to write: its path within an engine's folder, and its content."""
-
-    path: str
-    content: Mapping[str, Any]
+TableFiles = dict[str, Mapping[str, Any]]
+"""Contents of files by their paths within an engine's folder."""
 
 
-def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
-    """Yield files of a version of Triton, for the folder that `VLLM_TUNED_CONFIG_FOLDER` names.
+def vllm_files(tables: Iterable[TunedTable], version: str) -> TableFiles:
+    """Return a Triton version's files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names.
 
     vLLM has one name for all kinds of H200. The tables of the kind that has this name itself come
     last, so that they stay.
     """
-    files = {}
+    files: TableFiles = {}
     for table in sorted(tables, key=lambda table: table.subject.device == "NVIDIA_H200"):
         subject = table.subject
         if subject.triton == version and table.configs:
             if "H200" in subject.device.split("_"):
                 subject = subject._replace(device="NVIDIA_H200")
             files[subject.name(",")] = {"triton_version": version, **_lines(table)}
-    yield from (TableFile(*item) for item in files.items())
+    return files
 
 
-def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
-    """Yield files for the folder that `SGLANG_MOE_CONFIG_DIR` names.
+def sglang_files(tables: Iterable[TunedTable], version: str) -> TableFiles:
+    """Return the files for the folder that `SGLANG_MOE_CONFIG_DIR` names.
 
     SGLang looks in the folder of its own version of Triton first, then in all others. It stops at a
     folder whose name has more than numbers, so that tables of 3.4.0+git are in that of 3.4.0,
@@ -216,14 +202,14 @@ def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFi
         tables: the tables.
         version: of Triton; empty for all.
     """
-    files = {}
+    files: TableFiles = {}
     for table in sorted(tables, key=lambda table: len(table.subject.triton), reverse=True):
         subject = table.subject
         release = re.match(r"\d+(\.\d+)*", subject.triton, re.ASCII)
         if release and version in ("", subject.triton) and table.configs:
             folder = f"configs/triton_{release[0].replace('.', '_')}"
             files[f"{folder}/{subject.name(', ')}"] = _lines(table)
-    yield from (TableFile(*item) for item in files.items())
+    return files
 
 
 TABLE_FILES = {"vllm": vllm_files, "sglang": sglang_files}
@@ -234,13 +220,13 @@ def _lines(table: TunedTable) -> dict[str, Mapping[str, int]]:
     return {str(size): config for size, config in table.configs.items()}
 
 
-def write_table(file: TableFile, folder: Path) -> Path:
+def write_table(name: str, content: Mapping[str, Any], folder: Path) -> Path:
     """Write a file into a folder as a whole, and return its path; no link below is followed.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path = folder / file.path
+    path = folder / name
     with open_replacement(path, folder) as out:
-        out.write((json.dumps(file.content, indent=4) + "\n").encode())
+        out.write((json.dumps(content, indent=4) + "\n").encode())
     return path

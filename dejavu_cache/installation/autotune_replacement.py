@@ -23,8 +23,6 @@ from ..triton_internals.identity import kernel_name
 from ..triton_internals.versions import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 
-__all__ = ["install", "uninstall"]
-
 _TRITON_AUTOTUNE = autotune
 _EXCLUDED_PACKAGES = ("torch", "triton")
 """Packages with autotuners for other ends: Inductor compiles user kernels with several configs."""

@@ -30,8 +30,6 @@ from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.versions import Autotuner
 
-__all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
-
 _FILE = "dejavu-cache-choices.jsonl"
 """Grows by a line with each choice that a graph was compiled by, and is deleted with the graphs.
 

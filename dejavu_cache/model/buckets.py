@@ -25,18 +25,6 @@ from pydantic.dataclasses import dataclass
 
 from ..errors import SettingsError, problem_text
 
-__all__ = [
-    "Bucket",
-    "BucketName",
-    "BucketSpec",
-    "Edges",
-    "Exact",
-    "FiniteFloat",
-    "Multiple",
-    "Pow2",
-    "parse_bucket",
-]
-
 FiniteFloat = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 _FORBID = ConfigDict(extra="forbid")
 

@@ -22,15 +22,6 @@ from .record import (
 )
 from .scenario import Scenario, canonical_json, moment_after
 
-__all__ = [
-    "date_after",
-    "merge_into",
-    "merge_records",
-    "part_digest",
-    "without_parts",
-]
-
-
 _Dated = TypeVar("_Dated", Measurement, Pin, Winner)
 
 

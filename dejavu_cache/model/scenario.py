@@ -32,36 +32,6 @@ from .buckets import Bucket, FiniteFloat
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "GENERATED_MODULE",
-    "MOST_CHARACTERS",
-    "Config",
-    "Context",
-    "Device",
-    "Difference",
-    "Digest",
-    "Environment",
-    "FrozenModel",
-    "JsonInteger",
-    "Kernel",
-    "Milliseconds",
-    "Moment",
-    "Problem",
-    "Scalar",
-    "Scenario",
-    "Text",
-    "ValueModel",
-    "Values",
-    "as_text",
-    "canonical_json",
-    "differences",
-    "is_from_future",
-    "is_scalar",
-    "moment_after",
-    "now",
-    "sort_by_name",
-]
-
 T = TypeVar("T")
 
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]

@@ -21,21 +21,6 @@ from ..system.notices import counted, whoami
 from .record import Measurement, Record
 from .scenario import Config, Scenario, now
 
-__all__ = [
-    "BEHIND",
-    "CONTENDER",
-    "MOST_ADVANTAGE",
-    "MOST_SLOWDOWN",
-    "NOISE",
-    "SHORTEST_TIMING",
-    "CaseScores",
-    "distance",
-    "evidence_lines",
-    "is_credible",
-    "value_distance",
-    "winner",
-]
-
 SHORTEST_TIMING = 1e-6
 """Least credible timing in milliseconds: a nanosecond, the unit of the host's clocks."""
 

@@ -27,18 +27,6 @@ from ..stores.manifest import (
 from ..system.notices import Progress, counted
 from ..system.workers import Worker, WorkerLostError, WorkerPool
 
-__all__ = [
-    "BuildPlan",
-    "CompileJob",
-    "CompileResult",
-    "Compiler",
-    "PrewarmRequest",
-    "PrewarmResult",
-    "PrewarmSpec",
-    "compile_all",
-    "prewarm",
-]
-
 GRACE = 5.0
 """Seconds that a process has to end by itself when it is closed."""
 

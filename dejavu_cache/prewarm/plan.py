@@ -53,8 +53,6 @@ from ..triton_internals.identity import (
 )
 from .build import BuildPlan, CompileJob, PrewarmSpec
 
-__all__ = ["DiscoveredKernel", "DiscoveredKernels", "builder_environment", "launch_values", "plan"]
-
 PATIENCE = 30.0
 """Seconds that a builder waits for a server; a launch waits for a shorter time."""
 

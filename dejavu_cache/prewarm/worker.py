@@ -19,17 +19,14 @@ from ..system.workers import ParentConnection, serve
 from ..triton_internals.compilation import recreate_compilation, target_of
 from ..triton_internals.hooks import (
     build_binaries_in,
-    build_driver_module,
     build_host_modules_with,
-    build_launcher,
     hash_callees_first,
+    host_module_builders,
     relocatable_cache,
     set_target,
 )
 from .build import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 from .plan import DiscoveredKernels, launch_values, plan
-
-__all__ = ["CompileWorker", "main"]
 
 
 class CompileWorker:
@@ -90,9 +87,10 @@ class CompileWorker:
             The reason why the modules are left out, or an empty string.
         """
         try:
+            build_driver_module, build_launcher = host_module_builders(target.backend)
             with FileLock(self._tools / "driver.lock"):  # shared by all kernels
-                build_driver_module(target.backend)
-            build_launcher(target.backend, compiled)
+                build_driver_module()
+            build_launcher(compiled.src, compiled.metadata)
         except (AttributeError, FileNotFoundError, RuntimeError) as error:
             if target.backend == "cuda":
                 raise

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from triton import Config as TritonConfig
     from typing_extensions import Unpack
 
-__all__ = ["CachedAutotuner", "cached_autotune"]
-
 _OWNED = ("_hot_path", "_launch")
 """What is derived and holds the object itself, so that a copy needs its own."""
 

@@ -22,8 +22,6 @@ from ..triton_internals.config_names import describe
 from .request import How, Request, Resolution
 from .resolver import Resolver
 
-__all__ = ["agree"]
-
 _provenance: TypeAdapter[How] = TypeAdapter(How)
 
 

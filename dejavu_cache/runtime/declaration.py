@@ -25,8 +25,6 @@ from ..tuning.result_check import CheckOptions
 from .options import Consensus, KernelOptions
 from .request import LOSS, TuningBudget
 
-__all__ = ["Declaration", "Pruning", "default_config", "say_unstored"]
-
 CHECKED = CheckOptions()
 """How results are compared where the author does not say."""
 

@@ -40,8 +40,6 @@ from .run_files import What, has_report, report_event
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
 
-__all__ = ["ConfigChosen", "emit", "report_triton_activity"]
-
 _NAME = "dejavu_cache"
 
 _logger = logging.getLogger(f"{_NAME}.launches")

@@ -29,14 +29,6 @@ from ..triton_internals.environment import current_device, current_environment, 
 from ..triton_internals.hooks import add_compilation_listener
 from ..triton_internals.identity import identify, jit_function, kernel_name, python_function
 
-__all__ = [
-    "LAUNCH_METHOD",
-    "CompiledLaunch",
-    "pause_recording",
-    "record_launches",
-]
-
-
 LAUNCH_METHOD = "launch"
 """Benchmark method in the context of records that only hold launches."""
 

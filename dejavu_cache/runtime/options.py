@@ -29,18 +29,6 @@ from ..tuning.search import ConfigSpace
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
 
-__all__ = [
-    "CacheOptions",
-    "Consensus",
-    "DefaultConfig",
-    "KernelOptions",
-    "ModeName",
-    "PrunePer",
-    "StoreLike",
-    "declared_options",
-    "refuse_mistakes",
-]
-
 _TRITON_PARAMETERS = tuple(inspect.signature(autotune).parameters)
 
 ModeName = Literal["tune", "reuse", "strict", "off"]

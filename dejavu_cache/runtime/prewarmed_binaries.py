@@ -21,13 +21,6 @@ from ..system.safe_files import sha256_of
 from ..triton_internals.environment import triton_version
 from ..triton_internals.hooks import serve_binaries
 
-__all__ = [
-    "SealedBinaries",
-    "loadable_manifest",
-    "use_prewarmed_binaries",
-    "writable_by_others",
-]
-
 
 class SealedBinaries:
     """The binaries of one prewarmed folder, each compared with the manifest before it is used.

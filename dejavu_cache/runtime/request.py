@@ -16,9 +16,6 @@ from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.result_check import CheckOptions, ResultCheck
 from ..tuning.tuner import CandidateLaunch
 
-__all__ = ["LOSS", "How", "Request", "Resolution", "TuningBudget"]
-
-
 How = Literal["exact", "tuned", "pinned", "predicted", "default"]
 """The provenance of a config.
 

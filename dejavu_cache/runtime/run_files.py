@@ -22,13 +22,6 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 
-__all__ = [
-    "ActivityEvent",
-    "has_report",
-    "read_events",
-    "report_event",
-]
-
 What = Literal["started", "hit", "missed", "loaded", "compiled", "built", "benchmarked", "lost"]
 
 

@@ -13,16 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 from ..system.notices import logger
 
-__all__ = [
-    "Serving",
-    "is_serving",
-    "may_benchmark",
-    "note_compilation",
-    "serving",
-    "warmup",
-    "without_benchmarks",
-]
-
 _phases: list[Serving] = []
 """The phases of serving that have not ended."""
 

@@ -11,8 +11,6 @@ from ..errors import ReadOnlyStoreError, StoreError
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
 
-__all__ = ["CopyChanges", "Found", "Store"]
-
 
 class Found(NamedTuple):
     """A record and the URL of the store that had it."""

@@ -23,8 +23,6 @@ from ..system.fork_lock import ForkCondition, ForkLock
 from ..system.notices import logger
 from .base import CopyChanges, Store
 
-__all__ = ["LocalCopies", "take_over"]
-
 MOST_SCENARIOS = 10_000
 """Largest number of a context's scenarios that one kernel's launches keep right."""
 

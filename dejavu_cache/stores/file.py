@@ -26,12 +26,6 @@ from ..system.safe_files import expand_home, open_folder, open_to_read, read_fil
 from .base import Found, Store
 from .file_layout import Page, find_places, read_context, read_place
 
-__all__ = [
-    "FileStore",
-    "describe_failure",
-    "hold_lock",
-]
-
 _LOCKS = ".locks"
 """Name of the folder of locks."""
 

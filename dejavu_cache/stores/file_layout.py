@@ -45,8 +45,6 @@ from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 
-__all__ = ["Page", "find_places", "read_context", "read_place", "read_set"]
-
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
 _CLOSING = "\n]}\n"

@@ -22,20 +22,6 @@ from ..model.record import first_problem, version_of
 from ..model.scenario import Device, FrozenModel, canonical_json
 from ..system.safe_files import read_file, sha256_of
 
-__all__ = [
-    "BINARIES",
-    "MANIFEST",
-    "RECORDS",
-    "SCHEMA",
-    "File",
-    "Manifest",
-    "PrewarmedKernel",
-    "describe_file",
-    "files_of",
-    "find_differences",
-    "read_manifest",
-]
-
 SCHEMA = 1
 """The version of the manifest that this code writes; it reads this one and every older one."""
 

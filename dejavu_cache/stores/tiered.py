@@ -28,19 +28,6 @@ from .copies import LocalCopies
 from .file import FileStore
 from .manifest import MANIFEST, RECORDS
 
-__all__ = [
-    "MemoryStore",
-    "TieredStore",
-    "as_tiers",
-    "default_store",
-    "make_absolute",
-    "open_store",
-    "prewarmed_folders",
-    "shipped_stores",
-    "tiers_of",
-    "wait_longer",
-]
-
 SCHEMES = "dejavu_cache.stores"
 """Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
 

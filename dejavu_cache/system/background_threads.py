@@ -35,18 +35,6 @@ from typing import Generic, TypeVar
 from .fork_lock import ForkCondition, ForkLock
 from .notices import warn_once
 
-__all__ = [
-    "FLUSH_SECONDS",
-    "Finisher",
-    "WriterThread",
-    "at_program_end",
-    "is_from_signal_handler",
-    "program_is_ending",
-    "start_thread",
-    "uninterrupted",
-]
-
-
 FLUSH_SECONDS = 2.0
 """Longest time that the end of a program waits for what is queued to be sent."""
 

@@ -12,8 +12,6 @@ import threading
 import weakref
 from typing import Any
 
-__all__ = ["ForkCondition", "ForkLock"]
-
 _RLock: Any = type(threading.RLock())
 
 

@@ -11,19 +11,6 @@ from functools import cache
 
 from .fork_lock import ForkLock
 
-__all__ = [
-    "Progress",
-    "counted",
-    "logger",
-    "printable",
-    "printable_output",
-    "show_log",
-    "size_text",
-    "warn_once",
-    "whoami",
-]
-
-
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )

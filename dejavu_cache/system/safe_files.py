@@ -29,21 +29,6 @@ from platformdirs import PlatformDirs
 from ..errors import SettingsError
 from .notices import warn_once
 
-__all__ = [
-    "data_folder",
-    "expand_home",
-    "open_folder",
-    "open_replacement",
-    "open_to_append",
-    "open_to_read",
-    "private_temporary_folder",
-    "read_file",
-    "replace_file",
-    "sha256_of",
-    "user_folder",
-]
-
-
 MAX_BYTES = 1 << 30
 """Size of the largest file that is read whole."""
 
@@ -134,7 +119,6 @@ def replace_file(
     data: bytes,
     root: Path | None = None,
     *,
-    mode: int = 0o666,
     durable: bool = True,
 ) -> None:
     """Write a file atomically, by a new file that is synced and renamed.
@@ -145,7 +129,6 @@ def replace_file(
         path: the file; its folders are created.
         data: its content.
         root: below it, links are not followed; None: the file's own folder.
-        mode: the permissions, before the umask.
         durable: whether the file survives a loss of power right after the call.
 
     Raises:
@@ -154,7 +137,7 @@ def replace_file(
     """
     if len(data) > MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    with open_replacement(path, root, mode=mode, durable=durable) as file:
+    with open_replacement(path, root, durable=durable) as file:
         file.write(data)
 
 
@@ -164,7 +147,8 @@ def open_replacement(
 ) -> Iterator[IO[bytes]]:
     """Yield a new file that replaces `path` as `replace_file` does once the block has ended.
 
-    If the block raises, an earlier file is unchanged and the new one is removed.
+    If the block raises, an earlier file is unchanged and the new one is removed. `mode` has the
+    permissions, before the umask.
     """
     temporary = f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(8)}"
     with open_folder(root or path.parent, path.parent, create=True) as folder:

@@ -35,8 +35,6 @@ from pydantic import BaseModel
 from ..errors import DejavuError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
-__all__ = ["ParentConnection", "Worker", "WorkerLostError", "WorkerPool", "serve"]
-
 END_SECONDS = 15.0
 """Seconds that a process has to end once it has closed its output."""
 

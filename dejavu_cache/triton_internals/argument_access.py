@@ -18,8 +18,6 @@ from .hooks import set_interpreter_memory
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
-__all__ = ["Accesses", "accesses_of_kernel", "watch_interpreter"]
-
 READ, WRITTEN, UNKNOWN = "read", "written", "unknown"
 
 _EFFECTS = {

@@ -15,8 +15,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMappin
 from types import CodeType
 from typing import Any
 
-__all__ = ["Answers", "ReadArguments", "noting_reads"]
-
 _MOST_ANSWERS = 1 << 15
 """Answers that are kept; of an argument such as a seed, each value may have its own."""
 

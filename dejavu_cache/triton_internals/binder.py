@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
     from triton.runtime.jit import JITFunction, KernelParam
 
-__all__ = [
-    "SET_BY_CONFIG",
-    "Binder",
-    "RepeatedLaunch",
-    "binder_for",
-    "current_stream",
-    "form_of_argument",
-    "form_of_launch",
-    "typed_constant",
-]
-
-
 Binder = Callable[..., tuple[dict[str, Any], tuple[Any, ...]]]
 """Function from a launch's arguments to all parameters by name, in order, and the key."""
 

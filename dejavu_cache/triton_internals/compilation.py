@@ -40,31 +40,6 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-__all__ = [
-    "Compilation",
-    "UnencodableValueError",
-    "await_kernel",
-    "binary_key",
-    "compile_config",
-    "compiling_in",
-    "decode_type",
-    "decode_value",
-    "encode_launch",
-    "encode_value",
-    "forget_failed",
-    "keys_in_memory",
-    "launch_of",
-    "load_binary",
-    "may_compile_in_threads",
-    "note_settings",
-    "recreate_compilation",
-    "release_later",
-    "release_outdated",
-    "source_class",
-    "target_of",
-    "wheel",
-]
-
 
 class Compilation(NamedTuple):
     """Arguments of `triton.compile`, and the key of its result.

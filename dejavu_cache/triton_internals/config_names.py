@@ -19,15 +19,6 @@ from .identity import PROCESS, dtype_name, value_text
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
 
-__all__ = [
-    "LAUNCH_OPTIONS",
-    "TUNING_OPTIONS",
-    "DeclaredConfigs",
-    "can_be_recorded",
-    "describe",
-    "unknown_name",
-]
-
 TUNING_OPTIONS = frozenset(
     {
         "allow_flush_denorm",

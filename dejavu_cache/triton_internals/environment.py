@@ -32,31 +32,6 @@ from .identity import PROCESS
 if TYPE_CHECKING:
     from triton.backends.compiler import BaseBackend, GPUTarget
 
-__all__ = [
-    "INTERPRETER",
-    "INTERPRETER_INDEX",
-    "UNREADABLE",
-    "await_digest",
-    "backend_for",
-    "backend_hash",
-    "begin_digest",
-    "begin_digest_beside_imports",
-    "code_generation_variables",
-    "compiler_settings",
-    "current_device",
-    "current_environment",
-    "current_target",
-    "describe_codegen",
-    "has_device",
-    "is_capturing_graph",
-    "is_interpreting",
-    "nominal_memory",
-    "supported_float8",
-    "toolchain_on",
-    "triton_key",
-    "triton_version",
-]
-
 INTERPRETER = "Triton interpreter"
 """The device's name where kernels are interpreted on the CPU."""
 

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
 
-__all__ = [
-    "code_of_binary",
-    "code_of_text",
-    "find_other_code",
-    "generates_equal_code",
-    "tuned_launches",
-]
-
 MOST_GENERATED = 4
 """Largest number of recorded launches whose code is generated to compare one record."""
 

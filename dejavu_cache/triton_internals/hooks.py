@@ -25,36 +25,7 @@ from ..system.safe_files import private_temporary_folder
 
 if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import CompiledKernel
     from triton.runtime.jit import JITFunction
-
-__all__ = [
-    "CUDA_UTILS",
-    "BinarySource",
-    "DevicelessDriver",
-    "UnloadedModule",
-    "add_compilation_listener",
-    "build_binaries_in",
-    "build_driver_module",
-    "build_host_modules_with",
-    "build_launcher",
-    "cache_manager",
-    "cuda_utils_key",
-    "foreign_run",
-    "hash_callees_first",
-    "platform_key",
-    "refusing_compilation",
-    "relocatable_cache",
-    "replace_autotune",
-    "replace_bench",
-    "retry_parsing",
-    "sealed_cache",
-    "serve_binaries",
-    "set_cache_manager",
-    "set_interpreter_memory",
-    "set_target",
-]
-
 
 _PARSES = 9
 """Number of times that a kernel is parsed again."""
@@ -301,37 +272,23 @@ def platform_key() -> str:
     return str(build.platform_key())
 
 
-def build_driver_module(backend: str) -> None:
-    """Build the module that calls the driver's API.
+def host_module_builders(backend: str) -> tuple[Any, Any]:
+    """Return Triton's classes that build host modules as they are made.
 
     Args:
         backend: `cuda` or `hip`.
+
+    Returns:
+        What builds the module that calls the driver's API, and what builds one that launches a
+        kernel: it takes a `CompiledKernel`'s source and metadata.
     """
     if backend == "cuda":
-        from triton.backends.nvidia.driver import CudaUtils
+        from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
-        CudaUtils()
-    else:
-        from triton.backends.amd.driver import HIPUtils
+        return CudaUtils, CudaLauncher
+    from triton.backends.amd.driver import HIPLauncher, HIPUtils
 
-        HIPUtils()
-
-
-def build_launcher(backend: str, compiled: CompiledKernel) -> None:
-    """Build the module that launches a kernel.
-
-    Args:
-        backend: `cuda` or `hip`.
-        compiled: Triton's `CompiledKernel`.
-    """
-    if backend == "cuda":
-        from triton.backends.nvidia.driver import CudaLauncher
-
-        CudaLauncher(compiled.src, compiled.metadata)
-    else:
-        from triton.backends.amd.driver import HIPLauncher
-
-        HIPLauncher(compiled.src, compiled.metadata)
+    return HIPUtils, HIPLauncher
 
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"

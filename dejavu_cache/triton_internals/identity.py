@@ -26,26 +26,6 @@ from ..model.scenario import GENERATED_MODULE, as_text
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
 
-__all__ = [
-    "PROCESS",
-    "KernelIdentity",
-    "dtype_name",
-    "find_jit_function",
-    "function_key",
-    "heuristics_of",
-    "identify",
-    "is_decorated_alike",
-    "is_jit",
-    "is_triton_own",
-    "jit_function",
-    "kernel_name",
-    "module_name",
-    "python_function",
-    "qualified_name",
-    "value_text",
-]
-
-
 PROCESS = uuid.uuid4().hex
 """Stands for this process where a value has no text that means the same in another."""
 

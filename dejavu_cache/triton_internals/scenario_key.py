@@ -33,8 +33,6 @@ from .identity import (
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
 
-__all__ = ["RawKey", "ScenarioKey"]
-
 RawKey = tuple[Any, ...]
 
 _ABSENT: Any = object()

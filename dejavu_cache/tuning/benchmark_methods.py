@@ -9,20 +9,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ..model.record import Failure
 from ..triton_internals.identity import module_name, value_text
-
-__all__ = [
-    "METHODS",
-    "Method",
-    "Quantiles",
-    "benchmark_name",
-    "is_called_once",
-    "quantiles_of",
-    "wall_clock",
-]
 
 
 def benchmark_name(do_bench: Any) -> str:
@@ -61,9 +51,6 @@ def benchmark_name(do_bench: Any) -> str:
 
 Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"]
 """How a launch is timed on a device: see `DeviceTimer`."""
-
-METHODS: tuple[str, ...] = get_args(Method)
-"""All methods by which a launch can be timed on a device."""
 
 
 def is_called_once(method: str) -> bool:

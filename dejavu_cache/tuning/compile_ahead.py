@@ -36,22 +36,6 @@ from ..triton_internals.identity import find_jit_function
 if TYPE_CHECKING:
     from .tuner import CandidateLaunch
 
-__all__ = [
-    "BEFORE_LAUNCH",
-    "Candidate",
-    "begins_compilation",
-    "compile_ahead",
-    "compile_failure_of",
-    "compile_together",
-    "device_failure_of",
-    "failed_measurement",
-    "failure_of",
-    "forget_frames",
-    "is_out_of_memory",
-    "threads_for",
-]
-
-
 BEFORE_LAUNCH = ("compile_error", "out_of_resources", "ptxas_error")
 """Kinds of failures that are raised before the kernel runs."""
 

@@ -8,17 +8,6 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-__all__ = [
-    "FULL",
-    "SCREENING",
-    "TURN",
-    "DeviceTimer",
-    "Effort",
-    "GraphCapture",
-    "Sample",
-    "TimedLaunch",
-]
-
 
 class TimedLaunch:
     """A call of which all is timed; derived classes have parts before and after that are not.

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "LACKS_MEMORY",
-    "TOLERANCES",
-    "Output",
-    "copy_of",
-    "copyable_tensors",
-    "describe_difference",
-    "scale_of",
-    "spans_of_arguments",
-]
-
 PIECE = 2**20
 """Number of elements that are looked at together."""
 

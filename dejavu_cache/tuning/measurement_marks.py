@@ -28,8 +28,6 @@ from .compile_ahead import device_failure_of, failed_measurement
 if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
-__all__ = ["MeasurementMark", "Suspect", "find_suspects"]
-
 FORGOTTEN_AFTER = 86_400.0
 """Seconds for which a mark counts: the process may have been ended by somebody else.
 

@@ -22,8 +22,6 @@ from ..model.record import Confidence, Measurement
 from ..model.scenario import Config, now
 from ..model.selection import NOISE
 
-__all__ = ["HOPELESS", "Race"]
-
 HOPELESS = 3.0
 """A config that takes this many times the best's time is timed only once."""
 

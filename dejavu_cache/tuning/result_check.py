@@ -55,13 +55,6 @@ from .expected_results import (
 from .measurement_marks import MeasurementMark
 from .tuner import CandidateLaunch, ConfigLaunch
 
-__all__ = [
-    "SWITCHED_OFF_BY_AUTHOR",
-    "CheckOptions",
-    "ResultCheck",
-    "refuse_uncompared",
-]
-
 EQUAL = OutputVerdict(outcome="equal")
 
 _HELD_BEFORE = f"{HELD_BEFORE}: nothing shows whether the launch writes the results that are there"

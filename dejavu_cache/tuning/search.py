@@ -17,9 +17,6 @@ from ..triton_internals.environment import current_target, is_interpreting
 if TYPE_CHECKING:
     from ..prediction.slowdown_model import SlowdownModel
 
-__all__ = ["ConfigSpace", "PredictedSearch", "config_space", "draw_candidates"]
-
-
 BATCH = 4
 """Configs that are proposed together at least; as many as compile together take no longer."""
 

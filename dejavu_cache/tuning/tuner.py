@@ -33,9 +33,6 @@ from .search import PredictedSearch
 if TYPE_CHECKING:
     from .result_check import ResultCheck
 
-__all__ = ["CandidateLaunch", "ConfigLaunch", "Tuner"]
-
-
 QUIET = 4
 """Concurrent compilations that do not disturb a measurement.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.cli.help_texts import EXAMPLES, GROUPS
+from dejavu_client.cli.application import EXAMPLES, GROUPS
 from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from support.checkout import environment

@@ -47,7 +47,7 @@ def line(block: int) -> dict[str, int]:
 
 
 def exported(store: Store, engine: str = "vllm", version: str = "3.6.0") -> dict[str, Any]:
-    return dict(TABLE_FILES[engine](collect_tables(store), version))
+    return TABLE_FILES[engine](collect_tables(store), version)
 
 
 def test_winners_become_a_table_of_their_version_of_triton() -> None:

@@ -38,8 +38,8 @@ def test_vllm_reads_what_is_exported(
     )
     store = MemoryStore()
     store.put(context(kernel="fused_moe_kernel", device=DEVICE, triton="3.6.0"), [record])
-    for file in vllm_files(collect_tables(store), "3.6.0"):
-        write_table(file, tmp_path)
+    for name, content in vllm_files(collect_tables(store), "3.6.0").items():
+        write_table(name, content, tmp_path)
     loader.get_moe_configs.cache_clear()
     dtype = None if block is None else "fp8_w8a8"
     table = loader.get_moe_configs(LAYER["E"], LAYER["N"], dtype, block or None, block or None)

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["BadServer", "answer", "drip", "hang", "say", "serve_answer"]
-
 SLOW_SECONDS = 60.0
 """Length of the slow treatments; no client is to wait that long."""
 

@@ -18,8 +18,6 @@ from websockets.sync.client import ClientConnection, connect
 
 from support.sweeping import wait_until
 
-__all__ = ["CHROMIUM", "Browser", "open_browser"]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
 """Path of the browser; empty where there is none."""
 

@@ -15,8 +15,6 @@ from dejavu_client.cli.main import all_commands, run_command
 
 from dejavu_cache.settings import current_settings
 
-__all__ = ["CommandResult", "Terminal", "list_commands", "run_cli", "without_colours"]
-
 
 class CommandResult(NamedTuple):
     """Exit code and output of a command; colours are left out."""

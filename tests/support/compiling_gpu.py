@@ -12,8 +12,6 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["TARGETS", "code_of", "pretend_gpu", "without_timing"]
-
 TARGETS = {
     "cuda:80": ("cuda", 80, 32, 166912),
     "cuda:90": ("cuda", 90, 32, 232448),

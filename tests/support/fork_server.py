@@ -22,18 +22,6 @@ from typing import Any
 
 from support.checkout import PROGRAMS, environment
 
-__all__ = [
-    "COMMAND",
-    "SHARED_FOLDER",
-    "Child",
-    "ForkServers",
-    "Nursery",
-    "kernel_nursery",
-    "light_nursery",
-    "start_command",
-    "worker_starter",
-]
-
 COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
 FORKING_COMMAND = f"from support.fork_server import fork_workers; fork_workers(); {COMMAND}"

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from support.identity_check import in_fork, launch, prepare_process
 from support.identity_corpus import CorpusKernel
 
-__all__ = ["CHANGES", "Change", "check_changes"]
-
 
 class Change(NamedTuple):
     """A module with a kernel `k`, in which `@@` stands for what changes.

@@ -24,19 +24,6 @@ from support.identity_corpus import CORPUS, CorpusKernel
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 from support.kernels import load_file
 
-__all__ = [
-    "Launch",
-    "Outcome",
-    "check_edits",
-    "copy_store",
-    "edits_of",
-    "import_anew",
-    "in_fork",
-    "launch",
-    "prepare_process",
-    "quiet_processes",
-]
-
 BATCH = 60
 """Edits that one process launches, so that it starts rarely and keeps little of the others."""
 

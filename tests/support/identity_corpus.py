@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CORPUS", "CorpusKernel"]
-
 
 class CorpusKernel(NamedTuple):
     """A module's text with a kernel `k`, and how it is launched.

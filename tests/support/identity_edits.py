@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["Edit", "harmful_edits", "harmless_edits"]
-
 
 class Edit(NamedTuple):
     """A module's new text.

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ADD", "AUTOTUNED_ADD", "launch", "load", "load_file", "write_source"]
-
 ADD = """
     import triton
     import triton.language as tl

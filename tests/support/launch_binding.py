@@ -12,8 +12,6 @@ from triton.runtime import jit
 from dejavu_cache.triton_internals.compilation import binary_key, source_class
 from dejavu_cache.triton_internals.environment import backend_for
 
-__all__ = ["Pointer", "bind_launch"]
-
 
 @cache
 class Dtype:

@@ -18,8 +18,6 @@ import triton.language as tl
 from dejavu_cache import cached_autotune
 from support.pretended_gpu import LAUNCHED
 
-__all__ = ["compare_at_random"]
-
 BLOCKS = (16, 32, 64, 128)
 SIZES = (3, 16, 17)
 CHANGES = (

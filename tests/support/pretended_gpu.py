@@ -17,8 +17,6 @@ import triton.language as tl
 from support.addition import equal_times
 from support.compiling_gpu import pretend_gpu
 
-__all__ = ["LAUNCHED", "PretendedKernel", "body", "launch", "make"]
-
 LAUNCHED: list[PretendedKernel] = []
 """The kernels that were launched, in order."""
 

@@ -17,17 +17,6 @@ from dejavu_cache.model.record import Record, RecordedLaunch, RecordSet
 from dejavu_cache.stores import FileStore
 from support.processes import PROGRAMS, dejavu, environment
 
-__all__ = [
-    "DEVICES",
-    "HERE",
-    "another_user",
-    "committed_records",
-    "prewarm",
-    "restamp",
-    "seal",
-    "tree",
-]
-
 HERE = PROGRAMS / "prewarm"
 DEVICES: tuple[str, ...] = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
 

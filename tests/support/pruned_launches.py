@@ -23,8 +23,6 @@ from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotun
 from dejavu_cache.model.buckets import Bucket
 from support.pretended_gpu import LAUNCHED
 
-__all__ = ["launch_after_changes", "launch_at_random", "launch_with_changes"]
-
 CONFIGS = [triton.Config({"B": block}, num_warps=4) for block in (16, 32, 64, 128)]
 MEMORY = torch.zeros(1 << 14, dtype=torch.uint8)
 

@@ -20,8 +20,6 @@ from dejavu_cache.model.scenario import (
 )
 from dejavu_cache.stores import Store
 
-__all__ = ["MOMENT", "config", "context", "first_record", "measurement", "record", "tuned_record"]
-
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 

@@ -18,8 +18,6 @@ from dejavu_cache.model.scenario import canonical_json
 from .records import context, record
 from .service import Running
 
-__all__ = ["close_all", "deliver", "numbers", "open_remote", "singles", "spool_of", "through"]
-
 _made: list[RemoteStore] = []
 
 

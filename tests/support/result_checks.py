@@ -14,17 +14,6 @@ from dejavu_cache.triton_internals.argument_access import Accesses
 from dejavu_cache.tuning.expected_results import describe_difference, scale_of
 from dejavu_cache.tuning.result_check import CheckOptions, ResultCheck
 
-__all__ = [
-    "Write",
-    "checker",
-    "compare_tensors",
-    "double",
-    "half_of_it",
-    "launch_arguments",
-    "one_element_off",
-    "write_nothing",
-]
-
 Write = Callable[[dict[str, Any]], None]
 
 

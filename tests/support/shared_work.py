@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-__all__ = ["make_once"]
-
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return a path in the run's temporary folder, which the first worker that asks makes."""

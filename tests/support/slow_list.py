@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["SLOW_LIST", "SlowListWriter", "mark_slow_tests", "read_slow_list"]
-
 LIMIT = 1.0
 """Seconds."""
 

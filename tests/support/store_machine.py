@@ -33,8 +33,6 @@ from dejavu_cache.stores.file_layout import read_set
 
 from .records import MOMENT, config, context
 
-__all__ = ["LocalModel", "ServerModel", "StoreMachine", "run_steps"]
-
 CONTEXTS = [context(), context(source="1" * 32), context(kernel="pkg.kernels.adding")]
 SCENARIOS = [Scenario(args={"M": m, "name": 'ü"x'}, dtypes={"x": "float16"}) for m in (4, 30, 100)]
 CONFIGS = [config(block) for block in (16, 32, 64)]

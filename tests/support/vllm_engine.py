@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["common_metadata", "config"]
-
 
 def config() -> Any:
     """Return the settings of a small engine."""

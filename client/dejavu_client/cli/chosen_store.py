@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from ..http.protocol_client import MissedLaunch
     from ..http.remote_store import RemoteStore
 
-__all__ = [
-    "is_server_url",
-    "open_chosen_store",
-    "open_complete_store",
-    "open_existing_store",
-    "open_server",
-    "split_urls",
-    "worklist",
-]
-
 COMMAND_WAIT = 30.0
 """Seconds that a command waits for a server; a launch waits less."""
 

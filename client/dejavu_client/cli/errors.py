@@ -13,8 +13,6 @@ from importlib import import_module
 
 from dejavu_cache.errors import DejavuError, ExitCode, StoreError
 
-__all__ = ["NoSuchStoreError", "NothingFoundError", "PartlyDoneError", "require_triton"]
-
 
 class NothingFoundError(DejavuError, LookupError):
     """A name or a pattern matches nothing; the message names it and where it was looked for."""

@@ -7,34 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Annotated
+from pkgutil import iter_modules
 
 import typer
 
-import dejavu_cache
 from dejavu_cache.errors import DejavuError, ExitCode
 
-from .commands import (
-    diff,
-    doctor,
-    heuristics,
-    look,
-    pins,
-    prewarm,
-    programs,
-    rename,
-    server,
-    sweep,
-    sync,
-    transfer,
-    upkeep,
-    watch,
-)
-from .help_texts import GroupedCommands, add_examples
-from .output import fail, note, say
-
-__all__ = ["all_commands", "app", "main", "run_command"]
+from . import commands
+from .application import add_examples, app
+from .commands import sweep
+from .output import fail, note
 
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
@@ -47,49 +32,6 @@ _EXTRAS = {
     "triton": "gpu",
 }
 """Extras that install packages; all others are the server's."""
-
-app = typer.Typer(
-    name="dejavu-cache",
-    cls=GroupedCommands,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for family in (
-    look,
-    watch,
-    diff,
-    server,
-    sync,
-    transfer,
-    pins,
-    rename,
-    upkeep,
-    programs,
-    sweep,
-    heuristics,
-    prewarm,
-    doctor,
-):
-    family.register(app)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        say(f"dejavu-cache {dejavu_cache.__version__}")
-        raise typer.Exit
-
-
-@app.callback(no_args_is_help=True)
-def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
-    """Tuning results of Triton kernels: look at them, move them, keep them in order."""
 
 
 def main() -> None:
@@ -107,14 +49,15 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     return _run(all_commands(), arguments)
 
 
+@cache
 def all_commands() -> typer.Typer:
-    """Return the application with the commands of all installed packages."""
+    """Return the application with the commands of this package and of all installed ones."""
+    for module in iter_modules(commands.__path__):
+        import_module(f"{commands.__name__}.{module.name}")
+    sweep.register(app)
     for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
-        if point.value in _mounted:
-            continue
         try:
             point.load()(app)
-            _mounted.add(point.value)
         except ImportError as error:
             # Commands whose extra is not installed are left out; the others still work.
             if error.name and error.name.startswith("dejavu_"):
@@ -123,10 +66,6 @@ def all_commands() -> typer.Typer:
             note(f"the commands of {point.value} are left out: {error}")
     add_examples(app)
     return app
-
-
-_mounted: set[str] = set()
-"""Entry points whose commands the application has."""
 
 
 def _prepare_streams() -> None:
@@ -144,9 +83,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
+def _run(application: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
-        code = commands(arguments, standalone_mode=False, prog_name="dejavu-cache")
+        code = application(arguments, standalone_mode=False, prog_name="dejavu-cache")
         sys.stdout.flush()
         if code == ExitCode.INTERRUPTED:  # as Typer has it of Ctrl-C
             note("interrupted")

@@ -10,23 +10,6 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 
-__all__ = [
-    "KERNEL_HELP",
-    "DeviceOption",
-    "JsonOption",
-    "KernelArgument",
-    "KernelOption",
-    "OptionalKernelArgument",
-    "ServerOption",
-    "SinceOption",
-    "StoreOption",
-    "TritonOption",
-    "UntilOption",
-    "WhereOption",
-    "parse_assignments",
-    "refuse_empty",
-]
-
 
 def refuse_empty(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
     """Refuse an empty text that the user gave: it would mean all kernels, or another store.

@@ -22,18 +22,6 @@ from dejavu_cache.system.safe_files import open_replacement
 
 from .queries import shorten_kernels
 
-__all__ = [
-    "fail",
-    "note",
-    "open_output",
-    "say",
-    "say_indented",
-    "show_json",
-    "show_json_items",
-    "show_progress",
-    "show_table",
-]
-
 
 def say(text: str) -> None:
     """Print a line on standard output; what a store holds may be a stranger's."""

@@ -20,27 +20,6 @@ from dejavu_cache.stores import Store
 
 from .errors import NothingFoundError
 
-__all__ = [
-    "NEVER",
-    "Condition",
-    "chosen_config",
-    "context_matches",
-    "contexts_of",
-    "describe_filters",
-    "has_settings",
-    "kernel_matches",
-    "kernels_of",
-    "last_measured",
-    "matching_kernels",
-    "matching_records",
-    "newest_record_sets",
-    "newest_versions",
-    "parse_conditions",
-    "record_sets_of",
-    "shorten_kernels",
-    "winning_measurement",
-]
-
 
 def kernel_matches(name: str, pattern: str) -> bool:
     """Return whether a kernel's name is the pattern or ends with it, by whole components.

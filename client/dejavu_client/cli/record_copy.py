@@ -15,8 +15,6 @@ from dejavu_cache.system.notices import Progress, counted
 from .errors import PartlyDoneError
 from .output import note, say, show_progress
 
-__all__ = ["merge_acknowledged"]
-
 NAMED_FAILURES = 20
 """Failures that an error names one by one."""
 

@@ -28,19 +28,6 @@ from .queries import (
 if TYPE_CHECKING:
     from ..http.protocol_client import MissedLaunch
 
-__all__ = [
-    "ScenarioLine",
-    "ordered_values",
-    "say_context",
-    "scenario_rows",
-    "select_misses",
-    "settings_text",
-    "show_kernels",
-    "show_misses",
-    "show_scenarios",
-    "summarize_context",
-]
-
 
 def ordered_values(scenario: Scenario, keys: Sequence[str]) -> dict[str, Any]:
     """Return a scenario's arguments and dtypes by name, the named keys first."""

@@ -16,19 +16,6 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Config, Context, FrozenModel, Moment, Scalar
 from dejavu_cache.system.notices import printable
 
-__all__ = [
-    "AtMost",
-    "Equals",
-    "Input",
-    "Leaf",
-    "Node",
-    "Regret",
-    "Single",
-    "Tree",
-    "choice",
-    "is_number",
-]
-
 _NUMBER = "type({}) in (int, float)"
 
 _USED_NAMES = {"CONFIGS", *dir(builtins)}
@@ -121,7 +108,7 @@ class Tree(FrozenModel):
     @property
     def leaves(self) -> int:
         """The number of leaves."""
-        return _count_leaves(self.root)
+        return len([*choices(self.root)])
 
     def as_json(self) -> str:
         """Return the JSON text."""
@@ -221,5 +208,10 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
-def _count_leaves(node: Node) -> int:
-    return 1 if isinstance(node, Leaf) else _count_leaves(node.yes) + _count_leaves(node.no)
+def choices(node: Node) -> Iterator[int]:
+    """Yield what each leaf has."""
+    if isinstance(node, Leaf):
+        yield node.config
+    else:
+        yield from choices(node.yes)
+        yield from choices(node.no)

@@ -9,7 +9,7 @@ were held out of all steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, NamedTuple
@@ -34,10 +34,9 @@ from .decision_tree import (
     Single,
     Tree,
     choice,
+    choices,
     is_number,
 )
-
-__all__ = ["NEEDED", "SlowdownTable", "fit"]
 
 NEEDED = 10
 """Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
@@ -155,7 +154,7 @@ def fit(records: RecordSet) -> Tree:
             f"{hint if uncompared else ''}"
         )
     root, inputs = _fit_tree(costs)
-    used = sorted(set(_choices(root)))
+    used = sorted(set(choices(root)))
     return Tree(
         context=records.context,
         configs=tuple(costs.configs[column] for column in used),
@@ -165,14 +164,6 @@ def fit(records: RecordSet) -> Tree:
         single=_best_single(costs),
         at=max(measurement.at for record in finished for measurement in record.measurements),
     )
-
-
-def _choices(node: Node) -> Iterator[int]:
-    if isinstance(node, Leaf):
-        yield node.config
-    else:
-        yield from _choices(node.yes)
-        yield from _choices(node.no)
 
 
 def _renumber(node: Node, numbers: Mapping[int, int]) -> Node:

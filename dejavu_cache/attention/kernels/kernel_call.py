@@ -20,13 +20,6 @@ from ...triton_internals.identity import jit_function
 from ...triton_internals.versions import only_alignment_counts
 from ...tuning.compile_ahead import begins_compilation
 
-__all__ = [
-    "KernelCall",
-    "num_sms",
-    "queue",
-    "zeros",
-]
-
 
 class KernelCall(NamedTuple):
     """A kernel with its grid and arguments."""

@@ -36,13 +36,6 @@ from .planned_attention import (
 )
 from .plugin import warm_up_when_loaded
 
-__all__ = [
-    "DejavuAttentionBackend",
-    "DejavuAttentionImpl",
-    "DejavuMetadataBuilder",
-    "refuse",
-]
-
 
 def refuse(features: Mapping[str, bool]) -> None:
     """Raise a NotImplementedError that names the first feature that is wanted, if one is."""

@@ -28,20 +28,6 @@ from ...triton_internals.compilation import await_kernel, load_binary
 from ...tuning.result_check import CheckOptions
 from ..tuned_tables import KEYS
 
-__all__ = [
-    "PRESETS",
-    "SIZES",
-    "ExpertLayer",
-    "ExpertsOperation",
-    "candidates",
-    "engine_config",
-    "experts_kernel",
-    "make_arguments",
-    "make_weights",
-    "run_experts",
-    "suite",
-]
-
 
 class ExpertsOperation:
     """Both products of the experts, in the place of a `triton.jit` function below an autotuner.

@@ -23,20 +23,6 @@ from ...runtime.service_phase import without_benchmarks
 from ...system.notices import logger
 from ...tuning.compile_ahead import compile_together
 
-__all__ = [
-    "SHORTEST_CONTEXT",
-    "ExpectedBatch",
-    "LayerFeatures",
-    "LayerShape",
-    "ServingLimits",
-    "StepInputs",
-    "batches_to_expect",
-    "launch_batch",
-    "made_up_step",
-    "split_cache",
-    "warm_up_attention",
-]
-
 
 class LayerFeatures(NamedTuple):
     """What a layer asks of attention, beside its queries and its cache.

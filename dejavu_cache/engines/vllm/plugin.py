@@ -13,12 +13,6 @@ from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import logger
 
-__all__ = [
-    "follow_worker",
-    "register",
-    "warm_up_when_loaded",
-]
-
 
 class _Layers:
     """The layers to warm up when the weights are loaded and vLLM has settled all sizes."""

@@ -1,1 +1,1 @@
-"""Commands, one family per file; each file has a function `register` that adds them to the app."""
+"""Commands, one family per file, each of which adds its own to `application.app`."""

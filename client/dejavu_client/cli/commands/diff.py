@@ -15,20 +15,15 @@ from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import open_complete_store
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, refuse_empty
 from ..output import say, show_json, show_table
 from ..queries import context_matches, describe_filters, last_measured, winning_measurement
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(diff)
-
-
+@app.command()
 def diff(
     a: Annotated[
         str,

@@ -24,6 +24,7 @@ from dejavu_cache.stores.manifest import find_differences
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
+from ..application import app
 from ..chosen_store import open_chosen_store
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption
@@ -32,8 +33,6 @@ from .sync import describe_set_aside, describe_waiting
 
 if TYPE_CHECKING:
     from ...http.sender import Spool
-
-__all__ = ["register"]
 
 
 class Finding(NamedTuple):
@@ -44,11 +43,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)
-
-
+@app.command()
 def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
     """Check settings, stores and packages, and say how to repair them.
 

@@ -10,6 +10,7 @@ import typer
 from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import open_existing_store
 from ..options import DeviceOption, KernelArgument, StoreOption, TritonOption
 from ..output import fail, say, show_progress
@@ -18,14 +19,8 @@ from ..queries import newest_record_sets
 if TYPE_CHECKING:
     from dejavu_client.heuristics.decision_tree import Regret, Single, Tree
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(heuristics)
-
-
+@app.command()
 def heuristics(
     kernel: KernelArgument,
     to: Annotated[

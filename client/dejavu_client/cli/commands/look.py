@@ -13,6 +13,7 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.model.selection import evidence_lines
 
+from ..application import app
 from ..chosen_store import open_existing_store, worklist
 from ..options import (
     DeviceOption,
@@ -44,16 +45,8 @@ from ..tables import (
     summarize_context,
 )
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("ls")(list_kernels)
-    app.command()(show)
-    app.command()(explain)
-
-
+@app.command("ls")
 def list_kernels(
     kernel: OptionalKernelArgument = "",
     device: DeviceOption = "",
@@ -78,6 +71,7 @@ def list_kernels(
         show_kernels(rows)
 
 
+@app.command()
 def show(
     kernel: OptionalKernelArgument = "",
     where: WhereOption = None,
@@ -123,6 +117,7 @@ def show(
     )
 
 
+@app.command()
 def explain(
     kernel: KernelArgument,
     where: WhereOption = None,

@@ -15,6 +15,7 @@ from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted, whoami
 
+from ..application import app
 from ..chosen_store import open_existing_store
 from ..options import (
     DeviceOption,
@@ -28,14 +29,8 @@ from ..output import say
 from ..queries import has_settings, last_measured, matching_records, newest_versions
 from ..tables import settings_text
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(pin)
-
-
+@app.command()
 def pin(
     kernel: KernelArgument,
     config: Annotated[

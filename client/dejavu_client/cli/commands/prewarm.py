@@ -10,6 +10,7 @@ import typer
 from dejavu_cache.settings import PREFIX, current_settings
 from dejavu_cache.system.notices import counted, size_text
 
+from ..application import app
 from ..chosen_store import open_existing_store
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption
@@ -18,14 +19,8 @@ from ..output import note, say, show_json, show_progress
 if TYPE_CHECKING:
     from dejavu_cache.prewarm.build import PrewarmResult
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(prewarm)
-
-
+@app.command()
 def prewarm(
     modules: Annotated[
         list[str],

@@ -20,13 +20,12 @@ from dejavu_cache.settings import PREFIX, Settings
 from dejavu_cache.stores import make_absolute
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..options import JsonOption
 from ..output import say, show_json
 
 if TYPE_CHECKING:
     from dejavu_cache.runtime.run_files import ActivityEvent
-
-__all__ = ["register"]
 
 STARTUP = Path(dejavu_cache.__file__).parent / "installation" / "startup"
 
@@ -34,14 +33,11 @@ PATIENCE = 10.0
 """Seconds that a program has to end when the verification is ended."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands, which leave the options after the program's name to it."""
-    for command in (run, verify):
-        app.command(
-            context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-        )(command)
+WHOLE_COMMAND = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Leaves the options after the program's name to the program."""
 
 
+@app.command(context_settings=WHOLE_COMMAND)
 def run(
     command: Annotated[
         list[str],
@@ -95,6 +91,7 @@ def run(
         raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
 
 
+@app.command(context_settings=WHOLE_COMMAND)
 def verify(
     command: Annotated[
         list[str],

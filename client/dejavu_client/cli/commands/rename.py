@@ -16,19 +16,14 @@ from dejavu_cache.model.scenario import Context, Kernel
 from dejavu_cache.stores import Store, tiers_of
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import open_existing_store
 from ..options import StoreOption
 from ..output import say
 from ..queries import matching_kernels
 
-__all__ = ["KernelRename", "apply_rename", "register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(rename)
-
-
+@app.command()
 def rename(
     old: Annotated[
         str, typer.Argument(metavar="OLD", help="The kernel's old name, or a module's: pkg.old.*")

@@ -11,27 +11,21 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.notices import counted
 
 from ...http.errors import RefusedError
+from ..application import app
 from ..chosen_store import open_server
 from ..errors import NothingFoundError
 from ..options import JsonOption, KernelOption, ServerOption, SinceOption, UntilOption
 from ..output import say, show_json, show_table
 from ..queries import kernel_matches, kernels_of
 
-__all__ = ["register"]
-
 quarantine_app = typer.Typer(
     no_args_is_help=True,
     help="What one token or host wrote to a server: list it, take it back.",
 )
+app.add_typer(quarantine_app, name="quarantine")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(log)
-    app.command()(promote)
-    app.add_typer(quarantine_app, name="quarantine")
-
-
+@app.command()
 def log(
     kernel: KernelOption = "",
     actor: Annotated[
@@ -76,6 +70,7 @@ def log(
     show_table(["time", "actor", "action", "namespace", "kernel", "what"], rows)
 
 
+@app.command()
 def promote(
     to: Annotated[
         str,

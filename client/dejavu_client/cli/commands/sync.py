@@ -17,6 +17,7 @@ from dejavu_cache.stores import Store
 from dejavu_cache.stores.copies import take_over
 from dejavu_cache.system.notices import counted, size_text
 
+from ..application import app
 from ..chosen_store import (
     is_server_url,
     open_chosen_store,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
     from ...http.sender import Spool
 
-__all__ = ["describe_set_aside", "describe_waiting", "register"]
-
 LOCK_WAIT = 30.0
 """Seconds to wait while another process sends the spool."""
 
@@ -42,11 +41,7 @@ MOST_REASONS = 3
 """Reasons for which record sets were set aside that a line names."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(sync)
-
-
+@app.command()
 def sync(
     push_only: Annotated[bool, typer.Option("--push-only", help="Fetch nothing.")] = False,
     pull_only: Annotated[bool, typer.Option("--pull-only", help="Send nothing.")] = False,

@@ -27,6 +27,7 @@ from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
+from ..application import app
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
 from ..options import KernelOption, StoreOption, refuse_empty
@@ -34,19 +35,12 @@ from ..output import note, open_output
 from ..queries import contexts_of
 from ..record_copy import merge_acknowledged
 
-__all__ = ["register"]
-
 
 def _folder_option(text: str) -> Any:
     return typer.Option(metavar="DIR", help=text, callback=refuse_empty)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("export")(export_records)
-    app.command("import")(import_records)
-
-
+@app.command("export")
 def export_records(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
@@ -85,6 +79,7 @@ def export_records(
         note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
 
 
+@app.command("import")
 def import_records(
     sources: Annotated[
         list[str],
@@ -183,7 +178,7 @@ def _export_tables(source: Store, engine: str, folder: Path, version: str) -> No
     """
     tables = collect_tables(source)
     wanted = version or ("" if engine == "sglang" else triton_version() or "")
-    files = list(TABLE_FILES[engine](tables, wanted))
+    files = TABLE_FILES[engine](tables, wanted)
     for name, count in sum((table.unknown for table in tables), Counter()).items():
         note(f"{counted(count, 'config')} left out: {engine}'s tables set no {name}")
     if not tables:
@@ -194,11 +189,11 @@ def _export_tables(source: Store, engine: str, folder: Path, version: str) -> No
             f"no table of {source.url} is for Triton {wanted}, but for {versions}: choose one by "
             "--triton"
         )
-    for count, file in enumerate(files):
+    for count, (name, content) in enumerate(files.items()):
         try:
-            write_table(file, folder)
+            write_table(name, content, folder)
         except OSError as error:
-            message = f"{folder / file.path} cannot be written: {error.strerror or error}"
+            message = f"{folder / name} cannot be written: {error.strerror or error}"
             if count:
                 message += f"; {counted(count, 'table')} of {len(files)} written before it"
                 raise PartlyDoneError(message) from None

@@ -12,19 +12,14 @@ from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store, tiers_of
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
 from ..queries import NEVER, contexts_of, last_measured
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("gc")(collect_garbage)
-
-
+@app.command("gc")
 def collect_garbage(
     kernel: OptionalKernelArgument = "",
     days: Annotated[

@@ -16,18 +16,12 @@ from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import is_server_url, open_existing_store, split_urls, worklist
 from ..options import DeviceOption, JsonOption, OptionalKernelArgument, StoreOption, TritonOption
 from ..output import note, say
 from ..queries import context_matches, winning_measurement
 from ..tables import ordered_values, settings_text
-
-__all__ = ["register"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(watch)
 
 
 class Happening(NamedTuple):
@@ -100,6 +94,7 @@ class _Watched:
             self._misses[key] = count
 
 
+@app.command()
 def watch(
     kernel: OptionalKernelArgument = "",
     every: Annotated[

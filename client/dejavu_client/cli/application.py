@@ -1,13 +1,15 @@
-"""Groups of commands in the help, and examples for each command."""
+"""The application to which the commands are added: their groups in the help, and examples."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["EXAMPLES", "GROUPS", "GroupedCommands", "add_examples"]
+import dejavu_cache
+
+from .output import say
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Look": (
@@ -90,15 +92,42 @@ class GroupedCommands(TyperGroup):
                     formatter.write_dl(rows, col_max=12)
 
 
-def add_examples(app: typer.Typer, prefix: str = "") -> None:
+app = typer.Typer(
+    name="dejavu-cache",
+    cls=GroupedCommands,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"dejavu-cache {dejavu_cache.__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Tuning results of Triton kernels: look at them, move them, keep them in order."""
+
+
+def add_examples(application: typer.Typer, prefix: str = "") -> None:
     """Give each command of an application its examples, which its help shows at the end."""
-    for command in app.registered_commands:
+    for command in application.registered_commands:
         function = command.callback.__name__ if command.callback else ""
         examples = EXAMPLES.get(prefix + (command.name or function.replace("_", "-")), ())
         if examples:
             lines = "\n".join(f"  dejavu-cache {example}" for example in examples)
             command.epilog = f"\b\nExamples:\n{lines}"
-    for group in app.registered_groups:
+    for group in application.registered_groups:
         if group.typer_instance is not None:
             add_examples(group.typer_instance, f"{group.name} ")
 
