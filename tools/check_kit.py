@@ -37,6 +37,8 @@ RECORDS = ROOT / "examples/container/records.jsonl"
 
 def main() -> None:
     """Check each part in a folder of its own, and print what was checked."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     for check in CHECKS:
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
@@ -154,7 +156,8 @@ def run_nginx(folder: Path, base: str, token: str) -> str:
     arguments = ["-c", str(folder / "nginx.conf"), "-p", str(folder)]
     execute("nginx", "-t", *arguments)
     with running("nginx", *arguments, ready=f"{base}/livez"):
-        return drive(base, token, folder)
+        reach_limit(base)
+        return f"{drive(base, token, folder)}; who has too many connections is told when to ask"
 
 
 def check_caddy(folder: Path) -> str:
@@ -208,6 +211,9 @@ def drive(base: str, token: str, folder: Path) -> str:
     )
 
 
+ANYONE = ssl.create_default_context()
+ANYONE.check_hostname, ANYONE.verify_mode = False, ssl.CERT_NONE
+
 FORM = "POST /login HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-www-form-urlencoded\r\n"
 MISSES = "POST /v1/main/misses HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 FLOODS = {
@@ -223,26 +229,14 @@ FLOODS = {
 
 def withstand(client: httpx.Client, base: str, token: str) -> str:
     """Hold thousands of connections from other addresses, and read meanwhile."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    count = min(10_000, hard // 2)
-    url = httpx.URL(base)
-    anyone = ssl.create_default_context()
-    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+    count = min(10_000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     slowest = dict.fromkeys(("/livez", "/v1/main/contexts"), 0.0)
     for flood, text in FLOODS.items():
         data = text.format(token=token).encode()
         with ExitStack() as opened:
             for number in range(count):
                 # Of so many addresses that no limit of connections of one address is met.
-                source = (f"127.0.0.{2 + number % 50}", 0)
-                silent = opened.enter_context(socket.socket())
-                silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                silent.bind(source)
-                silent.connect((url.host, url.port))
-                if url.scheme == "https":
-                    silent = opened.enter_context(anyone.wrap_socket(silent))
-                silent.sendall(data)
+                hold_connection(opened, base, f"127.0.0.{2 + number % 50}", data)
                 if number % 50 == 49:  # whole requests are answered as they come
                     client.get("/livez", timeout=60)
             for path in [*slowest] * 10:
@@ -252,6 +246,31 @@ def withstand(client: httpx.Client, base: str, token: str) -> str:
                 slowest[path] = max(slowest[path], time.monotonic() - began)
     seconds = ", ".join(f"{path} in {longest:.3f} s" for path, longest in slowest.items())
     return f"beside {count} {', '.join(FLOODS)}, at the slowest {seconds}"
+
+
+def reach_limit(base: str) -> None:
+    """Hold as many connections of one address as nginx takes, and send one more request from it."""
+    address = "127.0.1.1"
+    with ExitStack() as opened:
+        for _ in range(2000):
+            hold_connection(opened, base, address, FLOODS["half forms"].encode())
+        transport = httpx.HTTPTransport(verify=False, local_address=address)
+        with httpx.Client(base_url=base, transport=transport) as client:
+            answer = client.get("/livez")
+    said = answer.status_code, answer.headers.get_list("Retry-After")
+    assert said == (429, ["2"]), said
+
+
+def hold_connection(opened: ExitStack, base: str, address: str, data: bytes) -> None:
+    """Open a connection from an address, send something, and read nothing."""
+    url = httpx.URL(base)
+    silent = opened.enter_context(socket.socket())
+    silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    silent.bind((address, 0))
+    silent.connect((url.host, url.port))
+    if url.scheme == "https":
+        silent = opened.enter_context(ANYONE.wrap_socket(silent))
+    silent.sendall(data)
 
 
 def check_workflow(folder: Path) -> str:

@@ -9,6 +9,7 @@ Without `--all`, it writes what docs/pages.md shows into docs/pictures.
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import random
@@ -254,7 +255,7 @@ def take_for_documentation(browser: Browser, base: str, pages: dict[str, str]) -
     browser.show(1100)
     for name in DOCUMENTED:
         browser.open(base + pages[name])
-        browser.picture(folder / f"{name}.png", 590)
+        take_picture(browser, folder / f"{name}.png", 590)
 
 
 def take_all(browser: Browser, base: str, pages: dict[str, str], folder: Path) -> None:
@@ -269,8 +270,17 @@ def take_all(browser: Browser, base: str, pages: dict[str, str], folder: Path) -
                 if needed > width:
                     print(f"{name}: {needed} pixels wide in a window of {width}")
                 scheme = "dark" if dark else "light"
-                browser.picture(folder / f"{name}-{width}-{scheme}.png", 2000)
+                take_picture(browser, folder / f"{name}-{width}-{scheme}.png", 2000)
     browser.complaints[:] = [text for text in browser.complaints if "404" not in text]
+
+
+def take_picture(browser: Browser, file: Path, most: int) -> None:
+    """Write a picture of the page as PNG, at most so many pixels high."""
+    height = min(int(browser.run("document.documentElement.scrollHeight")), most)
+    width = int(browser.run("document.documentElement.clientWidth"))
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    answer = browser.send("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    file.write_bytes(base64.b64decode(answer["data"]))
 
 
 def audit(browser: Browser, base: str, pages: dict[str, str], axe: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from ..errors import DejavuError, PrewarmError
+from ..errors import PrewarmError, StoreError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
 from ..stores.manifest import (
@@ -135,6 +135,7 @@ class Compiler:
 
         Raises:
             PrewarmError: none can be started, or it cannot do what the options ask for.
+            SettingsError: a module cannot be imported, or none has a kernel.
         """
         try:
             self._worker.start()
@@ -142,7 +143,7 @@ class Compiler:
             raise PrewarmError(
                 f"no process can be started that compiles: {error.strerror or error}"
             ) from None
-        except DejavuError as error:
+        except (StoreError, WorkerLostError) as error:
             raise PrewarmError(str(error)) from None
 
     def plan(self) -> BuildPlan:
@@ -175,9 +176,7 @@ class Compiler:
         self.start()
         try:
             return self._worker.run(request)
-        except WorkerLostError:
-            raise
-        except DejavuError as error:
+        except StoreError as error:
             raise PrewarmError(str(error)) from None
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import triton
 
 from .. import __version__
-from ..errors import PrewarmError
+from ..errors import PrewarmError, SettingsError
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Device, Environment, Kernel, Scenario, now
 from ..model.selection import winner
@@ -136,7 +136,7 @@ class DiscoveredKernels(NamedTuple):
         """Import modules, with all modules in packages, and collect their kernels.
 
         Raises:
-            PrewarmError: one of the named modules cannot be imported, or none has a kernel.
+            SettingsError: one of the named modules cannot be imported, or none has a kernel.
         """
         left_out: dict[str, str] = {}
         modules = [module for name in names for module in _import_modules(name, left_out)]
@@ -146,7 +146,7 @@ class DiscoveredKernels(NamedTuple):
                 if hasattr(value, "fn") and find_jit_function(value) is not None:
                     _add(kernels, value)
         if not kernels:
-            raise PrewarmError(
+            raise SettingsError(
                 f"there is no kernel in {', '.join(names)}: name the modules that define them"
             )
         return cls(kernels, left_out)
@@ -158,12 +158,14 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise PrewarmError(
+        raise SettingsError(
             f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
             "or name modules that do without"
         ) from error
     except Exception as error:  # a user's module may raise anything
-        raise PrewarmError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise SettingsError(
+            f"{name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     yield module
     for submodule in pkgutil.walk_packages(
         getattr(module, "__path__", ()), f"{name}.", onerror=lambda _: None

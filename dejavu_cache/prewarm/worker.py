@@ -37,7 +37,8 @@ class CompileWorker:
         parent: is sent nothing but answers.
 
     Raises:
-        PrewarmError: a module cannot be imported, or there is no C compiler.
+        SettingsError: a module cannot be imported.
+        PrewarmError: there is no C compiler.
     """
 
     def __init__(self, spec: PrewarmSpec, parent: ParentConnection) -> None:

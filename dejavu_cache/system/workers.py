@@ -32,7 +32,7 @@ from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from ..errors import DejavuError, SettingsError, StoreError
+from ..errors import DejavuError, PrewarmError, SettingsError, StoreError
 from .fork_lock import ForkLock
 
 END_SECONDS = 15.0
@@ -398,7 +398,8 @@ class ParentConnection:
         """Send the reason why something cannot be done."""
         is_own = isinstance(error, DejavuError)
         message = str(error) if is_own else f"{type(error).__name__}: {error}"
-        self.send("refused", message=message, store=isinstance(error, StoreError | OSError))
+        is_unusable = isinstance(error, StoreError | PrewarmError | OSError)
+        self.send("refused", message=message, store=is_unusable)
 
     def jobs(self) -> Iterator[str]:
         """Yield the parent's requests, and interrupt the current job when the parent goes away."""

@@ -316,6 +316,7 @@ def test_run_says_what_it_was_given_wrongly(tmp_path: Path) -> None:
         ([], "Missing argument"),
         (["--", "no-such-program"], "no-such-program is no command"),
         (["--mode", "x", "true"], "MODE='x'"),
+        (["--policy", "/absent.toml", "true"], "/absent.toml: there is no such file"),
         (["--", plain], "is not executable"),
     ):
         seen = run_cli("run", *arguments)

@@ -19,6 +19,7 @@ from support.records import MOMENT, context, measurement, record
 from support.strategies import RECORDS
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, SettingsError, StoreError
+from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, file, make_absolute, open_store
 from dejavu_cache.stores.file_layout import Page
@@ -80,6 +81,17 @@ class TestTheFile:
         assert again.get(context(), record(16).scenario) is not None
         again.put(context(), [record(64)])
         assert len(list(reopen(store).records(context()))) == 3
+
+    def test_may_have_a_record_twice(self, store: FileStore) -> None:
+        """As after a merge of branches that kept both."""
+        store.put(context(), [record(16, measurement(32, 2.0))])
+        path = only_file(store)
+        path.write_text(path.read_text().replace('"M": 32', '"M": 16'))
+        again = reopen(store)
+        assert list(again.scenario_texts(context())) == [record(16).scenario.text]
+        found = again.get(context(), record(16).scenario)
+        assert found is not None
+        assert len(found.record.measurements) == 2
 
     def test_gives_one_record_without_being_cut(
         self, store: FileStore, monkeypatch: pytest.MonkeyPatch
@@ -291,15 +303,28 @@ def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
     assert not list(store.root.rglob("*.tmp-*"))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="uses a user without rights")
-def test_a_file_never_grows_to_a_size_that_is_not_read_again(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
+WRITES: dict[str, Callable[[FileStore], object]] = {
+    "put": lambda store: store.put(context(), [record(64)]),
+    "delete": lambda store: store.delete(context(), [record(16).scenario]),
+    "recall": lambda store: store.recall(
+        context(), {record(16).scenario: [part_digest(measurement())]}
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_of_a_write_that_failed_nothing_is_read(
+    store: FileStore, write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would count as damaged, and be set aside with all of its records."""
-    monkeypatch.setattr(safe_files, "MAX_BYTES", 10_000)
-    with pytest.raises(StoreError, match="File too large; delete records"):
-        store.put(context(), [record(m) for m in range(100)])
-    assert list(FileStore(store.root).records(context())) == [record(16), record(32)]
+    """As of one to a size that is not read again: the file would count as damaged."""
+    with monkeypatch.context() as small:
+        small.setattr(safe_files, "MAX_BYTES", 100)
+        with pytest.raises(StoreError, match="File too large; delete records"):
+            WRITES[write](store)
+    for opening in (store, reopen(store)):
+        assert list(opening.records(context())) == [record(16), record(32)]
+    WRITES[write](store)
+    assert list(store.records(context())) != [record(16), record(32)]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

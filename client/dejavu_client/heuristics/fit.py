@@ -139,7 +139,8 @@ def fit(records: RecordSet) -> Tree:
     """Fit a tree to the records of one context; equal records give an equal tree.
 
     Raises:
-        TooFewRecordsError: fewer than `NEEDED` scenarios have a winner and two timed configs.
+        TooFewRecordsError: fewer than `NEEDED` scenarios have a compared winner and two timed
+            configs.
     """
     # A config that is fast because it is wrong may lead where no results were compared yet.
     finished = [record for record in records.records if record.is_exemplary]
@@ -149,8 +150,8 @@ def fit(records: RecordSet) -> Tree:
         uncompared = sum(record.is_finished for record in records.records) - len(finished)
         hint = f", or compare {counted(uncompared, 'winner')} by `dejavu-cache sweep`"
         raise TooFewRecordsError(
-            f"{kernel} has {counted(len(costs), 'scenario')} with a winner and two timed configs "
-            f"or more on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
+            f"{kernel} has {counted(len(costs), 'scenario')} with a compared winner and two timed "
+            f"configs on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
             f"{hint if uncompared else ''}"
         )
     root, inputs = _fit_tree(costs)

@@ -28,7 +28,7 @@ class SilenceError(UnreachableError):
 
 
 class BusyError(UnreachableError):
-    """The server is alive and asks to be asked later: 429 or 503 with `Retry-After`.
+    """The server is alive and asks to be asked later: 429, or 503 with `Retry-After`.
 
     Attributes:
         status: the HTTP status.

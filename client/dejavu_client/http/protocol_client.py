@@ -47,7 +47,7 @@ LONG_WORK = 3600.0
 RETRYABLE_STATUSES = {408, 425, 429, 502, 503, 504}
 
 BUSY_STATUSES = {429, 503}
-"""Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
+"""Statuses that ask a client to wait; 503 without `Retry-After` is that of a failed server."""
 
 REFUSALS_FOR_GOOD = {400, 413, 422}
 """Statuses that are about the records sent, and not about who sends them or when."""
@@ -405,7 +405,7 @@ class ProtocolClient:
         if status == 500:
             raise ServerFaultError(message)
         if status in RETRYABLE_STATUSES:
-            pause = answer.headers.get("retry-after")
+            pause = answer.headers.get("retry-after", "" if status == 429 else None)
             if status in BUSY_STATUSES and pause is not None:
                 # A date is by another clock: such a server is asked at ever longer intervals.
                 raise BusyError(message, status, float(pause) if pause.isdecimal() else 0.0)

@@ -77,6 +77,8 @@ def run(
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(STARTUP), os.environ.get("PYTHONPATH", "")))
     )
+    if policy and not Path(policy).is_file():
+        raise SettingsError(f"--policy {policy}: there is no such file")
     executable = shutil.which(words[0])
     if executable is None:
         if Path(words[0]).is_file():
