@@ -7,6 +7,7 @@ A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a r
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from operator import attrgetter
@@ -46,6 +47,7 @@ __all__ = [
     "HELD_BEFORE",
     "MOST_LAUNCHES",
     "MOST_MEASUREMENTS",
+    "MOST_OMISSIONS",
     "NOT_COPYABLE",
     "NOT_REPEATABLE",
     "NO_DEFAULT",
@@ -55,7 +57,6 @@ __all__ = [
     "Confidence",
     "Failure",
     "Measurement",
-    "Omission",
     "OutputVerdict",
     "Pin",
     "Record",
@@ -280,13 +281,10 @@ def join_results(*comparisons: Results) -> dict[str, OutputVerdict]:
     return joined
 
 
-class Omission(FrozenModel):
-    """What a tune left out because records and measurements said that it is not faster."""
+Share = Annotated[StrictFloat, Field(gt=0, lt=1)]
 
-    among: Digest
-    """The digest of all configs that the kernel declared."""
-    loss: Annotated[StrictFloat, Field(gt=0, lt=1)]
-    """The share by which one of them may still be faster than the winner."""
+MOST_OMISSIONS = 16
+"""Largest number of lists of configs of which a winner says what was left out."""
 
 
 class Winner(FrozenModel):
@@ -305,8 +303,11 @@ class Winner(FrozenModel):
         | None
     ) = None
     """Verdicts by output; None if nobody said, which counts as not compared."""
-    omission: Omission | None = None
-    """What was left out; None where each config was to be measured."""
+    omissions: Annotated[dict[Digest, Share], Field(max_length=MOST_OMISSIONS)] = Field(
+        default_factory=dict
+    )
+    """By the digest of all configs that a launch declared: the share by which one that its tune has
+    left out, by what records and measurements said, may still be faster than the winner."""
 
     @property
     def is_compared(self) -> bool:
@@ -424,8 +425,21 @@ class Record(FrozenModel):
 
     def omits(self, among: str, loss: float) -> bool:
         """Return whether a tune of these configs left some out, and no more than may be lost."""
-        omission = self.winner.omission if self.winner else None
-        return omission is not None and omission.among == among and omission.loss <= loss
+        return self.omissions.get(among, math.inf) <= loss
+
+    @property
+    def omissions(self) -> Mapping[str, float]:
+        """What tunes left out, which says nothing any more once their winner fails."""
+        winner = self.winner
+        if winner is None or not self.is_finished:
+            return {}
+        measured = self.by_config.get(winner.config)
+        return winner.omissions if measured is None or measured.failure is None else {}
+
+    def omissions_with(self, more: Mapping[str, float]) -> dict[str, float]:
+        """Return what tunes left out, and what another has, which is among as many as are kept."""
+        left_out = {name: share for name, share in self.omissions.items() if name not in more}
+        return dict([*left_out.items(), *more.items()][-MOST_OMISSIONS:])
 
     @property
     def is_exemplary(self) -> bool:

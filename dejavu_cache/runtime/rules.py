@@ -24,7 +24,6 @@ from operator import attrgetter
 from ..model.record import (
     NO_WORK,
     Measurement,
-    Omission,
     Record,
     Results,
     Winner,
@@ -338,7 +337,7 @@ def winner_to_record(
     record: Record,
     best: Config,
     results: Results,
-    omission: Omission | None,
+    left_out: Mapping[str, float],
     *,
     measured: bool,
 ) -> Winner | None:
@@ -353,10 +352,10 @@ def winner_to_record(
         record: its record, with what the tune has measured.
         best: the best config of the tuned launch.
         results: what comparing it has shown.
-        omission: what the tune has left out.
+        left_out: what the tune has left out, as a winner's `omissions`.
         measured: whether the tune has measured anything.
     """
-    config, recorded = best, record.winner
+    config, recorded, omissions = best, record.winner, record.omissions_with(left_out)
     if request.prunes and recorded is not None:
         config = best_config(request, record, {best, recorded.config}) or best
     found: Results | None = results
@@ -364,14 +363,14 @@ def winner_to_record(
         is_recorded = recorded.config == config
         says_no_more = recorded.is_compared or (is_recorded and not measured)
         if not are_compared(results) and says_no_more:
-            if omission == recorded.omission:
+            if omissions == recorded.omissions:
                 return None
-            return recorded.model_copy(update={"omission": omission, "at": now()})
+            return recorded.model_copy(update={"omissions": omissions, "at": now()})
         found = recorded.results if is_recorded and config != best else results
     return Winner(
         config=config,
         at=now(),
         adopted_at=recorded and recorded.adopted_at,
         results=found and dict(found),
-        omission=omission,
+        omissions=omissions,
     )

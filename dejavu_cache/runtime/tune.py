@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import NothingComparedError, NoValidConfigError, UncomparedResultsError
 from ..model.merge import date_after, merge_records
 from ..model.record import (
+    MOST_OMISSIONS,
     NO_MEMORY,
     NO_WORK,
     Measurement,
-    Omission,
     Record,
     Results,
     has_reason,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predicted_search", "tune", "without_suspects"]
 
-FEW = 24
+FEW = 16
 """Configs that are all measured: choosing among fewer saves less than it may cost."""
 
 ALL_AT_FIRST = 4
@@ -150,7 +150,7 @@ class Tune:
         self._parent = parent
         self._findings = records.findings(request.context, request.scenario)
         self._measured = 0
-        self._omission: Omission | None = None
+        self._left_out: dict[str, float] = {}
         self._queued: list[Measurement] = []
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache writer")
         self._mark = MeasurementMark(request.context, request.scenario, parent)
@@ -182,9 +182,7 @@ class Tune:
                     self._measure(due[:limit], search, rules.earlier_timings(self._record))
                     findings.is_raced = True
                     if search is not None and search.is_settled:
-                        self._omission = Omission(
-                            among=request.declared.digest, loss=request.budget.loss
-                        )
+                        self._left_out = {request.declared.digest: request.budget.loss}
                 if rules.best_config(request, self._record) is None and (
                     untried := rules.untried_failures(request, self._record, findings, suspects)
                 ):
@@ -300,7 +298,7 @@ class Tune:
         addition = Record(
             scenario=request.scenario,
             winner=rules.winner_to_record(
-                request, self._record, best, results, self._omission, measured=is_measured
+                request, self._record, best, results, self._left_out, measured=is_measured
             ),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
@@ -365,10 +363,11 @@ def predicted_search(
 ) -> PredictedSearch | None:
     """Return what chooses some of the due configs, or None where all are to be measured.
 
-    All are where `prune_configs_by` may leave other configs to the next launch, and where few are
-    due. A search proposes at most `limit` configs.
+    All are where few are due, and where pruning declares ever other configs, so that a record
+    cannot say of each of these lists what was left out. A search proposes at most `limit` configs.
     """
-    predicts = request.budget.loss > 0 and len(due) >= FEW and not request.prunes
+    is_noted = len(record.omissions) < MOST_OMISSIONS
+    predicts = request.budget.loss > 0 and len(due) >= FEW and is_noted
     if not (limit < len(due) or predicts):
         return None
     measured = {

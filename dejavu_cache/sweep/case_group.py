@@ -22,7 +22,6 @@ from ..model.merge import merge_records
 from ..model.record import (
     Failure,
     Measurement,
-    Omission,
     Record,
     RecordedLaunch,
     Results,
@@ -178,7 +177,7 @@ class CaseGroup:
         self._store = store
         self._loss = loss
         self._first: Request | None = (request := make_request(cases[0], loss))
-        self._left_out: Omission | None = None
+        self._left_out: dict[str, float] = {}
         self._tried: set[tuple[str, Config]] = set()
         # What one request says of all cases is kept, but not the request, which holds arguments.
         self.context, self.scenario = request.context, request.scenario
@@ -236,17 +235,11 @@ class CaseGroup:
         status = "partial" if is_partial else "tuned" if measured else "known"
         return {"status": status, "measured": measured}
 
-    @property
-    def _omission(self) -> Omission | None:
-        """What this sweep or an earlier one has left out, if no more may be lost by it."""
-        record = self._group.record
-        if record.winner and record.omits(self._digest, self._loss):
-            return record.winner.omission
-        return self._left_out
-
     def _undecided_configs(self, case: str, declared: Sequence[Config]) -> list[Config]:
         undecided = self._group.undecided_configs(declared, self._default, self._names, case)
-        timed = self._group.record.times_by_case if self._omission else undecided
+        record = self._group.record
+        leaves_out = self._left_out or record.omits(self._digest, self._loss)
+        timed = record.times_by_case if leaves_out else undecided
         return [config for config in undecided if config in timed]
 
     def _untimed_configs(self, case: str) -> list[Config]:
@@ -285,7 +278,7 @@ class CaseGroup:
         ]
         measured = self._measure_configs(name, request, undecided, search, earlier, tuner)
         if search is not None and search.is_settled:
-            self._left_out = Omission(among=self._digest, loss=self._loss)
+            self._left_out = {self._digest: self._loss}
         return measured
 
     def _measure_configs(
@@ -362,7 +355,7 @@ class CaseGroup:
             launches = launches or tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             )
-        self._group.write_winner(best, joined, launches, self._omission)
+        self._group.write_winner(best, joined, launches, self._left_out)
         return True
 
     def _compare(
@@ -492,12 +485,13 @@ class GroupRecord:
         config: Config,
         results: Results,
         launches: Sequence[RecordedLaunch] | None,
-        omission: Omission | None,
+        left_out: Mapping[str, float],
     ) -> None:
         """Write the config that was selected over all cases, and the verdicts on its results."""
         recorded = self.record.winner
         at = moment_after(recorded.at if recorded else None)
-        winner = Winner(config=config, at=at, results=dict(results) or None, omission=omission)
+        omissions = self.record.omissions_with(left_out)
+        winner = Winner(config=config, at=at, results=dict(results) or None, omissions=omissions)
         launched = None if launches is None else tuple(launches)
         scenario = self.record.scenario
         self.put(Record(scenario=scenario, winner=winner, launches=launched))

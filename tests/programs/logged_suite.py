@@ -110,9 +110,14 @@ def bench_space(kernel_call, quantiles):
     return [1.5 ** (abs(block - size / 2) + abs(warps - 2) / 2 + abs(stages - 1) / 4)] * 3
 
 
+def no_larger_blocks(configs, named, **more):
+    return [config for config in configs if config.kwargs["BLOCK"] <= {**named, **more}["n"]]
+
+
 space = cached_autotune(
     configs=config_space({"BLOCK": [4, 8, 16, 32]}, num_warps=[1, 2, 4, 8], num_stages=[1, 2, 3]),
     key=["n"],
+    prune_configs_by={"early_config_prune": no_larger_blocks},
     do_bench=bench_space,
 )(add_one)
 space.fn = LoggedSpace(space.fn)

@@ -105,6 +105,28 @@ def test_the_best_of_a_scenario_survives_a_launch_that_it_is_left_out_of() -> No
     assert found.record.winner.config == describe(CONFIGS[2])
 
 
+def test_what_a_tune_leaves_out_is_left_out_of_each_launch_that_prunes_otherwise(
+    tmp_path: Path,
+) -> None:
+    """In later processes too, and a tune that may lose nothing measures the rest."""
+    configs = [
+        triton.Config({"B": block}, num_warps=warps, num_stages=stages)
+        for block in BLOCKS[:3]
+        for warps in (1, 2, 4, 8)
+        for stages in range(1, 9)
+    ]
+
+    def measured(**options: Any) -> int:
+        kernel = make(configs=configs, store=tmp_path.as_uri(), **options)
+        assert [run(kernel, K)[1] for K in (96, 64)] == [32, 64]
+        return int(kernel.benchmarked)
+
+    few = measured()
+    assert few < len(configs)
+    assert measured() == 0
+    assert measured(tune_loss=0) == len(configs) - few > 0
+
+
 @pytest.mark.parametrize(
     "pruning",
     [

@@ -1,0 +1,169 @@
+"""The searches of `prediction.py` with configs that are measured when they are asked for.
+
+    python benchmarks/prediction_live.py FOLDER     # on an H100 or H200
+
+What is known comes from the committed tables, which another machine of the same model has measured.
+The best configs that a search has measured, and the best ones of the table, are then launched in
+turns: the regret is how much slower the search's winner is than the fastest of all of these. It
+takes five minutes, and writes FOLDER/prediction-live.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from config_tables import ROUNDS, SCENARIOS, SPAWN, WORKERS, Launch, Timer, compile_share, draw
+from prediction import LOSS, Tune, known_of, read_config, read_tables, simulate, summary, times_of
+
+from dejavu_cache.model.scenario import Config
+from dejavu_cache.prediction.slowdown_model import SlowdownModel
+from dejavu_cache.tuning.search import PredictedSearch
+
+SITUATIONS = ("other scenarios", "the other GPU")
+SHARE, FINALISTS = 0.05, 3
+KERNELS = ("matmul", "experts", "qblock", "segmented")
+
+
+class LiveTune(NamedTuple):
+    """A tune that was measured, and its replay.
+
+    Attributes:
+        at_share: the regret of the winner once a share of the configs was measured.
+        final: the regret when the search ended by itself.
+        measured: the share of the configs that was measured until then.
+        replayed: the same three figures of the replay.
+    """
+
+    at_share: float
+    final: float
+    measured: float
+    replayed: tuple[float, float, float]
+
+
+class LiveLaunch:
+    """The configs of a launch, timed one by one and then in turns."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Time nothing yet."""
+        self._launch, self._timer = launch, Timer(launch)
+        self._index = {read_config(values): at for at, values in enumerate(launch.configs)}
+
+    def time(self, config: Config) -> float:
+        """Return the median of five launches in microseconds, infinite if it does not run."""
+        index = self._index[config]
+        grid, args, kwargs = self._launch.of(self._launch.configs[index])
+        try:
+            self._launch.jit[grid](*args, **kwargs)
+            torch.cuda.synchronize()
+        except Exception as error:
+            print("does not run", self._launch.name, config, str(error)[:100], flush=True)
+            return math.inf
+        self._timer.capture(index, 4)
+        return statistics.median(self._timer.replay(index) for _ in range(5))
+
+    def race(self, configs: Iterable[Config]) -> dict[Config, float]:
+        """Return medians in microseconds of some configs that take turns."""
+        times: dict[Config, list[float]] = {config: [] for config in configs}
+        for config in times:
+            self._timer.capture(self._index[config], 20)
+        for _ in range(ROUNDS):
+            for config, taken in times.items():
+                taken.append(self._timer.replay(self._index[config]))
+        return {config: statistics.median(taken) for config, taken in times.items()}
+
+
+def best_of(times: dict[Config, float]) -> list[Config]:
+    return sorted(times, key=times.__getitem__)[:FINALISTS]
+
+
+def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) -> LiveTune:
+    """Search as a tune does, and compare what it found with the best of the table."""
+    environment, record = read_tables()[gpu, launch.name][number]
+    programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
+    model = SlowdownModel(
+        environment, record.scenario, programs, known_of(situation, gpu, launch.name, number)
+    )
+    limit = len(programs)
+    search = PredictedSearch(model, [], limit, 0.0)
+    stopping = PredictedSearch(model, [], limit, LOSS)
+    live, times, stopped = LiveLaunch(launch), dict[Config, float](), 0
+    early: list[Config] = []
+    while (not stopped or not early) and (batch := search.ask()):
+        for config in batch:
+            times[config] = live.time(config)
+            model.note(config, times[config])
+            if len(times) == max(1, int(SHARE * limit)):
+                early = best_of(times)
+        stopped = stopped or len(times) * stopping.is_settled
+    late = best_of(times)
+    raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(record))]))
+    fastest = min(raced.values())
+    regrets = [min(map(raced.__getitem__, found)) / fastest - 1 for found in (early, late)]
+    return LiveTune(
+        *regrets,
+        (stopped or len(times)) / limit,
+        (replay.after(int(SHARE * limit)), replay.final, replay.stopped / limit),
+    )
+
+
+def summarize(tunes: list[LiveTune]) -> dict[str, str]:
+    """Return regrets and shares in percent, those of the replay beside them."""
+    replays = [tune.replayed for tune in tunes]
+    return {
+        "5% of the configs": summary(tune.at_share for tune in tunes),
+        "5% of the configs, replayed": summary(replay[0] for replay in replays),
+        "until it ends": summary(tune.final for tune in tunes),
+        "until it ends, replayed": summary(replay[1] for replay in replays),
+        "measured until it ends": f"{statistics.mean(tune.measured for tune in tunes):.1%}",
+        "measured until it ends, replayed": f"{statistics.mean(r[2] for r in replays):.1%}",
+    }
+
+
+def main(folder: Path) -> None:
+    start, name = time.time(), torch.cuda.get_device_name()
+    gpu = name.split()[1]
+    with ProcessPoolExecutor(WORKERS, SPAWN) as pool:
+        list(pool.map(compile_share, range(WORKERS)))
+        print(f"compiled in {time.time() - start:.0f} s", flush=True)
+        every = [(of, number) for of in KERNELS for number in range(SCENARIOS)]
+        keys = [(situation, gpu, *one) for situation in SITUATIONS for one in every]
+        replays = dict(zip(keys, pool.map(simulate, *zip(*keys, strict=True)), strict=True))
+        print(f"replayed in {time.time() - start:.0f} s", flush=True)
+    tunes: dict[str, dict[str, list[LiveTune]]] = {situation: {} for situation in SITUATIONS}
+    for kernel, scenario in draw():
+        launch = Launch(kernel, scenario)
+        for situation, by_kernel in tunes.items():
+            some = by_kernel.setdefault(kernel, [])
+            number = len(some)
+            replay = replays[situation, gpu, kernel, number]
+            some.append(tune(launch, situation, gpu, number, replay))
+            print(situation, kernel, number, some[-1][:3], flush=True)
+        del launch
+        torch.cuda.empty_cache()
+    report: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "device": name,
+        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        "seconds": round(time.time() - start),
+    }
+    for situation, by_kernel in tunes.items():
+        by_name = {"all": [one for some in by_kernel.values() for one in some], **by_kernel}
+        report[situation] = {kernel: summarize(some) for kernel, some in by_name.items()}
+    print(json.dumps(report, indent=1))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "prediction-live.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
