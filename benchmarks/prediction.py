@@ -14,7 +14,8 @@ a scenario's search knows is one of these:
 - `nothing`: no record of the kernel.
 
 Without a measurement, a launch runs what is predicted from the eight nearest records, or its
-default; two defaults are tried, the better of which no author has.
+default; two defaults are tried, the better of which no author has. Of the other one, and of what
+runs in its place, it is predicted what a launch saves once its scenario is tuned.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ import platform
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
-from operator import itemgetter
+from itertools import permutations
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
 from dejavu_cache.model.selection import distance, value_distance
-from dejavu_cache.prediction.slowdown_model import SlowdownModel
-from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH
+from dejavu_cache.prediction.features import Point
+from dejavu_cache.prediction.slowdown_model import Saving, SlowdownModel
+from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH, NEAR_A_TUNE
 from dejavu_cache.tuning.search import PredictedSearch
 
 RESULTS = Path(__file__).parent / "results"
@@ -163,19 +166,26 @@ class Guess(NamedTuple):
 
 
 def guess(rank: float, situation: str, gpu: str, kernel: str, number: int) -> Guess:
-    """Choose as a launch does, among the default and the winners of the nearest scenarios."""
-    rows = read_tables()[gpu, kernel]
-    environment, record = rows[number]
+    """Choose as a launch does, and compare the choice and the default with the best of all."""
+    default = ranked_configs(gpu, kernel)[rank]
+    chosen = choose(default, situation, gpu, kernel, number)
+    times = times_of(read_tables()[gpu, kernel][number][1])
+    best = min(times.values())
+    return Guess(times[default] / best - 1, times[chosen or default] / best - 1, chosen is None)
+
+
+def choose(default: Config, situation: str, gpu: str, kernel: str, number: int) -> Config | None:
+    """Return which of the nearest scenarios' winners a launch runs; None for the default."""
+    environment, record = read_tables()[gpu, kernel][number]
     rows_known = known_of(situation, gpu, kernel, number)
     rows_known.sort(key=lambda row: distance(record.scenario, row[1].scenario))
     del rows_known[NEAR_A_LAUNCH:]
-    times, default = times_of(record), ranked_configs(gpu, kernel)[rank]
+    times = times_of(record)
     winners = [min(times_of(other).items(), key=itemgetter(1))[0] for _, other in rows_known]
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     among = {config: programs[config] for config in [default, *winners] if config in times}
     outdone = SlowdownModel(environment, record.scenario, among, rows_known).outdo(default)
-    chosen, best = outdone[0] if outdone else default, min(times.values())
-    return Guess(times[default] / best - 1, times[chosen] / best - 1, outdone is None)
+    return outdone[0] if outdone else None
 
 
 @cache
@@ -191,6 +201,67 @@ def ranked_configs(gpu: str, kernel: str) -> dict[float, Config]:
         key=lambda config: sum(slowdowns[config]),
     )
     return {rank: ranked[int(rank * len(ranked))] for rank in DEFAULTS.values()}
+
+
+class Save(NamedTuple):
+    """What a launch saves by a tune, in milliseconds, predicted and measured."""
+
+    expected: float
+    at_least: float
+    measured: float
+
+
+RUNS = ("a default", "what is predicted in its place")
+"""What launches run whose saving is predicted; elsewhere, only defaults are surely run."""
+
+
+def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
+    """Predict what launches save of what they run, and say what they do."""
+    environment, record = read_tables()[gpu, kernel][number]
+    rows = known_of(situation, gpu, kernel, number)
+    rows.sort(key=lambda row: distance(record.scenario, row[1].scenario))
+    config = ranked_configs(gpu, kernel)[DEFAULTS["a config better than three of four"]]
+    if runs != RUNS[0]:
+        config = choose(config, situation, gpu, kernel, number) or config
+    resources = record.by_config[config].resources
+    asked = Point(environment, record.scenario, config, resources and resources.programs)
+    saving = Saving.of(asked, rows[:NEAR_A_TUNE])
+    assert saving is not None
+    times = times_of(record)
+    return Save(saving.expected, saving.at_least, times[config] - min(times.values()))
+
+
+def report_savings(pool: Executor, columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    cells = [(RUNS[0], situation) for situation in SITUATIONS[:3]] + [(RUNS[1], SITUATIONS[0])]
+    report: dict[str, Any] = {}
+    for runs, situation in cells:
+        saves = list(pool.map(partial(save, runs, situation), *columns, chunksize=4))
+        report.setdefault(runs, {})[situation] = summarize_saves(saves)
+        print("what a tune saves of", runs, situation, report[runs][situation], flush=True)
+    return report
+
+
+def summarize_saves(saves: Sequence[Save]) -> dict[str, Any]:
+    """Compare predictions with measurements, also the order of pairs and of twelve drawn ones."""
+    pairs = [(more, less) for more, less in permutations(saves, 2) if more.measured > less.measured]
+    drawn, shares = random.Random(0), list[float]()
+    for _ in range(1000):
+        tunes = drawn.sample(saves, 12)
+        first = sorted(tunes, key=attrgetter("expected"))[-4:]
+        best = sorted(tunes, key=attrgetter("measured"))[-4:]
+        shares.append(sum(t.measured for t in first) / sum(t.measured for t in best))
+    errors = [abs(t.expected - t.measured) / t.measured for t in saves if t.measured]
+    return {
+        "mean error": round(statistics.fmean(errors), 2),
+        "median error": round(statistics.median(errors), 2),
+        "within 30%": sum(abs(t.expected - t.measured) <= 0.3 * t.measured for t in saves),
+        "saves at least the bound": sum(t.measured >= t.at_least for t in saves),
+        "of": len(saves),
+        "pairs in order": round(
+            statistics.fmean(more.expected > less.expected for more, less in pairs), 3
+        ),
+        "share of what the best 4 of 12 save": round(statistics.fmean(shares), 3),
+    }
 
 
 def summarize_guesses(guesses: Sequence[Guess]) -> dict[str, Any]:
@@ -368,6 +439,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wrong", type=int, default=1000, help="tunes with shuffled records")
     parser.add_argument("--compare", action="store_true", help="run other searches too")
+    parser.add_argument("--savings", action="store_true", help="only what tunes save")
     arguments = parser.parse_args()
     tables = read_tables()
     kernels = sorted({kernel for _, kernel in tables})
@@ -379,6 +451,10 @@ def main() -> None:
     curves: dict[str, Sequence[Tune]] = {}
     report["machine"] = f"{datetime.now(timezone.utc):%Y-%m-%d}, Python {platform.python_version()}"
     with ProcessPoolExecutor() as pool:
+        report["what a tune saves"] = report_savings(pool, columns)
+        if arguments.savings:
+            path.write_text(json.dumps(report, indent=1) + "\n")
+            return
         for situation in SITUATIONS:
             tunes = list(pool.map(partial(simulate, situation), *columns, chunksize=4))
             summaries = report.setdefault(situation, {})

@@ -20,8 +20,8 @@ LOADED: collections.Counter[str] = collections.Counter()
 COMPILED: collections.Counter[str] = collections.Counter()
 """Kernels that were compiled, by kernel."""
 
-MISSED: list[tuple[str, bool]] = []
-"""Kernels whose scenarios went on the worklist, and whether the process served by then."""
+MISSED: dict[Any, bool] = {}
+"""Whether the process served when a scenario was first missed, by its context and itself."""
 
 COMPILED_WHILE_SERVING: list[str] = []
 """Kernels that had to be compiled while the process served."""
@@ -46,9 +46,9 @@ def _count_compilation(**event: Any) -> None:
         COMPILED[name] += 1
 
 
-def _count_miss(self: TieredStore, context: Any, scenario: Any) -> None:
-    MISSED.append((context.kernel.name, service_phase.is_serving()))
-    _miss(self, context, scenario)
+def _count_miss(self: TieredStore, context: Any, scenario: Any, launches: int = 1) -> None:
+    MISSED.setdefault((context, scenario), service_phase.is_serving())
+    _miss(self, context, scenario, launches)
 
 
 def recorded() -> int:
@@ -82,7 +82,7 @@ def counts() -> dict[str, Any]:
         "by_kernel": {**{f"bench {k}": n for k, n in BENCHMARKED.items()}, **COMPILED},
         "recorded": recorded(),
         "missed": len(MISSED),
-        "missed_while_serving": sum(is_serving for _, is_serving in MISSED),
+        "missed_while_serving": sum(MISSED.values()),
         "serving": service_phase.is_serving(),
         "compiled_while_serving": COMPILED_WHILE_SERVING,
     }

@@ -1,16 +1,17 @@
-"""A Gaussian process over configs' slowdowns: expected values, and how far they may be off.
+"""Gaussian processes over configs' slowdowns and times: what is expected, and how far it is off.
 
 What is modelled is the logarithm of a config's time over the best one's in its scenario. Two points
 are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
 and products. The scales below were chosen on exhaustive measurements of other scenarios than those
-by which `benchmarks/prediction.py` judges them, but for `ELSEWHERE` and `SURELY`.
+by which `benchmarks/prediction.py` judges them, but for `ELSEWHERE`, `SURELY` and those of times.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from ..model.scenario import Config, Environment, Scenario
 from ..model.selection import is_credible
 from .features import Matrix, Numbers, Point, Points, encode
 
-__all__ = ["SlowdownModel"]
+__all__ = ["Saving", "SlowdownModel"]
 
 MOST_POINTS = 800
 """Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
@@ -58,12 +59,77 @@ SURELY = 1.64
 """Standard deviations that stand for 95%: by so many must a config be faster than the default to
 run without a measurement."""
 
+TIME_SCALE, BY_LINE, TIME_NOISE, SLOWDOWN_SHARE = 4.5, 0.05, 0.01, 0.1
+"""How far one config's times are alike, and variances of their logarithms beside that of what this
+explains: of a line over the logarithms of sizes, of what nothing explains; a slowdown's share."""
+
+LONGEST = 20.0
+"""Logarithm of a time in milliseconds, five days, beyond which none is believed."""
+
 TRUST = 4
 """Measurements that say as much of the errors as what was believed of them before."""
 
 
 KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
+
+
+class Saving(NamedTuple):
+    """What launches of a config save once their scenario is tuned.
+
+    Attributes:
+        expected: milliseconds of each launch.
+        at_least: what it saves with a probability of 95%.
+        takes: seconds that a tune took elsewhere.
+    """
+
+    expected: float
+    at_least: float
+    takes: float
+
+    @classmethod
+    def of(cls, asked: Point, records: Iterable[KnownRecord]) -> Saving | None:
+        """Predict it by the config's times, and by its slowdowns; None if no record has one."""
+        points, measured, seconds = list[Point](), list[tuple[float, float]](), list[float]()
+        for environment, record in records:
+            entries = {entry.config: entry for entry in record.measurements if is_credible(entry)}
+            if (own := entries.get(asked.config)) is None:
+                continue
+            programs = own.resources.programs if own.resources else None
+            points.append(Point(environment, record.scenario, asked.config, programs))
+            times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
+            measured.append((times[0], times[0] - min(times)))
+            seconds.append(sum(entry.seconds for entry in record.measurements))
+        if not points:
+            return None
+        expected, errors = _expect_last([*points, asked], np.array(measured))
+        at_least = _time_lost(*(expected - SURELY * errors))
+        return cls(_time_lost(*expected), at_least, statistics.median(seconds))
+
+
+def _time_lost(time: float, slowdown: float) -> float:
+    """Return what a launch saves by the logarithms of its time and of its slowdown."""
+    return math.exp(min(time, LONGEST)) * (1 - math.exp(-max(slowdown, 0.0)))
+
+
+def _expect_last(points: Sequence[Point], measured: Matrix) -> tuple[Matrix, Matrix]:
+    """Return what the last point's time and slowdown are expected to be, and standard errors.
+
+    Args:
+        points: of one config.
+        measured: [points but the last, 2], the logarithms of their times and slowdowns.
+    """
+    encoded = encode(points, {})
+    values, here = np.hstack([encoded.scenarios, encoded.launches]), are_equal(encoded.machines)
+    alike = 1 + BY_LINE * values @ values.T + matern(values, values, TIME_SCALE)
+    alike *= np.where(here, 1.0, ELSEWHERE)
+    gram, across = alike[:-1, :-1] + TIME_NOISE * np.eye(len(measured)), alike[:-1, -1]
+    weights, center = np.linalg.solve(gram, across), measured.mean(axis=0)
+    residuals = measured - center
+    surprise = (residuals * np.linalg.solve(gram, residuals)).sum(axis=0)
+    spread = (TRUST * np.array([1.0, SLOWDOWN_SHARE]) + surprise) / (TRUST + len(measured))
+    variance = max(alike[-1, -1] - weights @ across, 0.0) + TIME_NOISE
+    return center + weights @ residuals, np.sqrt(variance * spread)
 
 
 class Posterior(NamedTuple):

@@ -10,7 +10,8 @@ import math
 import time
 import weakref
 from collections import Counter, UserDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from ..triton_internals.scenario_key import RawKey
@@ -37,12 +38,14 @@ class ChosenConfig(NamedTuple):
     Attributes:
         config: the `triton.Config`.
         options: its meta-parameters and compiler options.
+        launches: counts, by `next`, the launches that run it.
         until: time on the monotonic clock when it is to be chosen again; 0 means at each launch.
         resolution: how it was found, if there was a choice.
     """
 
     config: Any
     options: Mapping[str, Any]
+    launches: Iterator[int]
     until: float = math.inf
     resolution: Resolution | None = None
 
@@ -51,7 +54,7 @@ class ChosenConfig(NamedTuple):
         cls, config: Any, until: float = math.inf, resolution: Resolution | None = None
     ) -> ChosenConfig:
         """Choose a `triton.Config` as it is now."""
-        return cls(config, config.all_kwargs(), until, resolution)
+        return cls(config, config.all_kwargs(), count(1), until, resolution)
 
 
 class Choices:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..system.notices import logger
@@ -33,13 +33,16 @@ __all__ = ["HotPath"]
 
 _ABSENT = object()
 
-_ReadyLaunch = tuple[Any, dict[str, Any], dict[str, Any], float, str, Any, Callable[..., Any]]
+_ReadyLaunch = tuple[
+    Any, dict[str, Any], dict[str, Any], float, Iterator[int], str, Any, Callable[..., Any]
+]
 """What a known launch runs; a plain tuple, which Python unpacks faster than a named one.
 
 - config: the `triton.Config`;
 - content: the attributes that the config had, since a program may change it in place;
 - tuned: the config's values of the kernel's parameters;
 - until: the time until which the config is used;
+- launches: counts the launches until then;
 - name: the compiled kernel's key in Triton's cache;
 - kernel: the compiled kernel;
 - call: Triton's launcher of it.
@@ -94,7 +97,7 @@ class HotPath:
                 bound, key = binder(*args, **kwargs)
                 if form_read is not None:
                     key = form_read(args, kwargs), key
-                config, content, tuned, until, name, kernel, call = ready[key]
+                config, content, tuned, until, launches, name, kernel, call = ready[key]
                 is_ready = config.__dict__ == content
             except Exception:  # unknown key, or an error that Triton's own path will report
                 is_ready = False
@@ -114,6 +117,8 @@ class HotPath:
                     if namespace.get(variable, _ABSENT) != value:
                         return launch_and_keep(grid, args, kwargs)  # Triton raises there
 
+            if until is not never:
+                next(launches)
             autotuner.best_config = config
             bound.update(tuned)
             if callable(grid):
@@ -204,4 +209,5 @@ class HotPath:
         name = next((name for name, cached in newest_first if cached is kernel), None)
         if name is None or tuned.keys() != self._tuned:
             return None
-        return config, content, tuned, chosen.until, name, kernel, c_launcher(kernel)
+        call = c_launcher(kernel)
+        return config, content, tuned, chosen.until, chosen.launches, name, kernel, call

@@ -33,7 +33,7 @@ from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
 if TYPE_CHECKING:
-    from ..prediction.slowdown_model import SlowdownModel
+    from ..prediction.slowdown_model import Saving, SlowdownModel
 
 __all__ = [
     "KnownRecords",
@@ -42,6 +42,7 @@ __all__ = [
     "find_nearest",
     "model_slowdowns",
     "nearest_differences",
+    "predict_saving",
 ]
 
 MOST_SCENARIOS = 4096
@@ -280,6 +281,19 @@ def model_slowdowns(
         {config: launch.programs_of(config) for config in configs},
         [(neighbour.context.environment, neighbour.found.record) for neighbour in neighbours],
     )
+
+
+def predict_saving(request: Request, records: KnownRecords, runs: Config) -> Saving | None:
+    """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
+    try:
+        from ..prediction.features import Point
+        from ..prediction.slowdown_model import Saving
+    except ImportError:
+        return None
+    programs = request.candidate_launch().programs_of(runs)
+    asked = Point(request.context.environment, request.scenario, runs, programs)
+    nearest = records.neighbours(request, NEAR_A_TUNE)
+    return Saving.of(asked, [(near.context.environment, near.found.record) for near in nearest])
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

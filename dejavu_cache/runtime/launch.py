@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,7 @@ class Launch:
             for config in self._stand_ins(chosen):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = ChosenConfig.of(config, until, chosen.resolution)
+                stand_in = stand_in._replace(launches=chosen.launches)
                 refused.clear()
                 result = self._run_config(stand_in)
                 if not refused:
@@ -238,6 +239,8 @@ class Launch:
             raise
         if chosen is None or chosen.until <= time.monotonic():
             chosen = self._look_up(key, choices, chosen)
+        else:
+            next(chosen.launches)
         return chosen._replace(until=min(until, chosen.until))
 
     def _find_key(self) -> RawKey:
@@ -268,6 +271,8 @@ class Launch:
             autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices, None)
         request = self.request()
+        if before is not None:
+            request = replace(request, launches=next(before.launches))
         request.refuse_conflicts()
         resolver = autotuner.resolver(request.not_stored)
         # A launch waits for another process's tune once; after that it only looks the record up.

@@ -77,7 +77,8 @@ class Resolver:
         self._compares_code = compares_code
         self._records = KnownRecords(store)
         self._parent = parent
-        self._noted_misses: set[tuple[Context, Scenario]] = set()
+        self._missed: dict[tuple[Context, Scenario], tuple[int, int]] = {}
+        """How many launches missed a scenario, and how many of them were reported."""
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
@@ -253,13 +254,16 @@ class Resolver:
         return found or _adopt_equal_code(request, self._records)
 
     def note_miss(self, request: Request) -> None:
-        """Put a miss on the worklist, once: a fallback is looked up again and again."""
+        """Report launches whenever they have doubled: a fallback is looked up again and again."""
         miss = request.context, request.scenario
-        if len(self._noted_misses) >= MOST_CHOICES:
-            self._noted_misses.clear()
-        if miss not in self._noted_misses:
-            self._noted_misses.add(miss)
-            self.store.miss(*miss)
+        if len(self._missed) >= MOST_CHOICES:
+            self._missed.clear()
+        launches, reported = self._missed.get(miss, (0, 0))
+        launches += request.launches
+        if launches >= 2 * reported:
+            self.store.miss(*miss, launches - reported)
+            reported = launches
+        self._missed[miss] = launches, reported
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"

@@ -144,8 +144,8 @@ class Store(ABC):
         """
         return nullcontext(True)
 
-    def miss(self, context: Context, scenario: Scenario) -> None:
-        """Put a scenario without a record on the worklist, if the store has one."""
+    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+        """Put launches of a scenario without a record on the worklist, if the store has one."""
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Yield all records as one set per context, which is the form of an export."""

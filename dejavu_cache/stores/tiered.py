@@ -286,11 +286,11 @@ class TieredStore(Store):
                     break
             yield is_ours
 
-    def miss(self, context: Context, scenario: Scenario) -> None:
-        """Put a scenario on the worklists of all tiers."""
+    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+        """Put launches of a scenario on the worklists of all tiers."""
         for tier in self.tiers:
             with self._passed_over_if_it_fails(tier):
-                tier.miss(context, scenario)
+                tier.miss(context, scenario, launches)
 
     def close(self) -> None:
         """Close every tier."""

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
+from ..system.notices import counted
 from ..system.workers import Worker, WorkerLostError
 from .journal import hand_over_what_is_left
 
@@ -26,6 +27,7 @@ __all__ = [
     "SweepHost",
     "SweepSpec",
     "Task",
+    "Worth",
     "ray_hosts",
     "single_gpu",
 ]
@@ -43,6 +45,36 @@ class MissedScenario(FrozenModel):
     scenario: Scenario
 
 
+class Worth(FrozenModel):
+    """What a tune is worth to programs: seconds, over the launches that they have counted so far.
+
+    Attributes:
+        launches: how many launches found no record.
+        runs: the config that they run.
+        saves: what the tune would have saved them, as predicted; None if no record says so.
+        at_least: the same with a probability of 95%.
+        takes: what the tune takes, by those of near scenarios.
+        saved: what it would have saved them by what it has measured; None before.
+    """
+
+    launches: int
+    runs: Config
+    saves: float | None = None
+    at_least: float = 0.0
+    takes: float = 0.0
+    saved: float | None = None
+
+    def __str__(self) -> str:
+        """Say what it is worth."""
+        said = f"{counted(self.launches, 'launch', 'launches')} would have saved "
+        predicted = "an unknown time"
+        if self.saves is not None:
+            predicted = f"{self.saves:.2g} s (95% sure: {self.at_least:.2g} s)"
+        if self.saved is not None:
+            return f"{said}{self.saved:.2g} s; predicted was {predicted}"
+        return f"{said}{predicted}" + (f"; a tune takes {self.takes:.2g} s" if self.takes else "")
+
+
 class SweepSpec(FrozenModel):
     """The subject of a sweep: everything that its workers must know before the first job.
 
@@ -50,14 +82,14 @@ class SweepSpec(FrozenModel):
         suite: the suite as `load_suite` takes it.
         options: the suite's options by name.
         store: URL of the store to read and write.
-        misses: if not None, only these scenarios are measured.
+        misses: if not None, only these scenarios are measured; each with its launches.
         loss: the share by which a config that is not measured may be faster; 0 measures all.
     """
 
     suite: str
     options: Mapping[str, str] = Field(default_factory=dict)
     store: str
-    misses: tuple[MissedScenario, ...] | None = None
+    misses: tuple[tuple[MissedScenario, int], ...] | None = None
     loss: float = 0.0
 
 
@@ -72,6 +104,7 @@ class CaseJob(FrozenModel):
         until: when its time is over, in seconds of `time.time`, which machines of a cluster share;
             None is without limit.
         crashes: configs of the case that ended worker processes, and the reasons.
+        worth: what its tune is expected to save; None if nobody asked.
     """
 
     do: Task
@@ -80,6 +113,7 @@ class CaseJob(FrozenModel):
     wait: float = 0.0
     until: float | None = None
     crashes: tuple[tuple[Config, str], ...] = ()
+    worth: Worth | None = None
 
 
 class CaseOutcome(FrozenModel):
@@ -91,10 +125,12 @@ class CaseOutcome(FrozenModel):
             clear.
         status: `tuned`; `known`, if nothing was left to measure; `partial`, if time ran out;
             `busy`, if another process tunes the case; `unwanted`, if no program missed it;
+            `unworthy`, if its tune takes longer than what it saves;
             `skipped`, if its arguments do not fit into memory; `failed`; for a plan, `due`.
         measured: number of configs that were measured.
         seconds: duration of the job.
         message: details for the user.
+        worth: what its tune is expected to save or has saved; None if nobody asked.
     """
 
     case: str
@@ -106,6 +142,7 @@ class CaseOutcome(FrozenModel):
     measured: int = 0
     seconds: float = 0.0
     message: str = ""
+    worth: Worth | None = None
 
 
 class CaseLoss(FrozenModel):

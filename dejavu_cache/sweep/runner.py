@@ -12,7 +12,7 @@ from ..errors import DejavuError
 from ..model.scenario import Config
 from ..system.notices import Progress, counted, logger
 from ..system.workers import WorkerPool
-from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task
+from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task, Worth
 
 __all__ = ["Sweep", "SweepReport"]
 
@@ -71,19 +71,28 @@ class Sweep:
         hosts: the hosts; the sweep closes them.
         measures: whether the cases are measured; else the sweep only tells which ones are due.
         budget: seconds for the whole sweep; None is without limit.
+        only_worthy: whether tunes that take longer than what they save are left out, and those
+            that save most per second of their own are first; else, those that save most.
     """
 
     def __init__(
-        self, hosts: Sequence[SweepHost], *, measures: bool = True, budget: float | None = None
+        self,
+        hosts: Sequence[SweepHost],
+        *,
+        measures: bool = True,
+        budget: float | None = None,
+        only_worthy: bool = False,
     ) -> None:
         """Let the hosts start; the arguments are described at the class."""
         self._hosts = hosts
-        self._measures = measures
+        self._measures, self._only_worthy = measures, only_worthy
         self._budget = math.inf if budget is None else budget
         self._pool: WorkerPool[CaseJob] = WorkerPool(hosts)
         self._deadline = math.inf
         self._groups: dict[str, tuple[str, ...]] = {}
         """All cases of a scenario, by the first one."""
+        self._worth: dict[str, Worth | None] = {}
+        """What the tune of a group is expected to save."""
         self._losses: Counter[tuple[str, str]] = Counter()
         self._crashes: dict[str, dict[Config, str]] = {}
         """The configs of each case that ended workers, and how."""
@@ -139,18 +148,29 @@ class Sweep:
             key = outcome.key if has_scenario else f"case {outcome.case}"
             by_key.setdefault(key, []).append(outcome)
         due = []
-        for group in by_key.values():
+        for group in sorted(by_key.values(), key=lambda group: self._rank(group[0].worth)):
             first = group[0]
             self._groups[first.case] = tuple(outcome.case for outcome in group)
+            self._worth[first.case] = worth = first.worth
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
+            saves = worth.saves if worth and self._only_worthy else None
+            if worth and saves is not None and saves < worth.takes:
+                self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.
-            if self._measures and (first.status == "due" or len(group) > 1):
+            elif self._measures and (first.status == "due" or len(group) > 1):
                 due.append(first.case)
             else:
                 self._note(first)
         return due
+
+    def _rank(self, worth: Worth | None) -> tuple[float, int]:
+        """Return a key that sorts tunes by what they save; where that is unknown, by launches."""
+        if worth is None:
+            return 0.0, 0
+        share = max(worth.takes, 0.001) if self._only_worthy else 1.0
+        return -(worth.saves or 0.0) / share, -worth.launches
 
     def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> dict[str, CaseOutcome]:
         """Have the hosts do something with cases, and return the outcomes."""
@@ -162,7 +182,8 @@ class Sweep:
         for case in cases:
             group = self._groups.get(case, ())
             group = group if len(group) > 1 else ()
-            jobs.append(CaseJob(do=do, case=case, group=group, wait=wait, until=until))
+            job = CaseJob(do=do, case=case, group=group, wait=wait, until=until)
+            jobs.append(job.model_copy(update={"worth": self._worth.get(case)}))
         for job, result in self._pool.run(jobs, self._deadline):
             outcome = self._outcome_of_loss(job, result) if isinstance(result, CaseLoss) else result
             if outcome is None:

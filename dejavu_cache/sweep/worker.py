@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
 from ..model.record import Measurement
 from ..runtime import rules
+from ..runtime.known_records import KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
-from ..stores import open_store, wait_longer
+from ..stores import TieredStore, open_store, wait_longer
 from ..system.notices import warn_once
 from ..system.workers import ParentConnection, serve
+from ..triton_internals.config_names import describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
@@ -26,7 +28,7 @@ from ..triton_internals.environment import (
 )
 from ..tuning.compile_ahead import is_out_of_memory
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
-from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
+from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Worth
 from .journal import Journal
 from .suite import Case, Suite, load_suite
 
@@ -51,14 +53,15 @@ class SweepWorker:
     def __init__(self, spec: SweepSpec, parent: ParentConnection) -> None:
         """Load the suite and open the store."""
         self._parent = parent
-        self._misses, self._loss = spec.misses, spec.loss
+        self._launches = None if spec.misses is None else dict(spec.misses)
+        self._loss = spec.loss
         suite = load_suite(spec.suite)
         cases = suite.load_cases(spec.options)
         if (cases or spec.misses) and not has_device():
             raise SettingsError(
                 "Triton finds no GPU here: sweep on the machine that the results are for"
             )
-        made = _cases_of_misses(suite, spec.misses or ())
+        made = _cases_of_misses(suite, self._launches or ())
         self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
 
@@ -89,10 +92,14 @@ class SweepWorker:
             update = {"kernel": missed.kernel, "device": missed.device, "scenario": str(scenario)}
             key = f"{context.digest}/{scenario.digest}"
             outcome = outcome.model_copy(update={**update, "key": key})
-            if self._misses is not None and missed not in self._misses:
+            if self._launches is not None and missed not in self._launches:
                 changes: dict[str, Any] = {"status": "unwanted"}
             else:
                 changes = self._outcome_of(job, subject)
+                if job.worth:
+                    changes["worth"] = self._add_saved(job.worth, subject)
+                elif self._launches and isinstance(subject, Request):
+                    changes["worth"] = self._predict(subject, self._launches[missed])
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
@@ -121,6 +128,27 @@ class SweepWorker:
         )
         return {"status": "due" if is_due or is_new else "known"}
 
+    def _predict(self, request: Request, launches: int) -> Worth:
+        """Predict what a tune would have saved launches of the config that runs without one."""
+        records = KnownRecords(TieredStore([self.journal]))
+        runs = describe(fall_back(request, records, uncompared=True).config)
+        worth = Worth(launches=launches, runs=runs)
+        if (saving := predict_saving(request, records, runs)) is None:
+            return worth
+        expected, at_least = launches * saving.expected / 1e3, launches * saving.at_least / 1e3
+        update = {"saves": expected, "at_least": at_least, "takes": saving.takes}
+        return worth.model_copy(update=update)
+
+    def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
+        """Add what a tune would have saved, if it has measured what ran and has a winner."""
+        stored = self.journal.get(subject.context, subject.scenario)
+        if stored is None or stored.record.winner is None:
+            return worth
+        times = {entry.config: entry.median for entry in stored.record.measurements}
+        before, after = times.get(worth.runs), times.get(stored.record.winner.config)
+        saved = worth.launches * (before - after) / 1e3 if before and after else None
+        return worth.model_copy(update={"saved": saved})
+
     def _measure(self, job: CaseJob, request: Request) -> dict[str, Any]:
         resolution, measured = CaseTuner(job, self._parent, self.journal).tune(request)
         record = current_record(request, self.journal)
@@ -140,7 +168,7 @@ class SweepWorker:
         return {"status": "known" if is_tuned else "busy"}
 
 
-def _cases_of_misses(suite: Suite, misses: Sequence[MissedScenario]) -> Iterator[Case]:
+def _cases_of_misses(suite: Suite, misses: Iterable[MissedScenario]) -> Iterator[Case]:
     """Yield the cases that a suite makes for what was missed on this device."""
     if not misses:
         return

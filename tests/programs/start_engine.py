@@ -61,7 +61,7 @@ def body(x, n, B: tl.constexpr):
     tl.store(x, n)
 
 
-FileStore.miss = lambda store, context, scenario: MISSED.append(scenario.args["n"])  # type: ignore
+FileStore.miss = lambda store, _, scenario, launches: MISSED.append(scenario.args["n"])  # type: ignore
 folder = Path(sys.argv[1], "vllm", "v1", "worker")
 folder.mkdir(parents=True)
 for package in (folder, *list(folder.parents)[:2]):

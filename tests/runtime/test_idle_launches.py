@@ -72,7 +72,7 @@ def test_an_empty_grid_is_no_miss(
 ) -> None:
     kernel = decorate(tmp_path, mode=mode)
     missed: list[Any] = []
-    monkeypatch.setattr(kernel.home, "miss", lambda context, scenario: missed.append(scenario))
+    monkeypatch.setattr(kernel.home, "miss", lambda _, scenario, launches: missed.append(scenario))
     assert launch(kernel, 0, 0)
     assert missed == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,19 +19,8 @@ from support.processes import in_own_process
 from dejavu_cache import Exact, Resolution, ScenarioNotTuned, cached_autotune, serving, warmup
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
+from dejavu_cache.stores import MemoryStore
 from dejavu_cache.system.notices import logger, whoami
-
-
-def test_a_miss_is_put_on_the_worklist_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    missed: list[object] = []
-    monkeypatch.setattr(
-        "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
-    )
-    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
-    kernel = make(mode="reuse")
-    for n in (100, 100, 200, 100):
-        launch(kernel, n)
-    assert len(missed) == 2
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -44,7 +34,7 @@ def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
         for n in range(1, 9):
             launch(kernel, n)
             assert len(kernel._choices) <= 3
-    assert len(kernel.resolver(None)._noted_misses) <= 3
+    assert len(kernel.resolver(None)._missed) <= 3
     assert kernel.benchmarked == (8 * len(CONFIGS) if mode == "tune" else 0)
 
 
@@ -187,6 +177,19 @@ def count_work() -> tuple[Callable[..., Any], Callable[[], tuple[int, int]]]:
         return support.pretended_gpu.make(cached_autotune, do_bench=bench, mode=mode, **options)
 
     return make, take
+
+
+@pretended
+def test_launches_that_miss_are_reported_whenever_they_have_doubled() -> None:
+    from support.pretended_gpu import launch, make
+
+    reports, clock = list[int](), [0.0]
+    MemoryStore.miss = lambda store, *miss: reports.append(miss[-1])  # type: ignore
+    time.monotonic = lambda: clock[0]
+    kernel = make(cached_autotune, mode="reuse", store="memory://")
+    for clock[0] in (0, 1, 2, 3, 6, 17, 18, 19, 20, 21, 38):  # looked up at 0, 6, 17 and 38
+        launch(kernel, 3)
+    assert list(dict.fromkeys(reports)) == [1, 4, 6], "each tier is told"
 
 
 @pretended

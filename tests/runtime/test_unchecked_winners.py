@@ -480,5 +480,5 @@ def add(kernel: Any, **parts: Any) -> None:
 def list_misses(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
     """Return a list of what comes on the worklist of a kernel's store."""
     missed: list[Scenario] = []
-    monkeypatch.setattr(kernel.home, "miss", lambda context, scenario: missed.append(scenario))
+    monkeypatch.setattr(kernel.home, "miss", lambda _, scenario, launches: missed.append(scenario))
     return missed

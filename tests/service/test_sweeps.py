@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -11,8 +12,14 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
 from support.processes import PROGRAMS, dejavu, fork_program
+from support.records import MOMENT
 from support.service import Running
 from support.sweeping import Sweeps
+from triton import Config
+
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.triton_internals.config_names import describe
 
 
 @pytest.fixture
@@ -105,6 +112,29 @@ def test_only_what_programs_missed_is_tuned(server: Running, tmp_path: Path) -> 
     sizes = [line.partition("\t")[0] for line in shown.splitlines() if "\t" in line]
     assert sizes == ["n", "200", "300"]
     assert "0 cases tuned" in sweep_misses(env, "met")
+
+
+def test_a_sweep_leaves_out_what_is_not_worth_a_tune(server: Running, tmp_path: Path) -> None:
+    env, into = setting(tmp_path, server.base), ("--store", server.base)
+    launch("300", "500", **env)
+    with patient(server.base, tmp_path) as store:
+        assert isinstance(store, RemoteStore)
+        for miss in store.client.misses("met.add_one"):
+            near = Scenario(args={"n": 400}, dtypes=miss.scenario.dtypes)
+            times = tuple(
+                Measurement(config=describe(config), median=median, at=MOMENT, seconds=1.0)
+                for config, median in ((Config({"BLOCK": 16}), 2.0), (Config({"BLOCK": 32}), 1.0))
+            )
+            store.put(miss.context, [Record(scenario=near, measurements=times)])
+            if miss.scenario.args["n"] == 500:
+                store.miss(miss.context, miss.scenario, 10**6 - 1)
+    planned = dejavu("sweep", "met", "--from-misses", "--dry-run", *into, **env).stdout
+    first, second = planned.splitlines()[:2]
+    assert re.search("n=500.*: 1000000 launches would have saved 1e.03 s .*tune takes 2 s", first)
+    assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.001 s ", second)
+    done = dejavu("sweep", "met", "--worth", "10m", *into, **env).stdout
+    assert re.search("n=300: not worth a tune: .*: 1 launch would have saved", done)
+    assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 1e.03 s", done)
 
 
 @pytest.mark.parametrize(

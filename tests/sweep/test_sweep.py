@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.processes import PROGRAMS, environment, run_command
-from support.records import context, record
+from support.records import config, context, record
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Found, Store
+from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome, Worth
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
+from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import load_suite
 
 
@@ -245,3 +249,24 @@ def test_without_a_journal_measurements_go_to_the_store_at_once(tmp_path: Path) 
     store = FileStore(tmp_path / "store")
     Journal(store, tmp_path / "file" / "journal").put(context(), [record(1)])
     assert sizes(store) == [1]
+
+
+@pytest.mark.parametrize(
+    ("only_worthy", "order"),
+    [(False, ["long", "short", "dear"]), (True, ["short", "long"])],
+)
+def test_tunes_are_ordered_by_what_they_save(only_worthy: bool, order: list[str]) -> None:
+    seconds, measured = {"dear": (2, 3), "long": (90, 60), "short": (60, 5)}, list[str]()
+    worth = partial(Worth, launches=1, runs=config())
+    tunes = {case: worth(saves=saves, takes=takes) for case, (saves, takes) in seconds.items()}
+
+    def run(job: CaseJob) -> CaseOutcome:
+        if job.do == "measure":
+            measured.append(job.case)
+            return CaseOutcome(case=job.case, status="tuned")
+        return CaseOutcome(case=job.case, key=job.case, status="due", worth=tunes[job.case])
+
+    host: Any = SimpleNamespace(start=lambda: [*tunes], run=run, close=list, unsaved_journals=list)
+    report = Sweep([host], only_worthy=only_worthy).run()
+    assert measured == order
+    assert [outcome.case for outcome in report.of("unworthy")] == ["dear"] * only_worthy

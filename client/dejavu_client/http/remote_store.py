@@ -222,9 +222,9 @@ class RemoteStore(Store):
                     self._list(context)
         return changes
 
-    def miss(self, context: Context, scenario: Scenario) -> None:
-        """Queue a miss for the server's worklist."""
-        self.sender.miss(context, scenario)
+    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+        """Queue launches for the server's worklist."""
+        self.sender.miss(context, scenario, launches)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

@@ -216,10 +216,10 @@ class Sender(Finisher):
             self._queue[item] = context
         self.wake()
 
-    def miss(self, context: Context, scenario: Scenario) -> None:
-        """Queue a miss and return at once."""
+    def miss(self, context: Context, scenario: Scenario, launches: int) -> None:
+        """Queue launches without a record and return at once."""
         with self._condition:
-            self._misses[context, scenario] += 1
+            self._misses[context, scenario] += launches
         self.wake()
 
     def release(self, lease: str) -> None:

@@ -1,4 +1,4 @@
-"""The worklist: scenarios that processes looked up and that have no record."""
+"""The worklist: scenarios that processes launched and that have no record."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def count_by_device(
 
 
 class Miss(BaseModel):
-    """A scenario without a record, and how often it was looked up since the last report."""
+    """A scenario without a record, and how often it was launched since the last report."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -217,7 +217,7 @@ def report_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Co
 
 
 class WorklistItem(BaseModel):
-    """A scenario without a record, and how often it was looked up."""
+    """A scenario without a record, and how often it was launched."""
 
     context: Context
     scenario: Scenario

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +56,13 @@ def sweep(
             "--from-misses", help="Only what programs asked the server for and nobody has tuned."
         ),
     ] = False,
+    worth: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="--from-misses for so long, without tunes that take longer than what they save.",
+        ),
+    ] = "",
     tune_loss: Annotated[
         float,
         typer.Option(
@@ -78,6 +86,8 @@ def sweep(
 
     if gpus and ray:
         raise SettingsError("--gpus and --ray: give one of them")
+    if budget and worth:
+        raise SettingsError("--budget and --worth: give one of them")
     with open_chosen_store(store) as home:
         url = home.url
     if url.startswith("memory:"):
@@ -86,11 +96,13 @@ def sweep(
         )
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
+    from_misses, budget = from_misses or bool(worth), worth or budget
     spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses, tune_loss)
     seconds = _seconds(budget) if budget else None
     show_progress()
     try:
-        report = Sweep(_hosts(spec, gpus, ray), measures=not dry_run, budget=seconds).run()
+        hosts = _hosts(spec, gpus, ray)
+        report = Sweep(hosts, measures=not dry_run, budget=seconds, only_worthy=bool(worth)).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
@@ -122,16 +134,14 @@ def _spec(
         raise SettingsError(f"--tune-loss {loss}: give a share, such as 0.01")
     if loss:
         import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
-    misses = [
-        MissedScenario(
-            kernel=miss.context.kernel.name,
-            device=miss.context.environment.device.name,
-            scenario=miss.scenario,
-        )
-        for miss in (worklist(url) if from_misses else ())
-    ]
-    wanted = tuple(misses) if from_misses else None
-    return SweepSpec(suite=suite, options=options, store=url, misses=wanted, loss=loss)
+    launches: Counter[MissedScenario] = Counter()
+    for miss in worklist(url) if from_misses else ():
+        context = miss.context
+        device = context.environment.device.name
+        missed = MissedScenario(kernel=context.kernel.name, device=device, scenario=miss.scenario)
+        launches[missed] += miss.count
+    misses = tuple(launches.items()) if from_misses else None
+    return SweepSpec(suite=suite, options=options, store=url, misses=misses, loss=loss)
 
 
 def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
@@ -164,11 +174,11 @@ def _gpu_numbers(gpus: str) -> list[int]:
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     if not match or float(match[1]) == 0:
-        raise SettingsError(f"--budget {text!r}: write 90s, 20m or 2h")
+        raise SettingsError(f"{text!r} is no time: write 90s, 20m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
+def _without_case(misses: Sequence[tuple[MissedScenario, int]], report: SweepReport) -> int:
     """Count misses of the suite's kernels and devices whose scenario is no case of the suite."""
     outcomes = report.outcomes.values()
     swept = {(outcome.kernel, outcome.device) for outcome in outcomes}
@@ -176,11 +186,12 @@ def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
     return sum(
         (miss.kernel, miss.device) in swept
         and (miss.kernel, miss.device, str(miss.scenario)) not in scenarios
-        for miss in misses
+        for miss, _ in misses
     )
 
 
 _REASONS = {"skipped": "no memory for it", "busy": "another sweep measures it"}
+_STATES = {"due": "not tuned", "unworthy": "not worth a tune", "tuned": "tuned"}
 
 
 def _say_report(report: SweepReport, url: str, lacking: int, why_empty: str | None) -> None:
@@ -191,8 +202,10 @@ def _say_report(report: SweepReport, url: str, lacking: int, why_empty: str | No
     for outcome in report.of("failed", "skipped", "busy"):
         reason = _REASONS.get(outcome.status, outcome.status)
         say(f"{outcome.case}: {reason}{': ' + outcome.message if outcome.message else ''}")
-    for outcome in report.of("due"):
-        say(f"{outcome.case}: not tuned: {outcome.scenario}")
+    for outcome in report.of(*_STATES):
+        worth = f": {outcome.worth}" if outcome.worth else ""
+        if worth or outcome.status == "due":
+            say(f"{outcome.case}: {_STATES[outcome.status]}: {outcome.scenario}{worth}")
     say(f"{_counts(report)} in {url}")
     if lacking:
         say(
@@ -211,6 +224,7 @@ def _counts(report: SweepReport) -> str:
     amounts = {
         "not tuned": len(report.of("due")),
         "nobody asked for": len(report.of("unwanted")),
+        "not worth it": len(report.of("unworthy")),
     }
     tuned, known = len(report.of("tuned")), len(report.of("known"))
     text = (
