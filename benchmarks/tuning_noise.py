@@ -34,6 +34,9 @@ from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
 
 CONFIGS = 40
 
+LOSS = 0.01
+"""What a tune of a launch may lose, if nothing else is said."""
+
 CACHE_CLEAR = 0.05
 """Milliseconds that pass between two launches."""
 
@@ -185,7 +188,7 @@ class SimulatedTune(NamedTuple):
     launches: int
 
 
-def tune(model: str, seed: int) -> SimulatedTune:
+def tune(model: str, seed: int, loss: float = LOSS) -> SimulatedTune:
     """Tune configs with random true times under a model of noise."""
     rng, noise = random.Random(seed), MODELS[model]()
     times = [0.1 * math.exp(abs(rng.gauss(0, 0.5))) for _ in range(CONFIGS)]
@@ -204,7 +207,7 @@ def tune(model: str, seed: int) -> SimulatedTune:
     recorded: dict[Config, Measurement] = {}
     candidates = CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {})
     mark: Any = SimpleNamespace(around=lambda config: nullcontext())
-    for measurements in Tuner(candidates, mark).tune(configs):
+    for measurements in Tuner(candidates, mark, loss=loss).tune(configs):
         recorded.update((one.config, one) for one in measurements)
     record = Record(scenario=Scenario(args={"n": 1}), measurements=tuple(recorded.values()))
     best = winner(record, set(declared), configs[0])
@@ -226,9 +229,9 @@ class Outcome(NamedTuple):
     launches: int
 
 
-def simulate(model: str, seed: int) -> Outcome:
+def simulate(model: str, seed: int, loss: float = LOSS) -> Outcome:
     """Tune once, and compare the winner's true time with the best's and the default's."""
-    result = tune(model, seed)
+    result = tune(model, seed, loss)
     time, (default, *_) = result.times[result.winner], result.times.values()
     return Outcome(time / min(result.times.values()) - 1, time / default - 1, result.launches)
 
@@ -250,11 +253,12 @@ def main() -> None:
     """Simulate all models, and print and write their summaries."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tunes", type=int, default=200)
+    parser.add_argument("--loss", type=float, default=LOSS, help="what a race may lose")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results = {}
     for model in MODELS:
-        results[model] = summarize([simulate(model, seed) for seed in range(args.tunes)])
+        results[model] = summarize([simulate(model, seed, args.loss) for seed in range(args.tunes)])
         print(f"{model:34}", json.dumps(results[model]), flush=True)
     if args.out:
         args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -226,6 +226,7 @@ class Tune:
             self._check,
             race=request.budget.race and not is_called_once(request.context.problem.method),
             until=math.inf if seconds is None else time.monotonic() + seconds,
+            loss=request.budget.loss,
             earlier=earlier,
         )
         writes, progress = [], Progress(f"tuning {request.name}")

@@ -302,6 +302,7 @@ class CaseGroup:
                 mark,
                 race=not is_called_once(self.context.problem.method),
                 until=tuner.deadline,
+                loss=self._loss,
                 earlier=earlier,
             )
             try:

@@ -104,6 +104,8 @@ class Race:
         screened: the measurements of the screening, in its order.
         default: the config that the winner must not be slower than.
         until: when to stop, in seconds of `time.monotonic`; the first round is run in any case.
+        loss: the share by which the winner may be slower than another one. 0: those that are equally
+            fast are told apart as far as the device lets them.
     """
 
     def __init__(
@@ -111,12 +113,14 @@ class Race:
         screened: Mapping[Config, Measurement],
         default: Config,
         until: float = math.inf,
+        loss: float = 0.0,
     ) -> None:
         """Measure nothing yet; the arguments are described at the class."""
         self._screened = screened
         self._times = {config: look.median for config, look in screened.items() if look.median}
         self._default = default
         self._until = until
+        self._loss = loss
         self._random = random.Random(len(screened))
         self._turns: dict[Config, list[Measurement]] = {}
         self._rounds: list[list[Look]] = []
@@ -190,11 +194,10 @@ class Race:
         others = [c for c in by_time if c not in close]
         staying = {*close, *others[: max(LEAST_RACING - len(close), 0)]}
         self._racing = [config for config in self._racing if config in staying]
-        return all(
-            estimate.ratios[config] + estimate.errors[config] <= 1 + NOISE
-            for config in close
-            if config != estimate.leader
-        )
+        rivals = [config for config in close if config != estimate.leader]
+        if self._loss and all(estimate.bound(c) <= self._loss for c in rivals):
+            return self._default not in rivals or estimate.ratios[self._default] <= 1 + self._loss
+        return all(estimate.ratios[c] + estimate.errors[c] <= 1 + NOISE for c in rivals)
 
     def _estimate(self) -> Estimate:
         """Estimate the configs' times relative to the fastest one's of those that race."""
@@ -279,6 +282,10 @@ class Estimate(NamedTuple):
     leader: Config
     ratios: Times
     errors: Times
+
+    def bound(self, config: Config) -> float:
+        """Return by which share a config may at most be faster than the leader."""
+        return 1 - self.ratios[config] + self.errors[config]
 
     def is_behind(self, config: Config) -> bool:
         """Return whether a config cannot be the fastest."""

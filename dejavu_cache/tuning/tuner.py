@@ -149,6 +149,7 @@ class Tuner:
         check: computes what is expected of the others as soon as the default config is compiled.
         race: whether close configs may be measured again.
         until: when to stop, in seconds of `time.monotonic`.
+        loss: the share by which the race's winner may be slower than another config.
         earlier: measurements of a tune that ended before its race; they take part in this one.
 
     Attributes:
@@ -163,6 +164,7 @@ class Tuner:
         *,
         race: bool = True,
         until: float = math.inf,
+        loss: float = 0.0,
         earlier: Iterable[Measurement] = (),
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
@@ -172,6 +174,7 @@ class Tuner:
         self._check = check
         self._race = race
         self._until = until
+        self._loss = loss
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._measured: dict[Config, Measurement] = {}
@@ -214,7 +217,7 @@ class Tuner:
             if self._race:
                 self._best = math.inf  # No timing is cut short: all of these configs are fast.
                 screened = {**self._earlier, **self._measured}
-                race = Race(screened, self._launch.default, self._until)
+                race = Race(screened, self._launch.default, self._until, self._loss)
                 for config in race.turns():
                     race.note(self._measure(config, TURN))
                 if refined := race.conclude():
