@@ -425,7 +425,7 @@ def wait_for(url: str, is_alive: Callable[[], bool] = lambda: True) -> None:
 
 def make_certificate(folder: Path) -> None:
     """Make a certificate that nobody has signed."""
-    names = ["-subj", "/CN=127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    names = ["-subj", "/CN=127.0.0.1", "-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem"]
     curve = ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
     execute("openssl", "req", "-x509", "-newkey", "ec", *curve, "-nodes", "-days", "1", *names)
 

@@ -47,6 +47,7 @@ def serve_pages(url: str, port: int) -> None:
         # Whoever has no token may read once there is one, and nobody knows this one.
         tokens.issue(database, ANYBODY, "pages", {EVERYWHERE: "read"})
         server = make_server(ServerSettings(database=str(database.url), open_read=True))
+        rendering.environment.globals["is_copy"] = True
         page = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         typer.echo(f"{page} shows {url or 'your records'} until Ctrl-C")
         sys.stdout.flush()
@@ -89,15 +90,11 @@ def _open_copy(url: str) -> Iterator[Database]:
 
 def _copy(source: Store, database: Database) -> None:
     total = 0
-    for record_set in source.record_sets():
-        total += len(record_set.records)
-        moments = [
-            measurement.at.timestamp()
-            for record in record_set.records
-            for measurement in record.measurements
-        ]
+    for found in source.record_sets():
+        total += len(found.records)
+        moments = (part.at.timestamp() for record in found.records for part in record.measurements)
         with database.write() as connection:
-            merge_record_set(connection, ANYBODY, _NAMESPACE, record_set)
-            contexts.date_back(connection, _NAMESPACE, record_set.context, max(moments, default=0))
+            merge_record_set(connection, ANYBODY, _NAMESPACE, found)
+            contexts.date_back(connection, _NAMESPACE, found.context, max(moments, default=0))
     if not total:
-        raise StoreError(f"{source.url} has no records: is the name right?")
+        raise StoreError(f"{source.url} has no records: name a folder or a server that has some")

@@ -40,7 +40,11 @@ def test_a_store_is_shown_and_cannot_be_changed(store: FileStore, tmp_path: Path
                 overview = client.get("/").text
                 path, *_ = re.findall(r'"(/pages/main/contexts/\w+)">NVIDIA H200<', overview)
                 scenario, *_ = re.findall(rf'"({path}/scenarios/\w+)"', client.get(path).text)
-                assert "BLOCK=32" in client.get(scenario).text
+                shown = client.get(scenario).text
+                assert "BLOCK=32" in shown
+                assert set(re.findall(r"\d{4}-\d\d-\d\d", shown)) == {str(MOMENT.date())}
+                for page in (overview, shown, client.get("/pages/main/activity").text):
+                    assert not re.search(r"Log in|admin|token", page)
                 digest = path.rpartition("/")[2]
                 deleted = client.delete(f"/v1/main/contexts/{digest}/records")
                 assert deleted.status_code in (401, 403)

@@ -39,6 +39,7 @@ __all__ = [
     "PAGE_SIZE",
     "ErrorPagesMiddleware",
     "Wanted",
+    "environment",
     "render",
     "render_page",
     "respond",
@@ -182,7 +183,7 @@ def respond(template: str, status: int = 200, /, **values: object) -> Response:
 
 def render(template: str, **values: object) -> str:
     """Render a template to HTML."""
-    return _environment.get_template(template).render(values)
+    return environment.get_template(template).render(values)
 
 
 def format_milliseconds(value: float) -> str:
@@ -224,7 +225,7 @@ def _break_after_dots(name: str) -> Markup:
     return Markup("<wbr>").join(re.split(r"(?<=\.)", name))
 
 
-_environment = Environment(
+environment = Environment(
     loader=FileSystemLoader(FOLDER),
     autoescape=True,
     finalize=printable_output,
@@ -233,7 +234,7 @@ _environment = Environment(
     # What a template names and a page lacks would show nothing, and nobody would miss it.
     undefined=StrictUndefined,
 )
-_environment.filters |= {
+environment.filters |= {
     "counted": partial(counted, grouped=True),
     "ms": format_milliseconds,
     "moment": _format_moment,
@@ -242,12 +243,13 @@ _environment.filters |= {
     "duration": _format_duration,
     "with_query": _change_query,
 }
-_environment.globals |= {
+environment.globals |= {
     "version": __version__,
     # What pages without a namespace or a caller leave out.
     "namespace": "",
     "principal": "nobody",
     "is_logged_in": False,
+    "is_copy": False,
     "tab": "",
     "style": "",
 }

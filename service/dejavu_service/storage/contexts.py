@@ -20,7 +20,7 @@ from dejavu_cache.model.scenario import Context
 
 from . import summaries
 from .sql import chunks, epoch, insert, to_datetime
-from .tables import contexts, records
+from .tables import contexts, parts, records
 
 __all__ = [
     "ContextKey",
@@ -135,8 +135,10 @@ def date_back(connection: Connection, namespace: str, context: Context, moment: 
     values = {"created_at": moment, "used_at": moment, "changed_at": moment, "changed_by": None}
     is_context = (contexts.c.namespace == namespace) & (contexts.c.digest == context.digest)
     connection.execute(update(contexts).where(is_context).values(values))
-    own = records.c.context_id.in_(select(contexts.c.id).where(is_context))
-    connection.execute(update(records).where(own).values(changed_at=moment))
+    ids = select(contexts.c.id).where(is_context)
+    for column in (records.c.changed_at, parts.c.received_at):
+        own = update(column.table).where(column.table.c.context_id.in_(ids))
+        connection.execute(own.values({column: moment}))
 
 
 def select_with_records(
