@@ -40,42 +40,6 @@ from .scenario import (
     sort_by_name,
 )
 
-__all__ = [
-    "ALL_OUTPUTS",
-    "BEHIND_POINTERS",
-    "FORMAT",
-    "HELD_BEFORE",
-    "MOST_LAUNCHES",
-    "MOST_MEASUREMENTS",
-    "MOST_OMISSIONS",
-    "NOT_COPYABLE",
-    "NOT_REPEATABLE",
-    "NO_DEFAULT",
-    "NO_MEMORY",
-    "NO_WORK",
-    "SWITCHED_OFF",
-    "Confidence",
-    "Failure",
-    "Measurement",
-    "OutputVerdict",
-    "Pin",
-    "Record",
-    "RecordSet",
-    "RecordedLaunch",
-    "Resources",
-    "Results",
-    "Winner",
-    "are_compared",
-    "first_problem",
-    "has_reason",
-    "join_results",
-    "reasons_not_compared",
-    "record_set_line",
-    "sum_up",
-    "version_of",
-]
-
-
 _CONFIG, _CONFIG_TEXT, _TEXT = attrgetter("config"), attrgetter("config.text"), attrgetter("text")
 
 FORMAT = 2

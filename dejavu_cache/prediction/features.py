@@ -18,8 +18,6 @@ import numpy as np
 from ..model.record import Resources
 from ..model.scenario import Config, Environment, Scenario
 
-__all__ = ["Matrix", "Numbers", "Point", "Points", "encode"]
-
 # `numpy.typing` has a shorter name for them, and takes a launch a millisecond to import.
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]

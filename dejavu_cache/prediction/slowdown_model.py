@@ -22,8 +22,6 @@ from ..model.scenario import Config, Environment, Scenario
 from ..model.selection import is_credible
 from .features import Matrix, Numbers, Point, Points, encode
 
-__all__ = ["Saving", "SlowdownModel"]
-
 MOST_POINTS = 800
 """Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
 

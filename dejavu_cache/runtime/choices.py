@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from ..triton_internals.scenario_key import RawKey
 from .request import Resolution
 
-__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "ConfigCache", "launch_key"]
-
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again, at first."""
 

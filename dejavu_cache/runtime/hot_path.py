@@ -29,8 +29,6 @@ from .launch import Launch
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
 
-__all__ = ["HotPath"]
-
 _ABSENT = object()
 
 _ReadyLaunch = tuple[

@@ -35,16 +35,6 @@ from .rules import Findings, corrected_record, trusted_choice
 if TYPE_CHECKING:
     from ..prediction.slowdown_model import Saving, SlowdownModel
 
-__all__ = [
-    "KnownRecords",
-    "Neighbour",
-    "fall_back",
-    "find_nearest",
-    "model_slowdowns",
-    "nearest_differences",
-    "predict_saving",
-]
-
 MOST_SCENARIOS = 4096
 """Scenarios of which findings are kept; those of a program with ever new sizes are found again."""
 

@@ -44,8 +44,6 @@ from .service_phase import is_serving, may_benchmark, note_compilation
 if TYPE_CHECKING:
     from .autotuner import CachedAutotuner
 
-__all__ = ["Launch", "is_left_to_triton", "leave_untraced"]
-
 _MOST_COMPILED = 4096
 """Scenarios of which it is known what was launched for them."""
 

@@ -28,8 +28,6 @@ from .tune import tune, without_suspects
 if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
-__all__ = ["OtherCodeError", "Resolver"]
-
 MOST_REJECTIONS = 3
 """Configs of a scenario that may fail at launches before only the default is left."""
 

@@ -39,26 +39,6 @@ from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import Suspect
 from .request import Request, Resolution
 
-__all__ = [
-    "Findings",
-    "best_config",
-    "budgeted_count",
-    "corrected_record",
-    "due_configs",
-    "earlier_timings",
-    "has_work",
-    "is_trusted",
-    "may_launch_default",
-    "recorded_choice",
-    "settled_choice",
-    "trusted_choice",
-    "trusted_configs",
-    "uncompared_choice",
-    "unmeasured_configs",
-    "untried_failures",
-    "winner_to_record",
-]
-
 
 @dataclass
 class Findings:

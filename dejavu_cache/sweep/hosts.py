@@ -16,23 +16,6 @@ from ..system.notices import counted
 from ..system.workers import Worker, WorkerLostError
 from .journal import hand_over_what_is_left
 
-__all__ = [
-    "GRACE",
-    "CaseJob",
-    "CaseLoss",
-    "CaseOutcome",
-    "LocalHost",
-    "MissedScenario",
-    "RayHost",
-    "SweepHost",
-    "SweepSpec",
-    "Task",
-    "Worth",
-    "ray_hosts",
-    "single_gpu",
-]
-
-
 Task = Literal["identify", "measure"]
 """What a worker does with a case: tell its scenario and whether it has work, or tune it."""
 

@@ -15,8 +15,6 @@ from ..stores import FileStore, Found, Store, open_store
 from ..system.notices import warn_once
 from ..system.safe_files import user_folder
 
-__all__ = ["Journal", "hand_over_what_is_left"]
-
 BRIEFLY = 5.0
 """Seconds to wait for another process that hands a scenario's record over."""
 

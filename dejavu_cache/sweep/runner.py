@@ -14,8 +14,6 @@ from ..system.notices import Progress, counted, logger
 from ..system.workers import WorkerPool
 from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task, Worth
 
-__all__ = ["Sweep", "SweepReport"]
-
 LEASE_WAIT = 300.0
 """Seconds to wait, in the end, for a case that another sweep measures."""
 

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from ..errors import SettingsError
 from ..model.scenario import Scenario
 
-__all__ = ["Case", "Suite", "load_suite", "preset_of", "read_names", "read_numbers"]
-
 DEFAULT_NAME = "suite"
 
 

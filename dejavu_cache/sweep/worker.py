@@ -32,8 +32,6 @@ from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Worth
 from .journal import Journal
 from .suite import Case, Suite, load_suite
 
-__all__ = ["SweepWorker", "main"]
-
 SERVER_WAIT = 30.0
 """Seconds to wait for a server: measuring what it has recorded would take longer."""
 

@@ -18,7 +18,6 @@ from dejavu_cache.errors import DejavuError, ExitCode
 
 from . import commands
 from .application import add_examples, app
-from .commands import sweep
 from .output import fail, note
 
 COMMANDS = "dejavu_cache.commands"
@@ -54,7 +53,6 @@ def all_commands() -> typer.Typer:
     """Return the application with the commands of this package and of all installed ones."""
     for module in iter_modules(commands.__path__):
         import_module(f"{commands.__name__}.{module.name}")
-    sweep.register(app)
     for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
         try:
             point.load()(app)

@@ -14,6 +14,7 @@ import typer
 from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.system.notices import counted
 
+from ..application import app
 from ..chosen_store import open_chosen_store, worklist
 from ..errors import require_triton
 from ..options import JsonOption, StoreOption, parse_assignments
@@ -23,14 +24,8 @@ if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import MissedScenario, SweepHost, SweepSpec
     from dejavu_cache.sweep.runner import SweepReport
 
-__all__ = ["register"]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(sweep)
-
-
+@app.command()
 def sweep(
     suite: Annotated[
         str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
