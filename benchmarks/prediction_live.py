@@ -78,9 +78,9 @@ class LiveLaunch:
         for config in times:
             self._timer.capture(self._index[config], 20)
         for _ in range(ROUNDS):
-            for config, taken in times.items():
-                taken.append(self._timer.replay(self._index[config]))
-        return {config: statistics.median(taken) for config, taken in times.items()}
+            for config, rounds in times.items():
+                rounds.append(self._timer.replay(self._index[config]))
+        return {config: statistics.median(rounds) for config, rounds in times.items()}
 
 
 def best_of(times: dict[Config, float]) -> list[Config]:
@@ -109,7 +109,7 @@ def tune(launch: Launch, situation: str, gpu: str, number: int, replay: Tune) ->
     late = best_of(times)
     raced = live.race(dict.fromkeys([*early, *late, *best_of(times_of(record))]))
     fastest = min(raced.values())
-    regrets = [min(map(raced.__getitem__, found)) / fastest - 1 for found in (early, late)]
+    regrets = [min(map(raced.__getitem__, finalists)) / fastest - 1 for finalists in (early, late)]
     return LiveTune(
         *regrets,
         (stopped or len(times)) / limit,
@@ -137,7 +137,7 @@ def main(folder: Path) -> None:
         list(pool.map(compile_share, range(WORKERS)))
         print(f"compiled in {time.time() - start:.0f} s", flush=True)
         every = [(of, number) for of in KERNELS for number in range(SCENARIOS)]
-        keys = [(situation, gpu, *one) for situation in SITUATIONS for one in every]
+        keys = [(situation, gpu, *place) for situation in SITUATIONS for place in every]
         replays = dict(zip(keys, pool.map(simulate, *zip(*keys, strict=True)), strict=True))
         print(f"replayed in {time.time() - start:.0f} s", flush=True)
     tunes: dict[str, dict[str, list[LiveTune]]] = {situation: {} for situation in SITUATIONS}
@@ -158,7 +158,10 @@ def main(folder: Path) -> None:
         "seconds": round(time.time() - start),
     }
     for situation, by_kernel in tunes.items():
-        by_name = {"all": [one for some in by_kernel.values() for one in some], **by_kernel}
+        by_name = {
+            "all": [measured for tunes in by_kernel.values() for measured in tunes],
+            **by_kernel,
+        }
         report[situation] = {kernel: summarize(some) for kernel, some in by_name.items()}
     print(json.dumps(report, indent=1))
     folder.mkdir(parents=True, exist_ok=True)

@@ -104,8 +104,8 @@ class Race:
         screened: the measurements of the screening, in its order.
         default: the config that the winner must not be slower than.
         until: when to stop, in seconds of `time.monotonic`; the first round is run in any case.
-        loss: the share by which the winner may be slower than another one. 0: those that are equally
-            fast are told apart as far as the device lets them.
+        loss: the share by which the winner may be slower than another config. 0: the race goes on
+            until equally fast ones are told apart, as far as the device lets them.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Race:
         staying = {*close, *others[: max(LEAST_RACING - len(close), 0)]}
         self._racing = [config for config in self._racing if config in staying]
         rivals = [config for config in close if config != estimate.leader]
-        if self._loss and all(estimate.bound(c) <= self._loss for c in rivals):
+        if self._loss and all(estimate.largest_gain(c) <= self._loss for c in rivals):
             return self._default not in rivals or estimate.ratios[self._default] <= 1 + self._loss
         return all(estimate.ratios[c] + estimate.errors[c] <= 1 + NOISE for c in rivals)
 
@@ -283,7 +283,7 @@ class Estimate(NamedTuple):
     ratios: Times
     errors: Times
 
-    def bound(self, config: Config) -> float:
+    def largest_gain(self, config: Config) -> float:
         """Return by which share a config may at most be faster than the leader."""
         return 1 - self.ratios[config] + self.errors[config]
 

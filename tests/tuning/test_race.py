@@ -264,9 +264,11 @@ def test_a_race_that_may_lose_one_percent_is_shorter(model: str) -> None:
     exact, short = (
         [tuning_noise.simulate(model, seed, loss) for seed in range(TUNES)] for loss in (0.0, 0.01)
     )
-    assert sum(one.launches for one in short) < 0.9 * sum(one.launches for one in exact)
-    assert sorted(one.regret for one in short)[-2] <= 0.01
-    assert max(one.loss for one in short) <= 1e-4
+    assert sum(outcome.launches for outcome in short) < 0.9 * sum(
+        outcome.launches for outcome in exact
+    )
+    assert sorted(outcome.regret for outcome in short)[-2] <= 0.01
+    assert max(outcome.loss for outcome in short) <= 1e-4
 
 
 @cache
