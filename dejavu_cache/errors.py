@@ -170,8 +170,8 @@ def drop_own_frames(error: BaseException) -> None:
 
     A config's hook, a pruning function, a benchmark function, a heuristic or the kernel itself may
     raise. Some thirty calls of this package lie between the launch and what failed: they are of no
-    help to the author, and hide the lines that are. An error of this package stays as it is, and so
-    does every error if debug messages are logged.
+    help to the author, and hide the lines that are. Python 3.10 keeps the call that caught it.
+    An error of this package stays as it is, as does every error if debug messages are logged.
     """
     entries = list(_walk(error.__traceback__))
     packages = [entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] for entry in entries]
@@ -187,7 +187,7 @@ def drop_own_frames(error: BaseException) -> None:
         if packages[place] != _OWN and not is_between:
             frame = entries[place]
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    error.__traceback__ = shown
+    error.__traceback__ = entries[0].tb_next = shown  # 3.10 raises the first entry again
 
 
 def _walk(entry: TracebackType | None) -> Iterator[TracebackType]:

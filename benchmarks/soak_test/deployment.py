@@ -28,16 +28,16 @@ class SmallDisk:
     def __init__(self, folder: Path, megabytes: int) -> None:
         """Mount the tmpfs."""
         self.folder = folder
+        self.megabytes = megabytes
         folder.mkdir(parents=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
         self.can_be_full = subprocess.run(mount, capture_output=True, check=False).returncode == 0
 
     def fill(self) -> None:
-        """Leave no room."""
-        with suppress(OSError), (self.folder / "ballast").open("wb") as file:
-            while True:
+        """Leave no room; once the tmpfs is unmounted, leave the machine's disk its own."""
+        with suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as file:
+            for _ in range(self.megabytes * 16):
                 file.write(b"\0" * 65536)
-                file.flush()
 
     def clear(self) -> None:
         """Make room again."""
