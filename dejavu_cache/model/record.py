@@ -402,8 +402,7 @@ class Record(FrozenModel):
 
     def omissions_with(self, more: Mapping[str, float]) -> dict[str, float]:
         """Return what tunes left out, and what another has, which is among as many as are kept."""
-        left_out = {name: share for name, share in self.omissions.items() if name not in more}
-        return dict([*left_out.items(), *more.items()][-MOST_OMISSIONS:])
+        return dict([*{**self.omissions, **more}.items()][-MOST_OMISSIONS:])
 
     @property
     def is_exemplary(self) -> bool:
