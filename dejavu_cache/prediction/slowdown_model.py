@@ -97,7 +97,8 @@ class Saving(NamedTuple):
             points.append(Point(environment, record.scenario, asked.config, programs))
             times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
             measured.append((times[0], times[0] - min(times)))
-            seconds.append(sum(entry.seconds for entry in record.measurements))
+            spent = sum(entry.seconds for entry in record.measurements)
+            seconds.append(min(spent, math.exp(LONGEST)))
         if not points:
             return None
         expected, errors = _expect_last([*points, asked], np.array(measured))

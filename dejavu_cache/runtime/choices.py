@@ -49,10 +49,14 @@ class ChosenConfig(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: Any, until: float = math.inf, resolution: Resolution | None = None
+        cls,
+        config: Any,
+        until: float = math.inf,
+        resolution: Resolution | None = None,
+        launches: Iterator[int] | None = None,
     ) -> ChosenConfig:
         """Choose a `triton.Config` as it is now."""
-        return cls(config, config.all_kwargs(), count(1), until, resolution)
+        return cls(config, config.all_kwargs(), launches or count(1), until, resolution)
 
 
 class Choices:
@@ -72,12 +76,13 @@ class Choices:
         """Return for how many launches a config is kept."""
         return len(self.kept)
 
-    def add(self, key: RawKey, resolution: Resolution) -> ChosenConfig:
+    def add(self, key: RawKey, resolution: Resolution, launches: Iterator[int]) -> ChosenConfig:
         """Keep what a lookup found for a launch.
 
         Args:
             key: the launch's raw key.
             resolution: what was found.
+            launches: counts those that run it.
         """
         if len(self.kept) >= MOST_CHOICES:
             for kept in (self.kept, self._waits, self._idle):
@@ -91,7 +96,8 @@ class Choices:
             wait = min(2 * self._waits[key], LONGEST_RETRY) if key in self._waits else RETRY_AFTER
             self._waits[key] = wait
             until = time.monotonic() + wait
-        self.kept[key] = chosen = ChosenConfig.of(resolution.config, until, resolution)
+        chosen = ChosenConfig.of(resolution.config, until, resolution, launches)
+        self.kept[key] = chosen
         return chosen
 
     def drop(self, key: RawKey) -> None:

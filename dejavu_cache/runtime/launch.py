@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +165,7 @@ class Launch:
                 return result, chosen
             for config in self._stand_ins(chosen):
                 until = time.monotonic() + _RETRY_AFTER
-                stand_in = ChosenConfig.of(config, until, chosen.resolution)
-                stand_in = stand_in._replace(launches=chosen.launches)
+                stand_in = ChosenConfig.of(config, until, chosen.resolution, chosen.launches)
                 refused.clear()
                 result = self._run_config(stand_in)
                 if not refused:
@@ -269,8 +268,6 @@ class Launch:
             autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices, None)
         request = self.request()
-        if before is not None:
-            request = replace(request, launches=next(before.launches))
         request.refuse_conflicts()
         resolver = autotuner.resolver(request.not_stored)
         # A launch waits for another process's tune once; after that it only looks the record up.
@@ -306,7 +303,7 @@ class Launch:
                 ConfigChosen(autotuner, request, resolution, benchmarked, seconds, former, timings)
             )
         await_digest()
-        chosen = choices.add(key, resolution)
+        chosen = choices.add(key, resolution, resolver.counter(request, resolution))
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is autotuner._choices else chosen._replace(until=0.0)
 

@@ -152,7 +152,6 @@ class Request:
         check: how results are compared before a config may win; None where they are not.
         prunes: whether `declared` may lack configs that the kernel declares.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
-        launches: how many launches there were since the last look-up, this one included.
     """
 
     autotuner: Any
@@ -167,7 +166,6 @@ class Request:
     check: CheckOptions | None = None
     prunes: bool = False
     not_stored: str | None = None
-    launches: int = 1
 
     @property
     def name(self) -> str:

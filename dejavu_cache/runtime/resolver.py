@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ScenarioNotTuned
@@ -12,6 +14,8 @@ from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
 from ..settings import Mode
 from ..stores import Found, TieredStore
+from ..system.background_threads import Finisher, at_program_end
+from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
@@ -45,8 +49,24 @@ class OtherCodeError(Exception):
         self.code = code
 
 
-class Resolver:
+@dataclass
+class Missed:
+    """Launches of a scenario without a record.
+
+    Attributes:
+        launches: counts them, by `next`, which no other thread's launch comes between.
+        reported: how many were reported.
+    """
+
+    launches: Iterator[int] = field(default_factory=lambda: count(1))
+    reported: int = 0
+
+
+class Resolver(Finisher):
     """Decides, for one autotuner, where configs come from: looks up, asks `rules`, and acts.
+
+    Launches that find no record are reported whenever they have doubled, and what is left at the
+    program's end. A forked child counts its own.
 
     Attributes:
         store: where records are read and written.
@@ -75,8 +95,8 @@ class Resolver:
         self._compares_code = compares_code
         self._records = KnownRecords(store)
         self._parent = parent
-        self._missed: dict[tuple[Context, Scenario], tuple[int, int]] = {}
-        """How many launches missed a scenario, and how many of them were reported."""
+        self._missed: dict[tuple[Context, Scenario], Missed] = {}
+        self._missing, self._process = ForkLock(), os.getpid()
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
@@ -252,16 +272,30 @@ class Resolver:
         return found or _adopt_equal_code(request, self._records)
 
     def note_miss(self, request: Request) -> None:
-        """Report launches whenever they have doubled: a fallback is looked up again and again."""
-        miss = request.context, request.scenario
-        if len(self._missed) >= MOST_CHOICES:
-            self._missed.clear()
-        launches, reported = self._missed.get(miss, (0, 0))
-        launches += request.launches
-        if launches >= 2 * reported:
-            self.store.miss(*miss, launches - reported)
-            reported = launches
-        self._missed[miss] = launches, reported
+        """Count a launch that looked for a record, and report those that ran since."""
+        with self._missing:
+            if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
+                self._missed, self._process = {}, os.getpid()
+            if not self._missed:
+                at_program_end(self)
+            scenario = request.context, request.scenario
+            missed = self._missed.setdefault(scenario, Missed())
+            if (launches := next(missed.launches)) >= 2 * missed.reported:
+                self.store.miss(*scenario, launches - missed.reported)
+                missed.reported = launches
+
+    def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
+        """Return what counts the launches that run a resolution, until the next look-up."""
+        take = self._missed.pop if resolution.final else self._missed.get
+        missed = take((request.context, request.scenario), None)
+        return missed.launches if missed else count(1)
+
+    def finish(self, seconds: float) -> None:
+        """Report the launches since the last reports."""
+        with self._missing:
+            for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
+                if launches := next(missed.launches) - 1 - missed.reported:
+                    self.store.miss(*scenario, launches)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"

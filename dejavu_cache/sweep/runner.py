@@ -153,7 +153,7 @@ class Sweep:
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
-            saves = worth.saves if worth and self._only_worthy else None
+            saves = worth.saves if worth and self._only_worthy and not is_known else None
             if worth and saves is not None and saves < worth.takes:
                 self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.

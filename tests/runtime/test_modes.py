@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier, Thread
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from support.processes import in_own_process
 from dejavu_cache import Exact, Resolution, ScenarioNotTuned, cached_autotune, serving, warmup
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
+from dejavu_cache.runtime.resolver import Resolver
 from dejavu_cache.stores import MemoryStore
 from dejavu_cache.system.notices import logger, whoami
 
@@ -189,7 +191,15 @@ def test_launches_that_miss_are_reported_whenever_they_have_doubled() -> None:
     kernel = make(cached_autotune, mode="reuse", store="memory://")
     for clock[0] in (0, 1, 2, 3, 6, 17, 18, 19, 20, 21, 38):  # looked up at 0, 6, 17 and 38
         launch(kernel, 3)
-    assert list(dict.fromkeys(reports)) == [1, 4, 6], "each tier is told"
+    clock[0] = 100
+    both, note_miss = Barrier(2), Resolver.note_miss
+    Resolver.note_miss = lambda *miss: (both.wait(10), note_miss(*miss))[1]  # type: ignore
+    threads = [Thread(target=launch, args=(kernel, 3)) for _ in range(2)]
+    for step in (Thread.start, Thread.join):
+        [*map(step, threads)]
+    assert reports[::2] == [1, 4, 6], "each tier is told"
+    kernel.resolver(None).finish(1.0)
+    assert reports[::2] == [1, 4, 6, 2], "the program's end leaves out none"
 
 
 @pretended

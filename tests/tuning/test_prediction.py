@@ -166,7 +166,7 @@ def test_no_record_makes_a_prediction_fail(data: st.DataObject) -> None:
         reports = draw(st.lists(st.none() | REPORTS, min_size=1, max_size=3))
         medians = draw(st.lists(st.floats(0, 1e300), min_size=3, max_size=3))
         timings = tuple(
-            Measurement(config=config, median=median, at=now(), resources=report)
+            Measurement(config=config, median=median, at=now(), resources=report, seconds=1e308)
             for config, median, report in zip(configs, medians, reports, strict=False)
         )
         known.append((HERE, Record(scenario=scenario, measurements=timings)))

@@ -317,8 +317,8 @@ class ProtocolClient:
     def report_misses(self, misses: Mapping[tuple[Context, Scenario], int]) -> None:
         """Add to the server's counts of scenarios that were launched without a record."""
         rows = [
-            {"context": _to_json(context), "scenario": _to_json(scenario), "count": count}
-            for (context, scenario), count in misses.items()
+            {"context": _to_json(place), "scenario": _to_json(scenario), "count": min(count, 10**9)}
+            for (place, scenario), count in misses.items()
         ]
         for part in _split(rows):
             self._json("POST", "/misses", {"misses": part})

@@ -35,8 +35,8 @@ def sweep(
         typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it may take: 90s, 20m, 2h.")
-    ] = "",
+        str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 20m, 2h.")
+    ] = None,
     gpus: Annotated[
         str,
         typer.Option(metavar="NUMBERS", help="all, or their numbers: 0,2. One process per GPU."),
@@ -52,12 +52,12 @@ def sweep(
         ),
     ] = False,
     worth: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="TIME",
             help="--from-misses for so long, without tunes that take longer than what they save.",
         ),
-    ] = "",
+    ] = None,
     tune_loss: Annotated[
         float,
         typer.Option(
@@ -81,7 +81,7 @@ def sweep(
 
     if gpus and ray:
         raise SettingsError("--gpus and --ray: give one of them")
-    if budget and worth:
+    if budget is not None and worth is not None:
         raise SettingsError("--budget and --worth: give one of them")
     with open_chosen_store(store) as home:
         url = home.url
@@ -91,13 +91,15 @@ def sweep(
         )
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    from_misses, budget = from_misses or bool(worth), worth or budget
-    spec = _spec(suite, parse_assignments(option, "--option"), url, from_misses, tune_loss)
-    seconds = _seconds(budget) if budget else None
+    weighs = worth is not None
+    seconds = _seconds("--budget", budget) if worth is None else _seconds("--worth", worth)
+    spec = _spec(
+        suite, parse_assignments(option, "--option"), url, from_misses or weighs, tune_loss
+    )
     show_progress()
     try:
         hosts = _hosts(spec, gpus, ray)
-        report = Sweep(hosts, measures=not dry_run, budget=seconds, only_worthy=bool(worth)).run()
+        report = Sweep(hosts, measures=not dry_run, budget=seconds, only_worthy=weighs).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
@@ -166,10 +168,12 @@ def _gpu_numbers(gpus: str) -> list[int]:
     return numbers
 
 
-def _seconds(text: str) -> float:
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     if not match or float(match[1]) == 0:
-        raise SettingsError(f"{text!r} is no time: write 90s, 20m or 2h")
+        raise SettingsError(f"{option} {text!r}: write 90s, 20m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
