@@ -55,6 +55,7 @@ TABLE = {
     "quarantine list": Row("--store {remote}", dead=UNUSABLE, read=REFUSED),
     "quarantine undo": Row(f"{'0' * 16} --store {{remote}}", dead=UNUSABLE, read=REFUSED),
     "pin": Row(f"{{kernel}} --config BLOCK=64 {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
+    "use": Row(f"{{remote}} --key {43 * 'A'}", dead=UNUSABLE),
     "run": Row("-- {program}", missing=USAGE),
     "verify": Row("-- {program}", missing=USAGE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),

@@ -6,14 +6,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Lock
 
 import pytest
+from dejavu_client.static_sets import StaticStore, make_key, publish
 from support.processes import in_own_process
 from support.records import context, record
 from support.store_machine import StoreMachine, run_steps
 
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.testing import StoreContract
 
@@ -43,6 +47,39 @@ class TestTieredStore(StoreContract):
     def store(self, tmp_path: Path) -> Store:
         read_only = FileStore(tmp_path / "shipped", read_only=True)
         return TieredStore([read_only, FileStore(tmp_path / "one"), FileStore(tmp_path / "two")])
+
+    def reopen(self, store: Store) -> Store:
+        return open_store(store.url)
+
+
+class Publishing(StaticStore):
+    """A signed set of a folder's records, which each write publishes anew."""
+
+    def __init__(self, root: Path) -> None:
+        self._source, self._turn = FileStore(root / "store"), Lock()
+        self._paths = root / "set", root / "key.pem"
+        make_key(root / "key.pem")
+        place, key = (root / "set").as_uri(), publish([], *self._paths)
+        super().__init__(place, key, wait=1, folder=root / "copies")
+
+    def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
+        with self._turn:
+            self._source.put(context, records)
+            publish(self._source.record_sets(), *self._paths)
+            self.entries(fresh=True)
+
+    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        count = self._source.delete(context, scenarios)
+        self.put(context, [])
+        return count
+
+
+class TestStaticStore(StoreContract):
+    exclusive_leases = False  # nobody tunes into it
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return Publishing(tmp_path)
 
     def reopen(self, store: Store) -> Store:
         return open_store(store.url)

@@ -24,6 +24,7 @@ COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
 
 _EXTRAS = {
+    "cryptography": "signed",
     "numpy": "sweep",
     "opentelemetry": "otel",
     "ray": "ray",

@@ -168,3 +168,10 @@ def _pins(before: dict[Scenario, Record], record: Record) -> bool:
     """Return whether a record's pin is another than the one that stands."""
     known = before.get(record.scenario)
     return _merged(before, record).pinned != (known.pinned if known else None)
+
+
+def without_names(record: Record) -> Record:
+    """Return a record that does not say who measured and pinned, and on which host."""
+    measurements = tuple(item.model_copy(update={"by": ""}) for item in record.measurements)
+    pin = record.pin and record.pin.model_copy(update={"by": ""})
+    return record.model_copy(update={"measurements": measurements, "pin": pin})

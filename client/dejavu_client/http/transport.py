@@ -37,7 +37,7 @@ from dejavu_cache.system.background_threads import (
     uninterrupted,
 )
 from dejavu_cache.system.fork_lock import ForkLock
-from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.notices import size_text, warn_once
 
 from .errors import NonsenseError, SilenceError, UnreachableError
 
@@ -113,6 +113,7 @@ class Transport(Finisher):
         silence: float = math.inf,
         seconds: float | None = None,
         repeatable: bool = True,
+        largest: int = 0,
         **request: Any,
     ) -> ServerAnswer:
         """Send a request, and return its answer, whatever its status.
@@ -125,7 +126,8 @@ class Transport(Finisher):
                 again from then on. This process's own work is not counted.
             seconds: deadline of the request and its whole answer; `WHOLE_SECONDS` by default.
             repeatable: whether to send the request again if the connection is lost meanwhile.
-            **request: `params`, `headers` and `content` as httpx takes them.
+            largest: bytes beyond which the answer is not read; 0 stands for `LARGEST_BODY`.
+            **request: `params`, `headers`, `content` and others as httpx takes them.
 
         Raises:
             UnreachableError: there is no answer, or none in time.
@@ -137,7 +139,7 @@ class Transport(Finisher):
         # The deadline is kept here. A socket's own comes later, where no thread can be started.
         timeout = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
         request |= {"method": method, "url": url, "timeout": timeout}
-        exchange = partial(self._exchange, server, 2 if repeatable else 1, request)
+        exchange = partial(self._exchange, server, 2 if repeatable else 1, largest, request)
         try:
             return self._wait_for(exchange, silence, seconds)
         except httpx.InvalidURL as error:
@@ -177,11 +179,10 @@ class Transport(Finisher):
                 if not is_silent and left > 0.0:
                     continue
                 progress.is_left = True
-                message = f"did not answer within {silence:g} s"
-                if not is_silent:
-                    self.interrupt()
-                    message = f"had not answered after {seconds:.0f} s"
-                raise SilenceError(message) from None
+                if is_silent:
+                    raise SilenceError(f"did not answer within {silence:g} s") from None
+                self.interrupt()
+                raise SilenceError(f"had not answered after {seconds:.0f} s") from None
             if isinstance(outcome, BaseException):
                 raise outcome
             return outcome
@@ -195,7 +196,7 @@ class Transport(Finisher):
             _shut_down(connection)
 
     def _exchange(
-        self, server: str, attempts: int, request: dict[str, Any], progress: _Progress
+        self, server: str, attempts: int, largest: int, request: dict[str, Any], progress: _Progress
     ) -> ServerAnswer:
         """Send a request and read its whole answer; send it again if the connection is lost."""
 
@@ -210,12 +211,12 @@ class Transport(Finisher):
 
         try:
             with self._open_client().stream(**request, extensions={"trace": trace}) as response:
-                body = _read_body(response, server)
+                body = _read_body(response, server, largest or LARGEST_BODY)
             return ServerAnswer(response.status_code, response.headers, body)
         except _LOST:
             if attempts == 1 or progress.is_left:
                 raise
-        return self._exchange(server, attempts - 1, request, progress)
+        return self._exchange(server, attempts - 1, largest, request, progress)
 
     def _open_client(self) -> httpx.Client:
         """Return the client, made with the proxies and certificates that the environment names."""
@@ -268,15 +269,15 @@ class _Progress:
         return max(self._silence)
 
 
-def _read_body(response: httpx.Response, server: str) -> bytes:
+def _read_body(response: httpx.Response, server: str, largest: int) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
     body = bytearray()
     for piece in response.iter_bytes():
         body += piece
-        if len(body) > LARGEST_BODY:
-            raise NonsenseError(f"{server} sent more than {LARGEST_BODY >> 20} MiB")
+        if len(body) > largest:
+            raise NonsenseError(f"{server} sent more than {size_text(largest)}")
     return bytes(body)
 
 

@@ -30,10 +30,10 @@ from dejavu_cache.triton_internals.environment import triton_version
 from ..application import app
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
-from ..options import KernelOption, StoreOption, refuse_empty
-from ..output import note, open_output
+from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
+from ..output import note, open_output, say
 from ..queries import contexts_of
-from ..record_copy import merge_acknowledged
+from ..record_copy import merge_acknowledged, without_names
 
 
 def _folder_option(text: str) -> Any:
@@ -45,6 +45,8 @@ def export_records(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="- is standard output.", callback=refuse_empty)
     ] = "-",
+    sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
+    new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
@@ -54,29 +56,56 @@ def export_records(
         ),
     ] = "",
     kernel: KernelOption = "",
+    device: DeviceOption = "",
     store: StoreOption = "",
 ) -> None:
-    """Write all records as JSON lines, or tables for engines.
+    """Write all records as JSON lines, a signed set for strangers, or tables for engines.
 
     A line is a context and its records; the order is always the same. An earlier FILE is replaced
     once the new one is complete. With --vllm or --sglang, the winners of fused experts become tuned
-    tables in the engine's own format.
+    tables in the engine's own format. With --sign, FILE is a folder for a web server to serve; the
+    set has no names of users and hosts.
     """
     engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
     if folders:
-        if file != "-" or kernel:
-            raise SettingsError("--vllm and --sglang write all tables: leave out FILE and --kernel")
+        if file != "-" or kernel or device or sign:
+            raise SettingsError("--vllm and --sglang write all tables, and take --triton alone")
         with open_complete_store(store) as source:
             for engine, folder in folders.items():
                 _export_tables(source, engine, folder, triton)
         return
+    if sign or new_key:
+        with open_complete_store(store) as source:
+            _export_signed(source, contexts_of(source, kernel, device), file, sign, new_key)
+        return
     with open_output(file) as out, open_complete_store(store) as source:
-        contexts = contexts_of(source, kernel)
+        contexts = contexts_of(source, kernel, device)
         for context in contexts:
             out.writelines(record_set_line(context, source.records(context)))
     if file != "-":
         note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
+
+
+def _export_signed(
+    source: Store, contexts: list[Context], folder: str, key_file: str, is_new: bool
+) -> None:
+    """Publish the records of some contexts, and print who may read them how."""
+    if folder == "-" or not key_file:
+        raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
+    if not contexts:
+        raise NothingFoundError(f"{source.url} has no such records, so {folder} stays as it is")
+    from ...static_sets import make_key, publish  # imports httpx, which `export` else does not need
+
+    if is_new:
+        make_key(Path(key_file))
+    sets = (
+        RecordSet(context=context, records=tuple(map(without_names, source.records(context))))
+        for context in contexts
+    )
+    public = publish(sets, Path(folder).absolute(), Path(key_file))
+    note(f"{_count_kernels(contexts)} of {source.url} signed in {folder}")
+    say(f"dejavu-cache use https://… --key {public}")
 
 
 @app.command("import")

@@ -1,0 +1,66 @@
+"""`use`: what a stranger's signed record set has for this machine, and the line that reads it."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Annotated
+
+import typer
+
+from dejavu_cache.settings import current_settings
+from dejavu_cache.system.notices import counted, size_text
+from dejavu_cache.triton_internals import environment
+
+from ..application import app
+from ..chosen_store import COMMAND_WAIT, split_urls
+from ..errors import NothingFoundError
+from ..options import DeviceOption, TritonOption
+from ..output import note, say, show_table
+from ..queries import context_matches
+
+
+@app.command()
+def use(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where the set's files are.")],
+    key: Annotated[str, typer.Option(metavar="KEY", help="The publisher's public key.")],
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fetch no records yet.")] = False,
+) -> None:
+    """Fetch a signed record set, verify it, and print how launches read it.
+
+    Lists what matches this machine's GPU and Triton, or those that are named. Nothing is written
+    but a copy in your own cache: launches read the set once DEJAVU_CACHE_URL names it, which the
+    last line does. Exits with 1 if nothing matches.
+    """
+    from ...static_sets import open_static, static_url
+
+    store = open_static(static_url(url, key))
+    store.calls.wait = COMMAND_WAIT
+    device, triton = device or _this_device(), triton or environment.triton_version() or ""
+    present = store.entries(fresh=True)
+    entries = [item for item in present if context_matches(item.context, "", device, triton)]
+    about = f"{device or 'any GPU'}, Triton {triton or 'of any version'}"
+    if not entries:
+        raise NothingFoundError(f"{url} has no records for {about}: --device and --triton choose")
+    columns = ("kernel", "device", "triton", "records", "size")
+    describe = attrgetter("kernel.name", "environment.device.name", "environment.triton")
+    rows = [(*describe(entry.context), entry.records, size_text(entry.size)) for entry in entries]
+    show_table(columns, rows, constant=("device", "triton"))
+    total = sum(entry.size for entry in entries)
+    note(f"{counted(len(entries), 'context')}, {size_text(total)}, for {about}")
+    if not dry_run:
+        for entry in entries:
+            list(store.records(entry.context))
+    settings = current_settings()
+    urls = dict.fromkeys([*split_urls(settings.url or settings.default_url), store.url])
+    say(f"export DEJAVU_CACHE_URL='{','.join(urls)}'")
+
+
+def _this_device() -> str:
+    """Return the name of this machine's GPU; empty without one."""
+    if environment.triton_version() is None or not environment.has_device():
+        return ""
+    is_cpu = environment.is_interpreting()
+    index = environment.INTERPRETER_INDEX if is_cpu else environment.current_device()
+    return environment.current_environment(index).device.name

@@ -1,0 +1,178 @@
+"""Signed record sets: only what the publisher signed is believed, and what was fetched stays."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from dejavu_client import static_sets
+from dejavu_client.cli.main import run_command
+from dejavu_client.static_sets import StaticStore, make_key, publish, read_private_key, sign_index
+from support.bad_server import BadServer, drip
+from support.kernels import ADD, write_source
+from support.processes import fork_program
+from support.records import context, record
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.stores import MemoryStore, TieredStore
+
+SETS = [
+    RecordSet(context=context(kernel=f"pkg.{name}"), records=tuple(map(record, (16, 32))))
+    for name in ("add", "sub")
+]
+KNOWN = {(one.context, entry) for one in SETS for entry in one.records}
+
+
+class Publisher:
+    """A set in a folder, whose publisher may do anything, and readers of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder, self.copies = root, root / "set", root / "copies"
+        self.index = self.folder / static_sets.INDEX
+        make_key(root / "mine.pem")
+        make_key(root / "other.pem")
+        self.key = self.publish(SETS)
+
+    def publish(self, sets: list[RecordSet]) -> str:
+        return publish(sets, self.folder, self.root / "mine.pem")
+
+    def open(self, place: str = "") -> StaticStore:
+        return StaticStore(place or self.folder.as_uri(), self.key, wait=2, folder=self.copies)
+
+    def change(self, old: bytes, new: bytes, pattern: str = static_sets.INDEX) -> None:
+        for path in self.folder.glob(pattern):
+            path.write_bytes(path.read_bytes().replace(old, new))
+
+    def sign_changed(self, old: bytes, new: bytes, key: str = "mine.pem") -> None:
+        text = self.index.read_bytes().partition(b"\n")[2].replace(old, new)
+        self.index.write_bytes(sign_index(text, read_private_key(self.root / key)))
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(tmp_path)
+
+
+@pytest.fixture
+def place(publisher: Publisher) -> Iterator[str]:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=publisher.folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def read_all(store: StaticStore) -> set[tuple[object, object]]:
+    return {(one.context, entry) for one in store.record_sets() for entry in one.records}
+
+
+REFUSALS: dict[str, tuple[Callable[[Publisher], object], str]] = {
+    "unsigned": (lambda p: p.index.write_bytes(b'\n{"format": 1}'), "it is unsigned"),
+    "altered": (lambda p: p.change(b"add", b"bad"), "was altered"),
+    "another key": (lambda p: p.sign_changed(b"", b"", "other.pem"), "another key"),
+    "missing": (lambda p: p.index.unlink(), "check the set's URL"),
+    "newer": (lambda p: p.sign_changed(b'"format": 1', b'"format": 9'), "upgrade dejavu-cache"),
+    "twice": (lambda p: p.sign_changed(b"pkg.sub", b"pkg.add"), "two files of one context"),
+    "context": (lambda p: p.sign_changed(b"pkg.sub", b"pkg.sun"), "another context"),
+    "huge": (lambda p: p.change(b"\n", b"\n" + b" " * 2**25), "more than 32"),
+    "truncated": (lambda p: p.change(b"]}\n", b"]", "*.json"), "not the file"),
+    "oversized": (lambda p: p.change(b"]}\n", b"]}\n ", "*.json"), "more than"),
+    "digest": (lambda p: p.change(b"0.99", b"0.11", "*.json"), "not the file"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_was_not_signed_is_refused(publisher: Publisher, place: str, case: str) -> None:
+    break_it, message = REFUSALS[case]
+    break_it(publisher)
+    with pytest.raises(StoreError, match=rf"^.*{message}.*\Z"):  # in one line
+        read_all(publisher.open(place))
+
+
+def test_an_earlier_index_is_refused_and_the_later_one_serves(publisher: Publisher) -> None:
+    earlier = shutil.copytree(publisher.folder, publisher.root / "earlier")
+    publisher.publish(SETS[:1])
+    assert len(read_all(publisher.open())) == 2
+    shutil.copytree(earlier, publisher.folder, dirs_exist_ok=True)
+    assert len(read_all(publisher.open())) == 2
+    with pytest.raises(StoreError, match="is not after"):
+        publisher.open().entries(fresh=True)
+
+
+def test_a_later_set_is_read_and_serves_offline(publisher: Publisher, place: str) -> None:
+    store, (first, second) = publisher.open(place), SETS
+    assert store.get(first.context, record(64).scenario) is None
+    publisher.publish([RecordSet(context=first.context, records=(record(64),)), second])
+    changes = store.revalidate({first.context: [record(64).scenario]})
+    assert changes[first.context].records == [record(64)]
+    shutil.rmtree(publisher.folder)
+    offline = publisher.open(place)
+    assert list(offline.records(first.context)) == [record(64)]
+    with pytest.raises(StoreError, match="check the set's URL"):
+        next(offline.records(second.context))
+
+
+def test_no_changed_set_is_believed(publisher: Publisher) -> None:
+    """Mutate, truncate, exchange and sign anew, as drawn with a fixed seed."""
+    draw = random.Random(7)
+    files = {path: path.read_bytes() for path in sorted(publisher.folder.iterdir())}
+    for _ in range(int(os.environ.get("SET_DRAWS", "300"))):
+        path = draw.choice(list(files))
+        content = bytearray(files[path])
+        place = draw.randrange(len(content))
+        way = draw.choice(("flip", "cut", "grow", "exchange", "sign"))
+        if way == "sign":
+            publisher.sign_changed(b"", b"", "other.pem")
+            path, content = publisher.index, bytearray(publisher.index.read_bytes())
+        elif way == "exchange":
+            content[:] = files[draw.choice(list(files))]
+        else:
+            end = {"flip": place + 1, "cut": len(content), "grow": place}[way]
+            content[place:end] = b"" if way == "cut" else draw.randbytes(draw.randint(1, 40))
+        path.write_bytes(content)
+        shutil.rmtree(publisher.copies, ignore_errors=True)
+        with suppress(StoreError):
+            assert (read_all(publisher.open()), bytes(content)) == (KNOWN, files[path])
+        path.write_bytes(files[path])
+
+
+def test_a_process_launches_with_a_strangers_set(
+    publisher: Publisher, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, theirs, ours = tmp_path / "kernels.py", tmp_path / "theirs", tmp_path / "ours"
+    write_source(source, ADD)
+
+    def run(url: str) -> dict[str, object]:
+        words = (str(source), str(tmp_path / "log"), "[100, 300]")
+        done = fork_program("tune_sizes.py", *words, TRITON_INTERPRET="1", DEJAVU_CACHE_URL=url)
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    tuned, key = run(theirs.as_uri()), str(tmp_path / "mine.pem")
+    shutil.rmtree(publisher.folder)
+    folder = str(publisher.folder)
+    assert run_command(["export", folder, "--sign", key, "--store", str(theirs)]) == 0
+    assert not [path for path in publisher.folder.iterdir() if b"@" in path.read_bytes()]
+    words = capsys.readouterr().out.split()[3:]  # the key for `use`
+    assert run_command(["use", place, *words, "--device", "interpreter"]) == 0
+    url = capsys.readouterr().out.split("'")[1].split(",")[-1]
+    assert run(f"{ours.as_uri()},{url}") == {**tuned, "benchmarked": 0}
+
+
+def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
+    server = BadServer(drip)
+    store = StaticStore(server.url, publisher.key, wait=0.1, folder=publisher.copies)
+    for m in (16, 32):
+        launch = TieredStore([MemoryStore(), store])
+        assert launch.get(SETS[0].context, record(m).scenario) is None
+    assert (server.connections, server.finished) == (1, 0)
+    server.close()
