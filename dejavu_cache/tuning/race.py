@@ -239,7 +239,7 @@ class Race:
                 ratio = 1.0  # nothing may win by chance against the default
             certain = None
             if len(turns) >= LEAST_ROUNDS and estimated <= 1 + FINALIST:
-                error = max(error, abs(ratio - estimated))
+                error += abs(ratio - estimated)
                 certain = Confidence(error=round(error, 5), rounds=len(turns))
             pooled = _pool(turns).model_copy(update={"confidence": certain})
             measurements.append(_scale(pooled, level * ratio / (pooled.median or 1.0)))
