@@ -111,10 +111,7 @@ def test_nothing_is_imported_beside_records_of_a_newer_version(
 
 @pytest.mark.parametrize("damage", RECORD_FILE_DAMAGE)
 def test_nothing_of_a_damaged_record_file_is_imported(
-    store: FileStore,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damage: str,
+    store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     store.put(context(device="NVIDIA B200"), [record(16)])
     path = store.path(context())

@@ -21,11 +21,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.engines.vllm.planned_attention import (  # noqa: E402
-    LayerFeatures,
-    LayerShape,
-    ServingLimits,
-)
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, LayerShape, ServingLimits  # noqa: E402
 
 HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 """Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""

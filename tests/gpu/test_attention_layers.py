@@ -58,8 +58,7 @@ def test_layers_of_a_float8_cache_have_scales_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("new", "later"),
-    [([1], [1]), ([1] * 5, [1] * 5), ([90, 1], [70, 1]), ([330, 200], [250, 249])],
+    ("new", "later"), [([1], [1]), ([1] * 5, [1] * 5), ([90, 1], [70, 1]), ([330, 200], [250, 249])]
 )
 def test_later_steps_launch_what_triton_has_bound(
     new: list[int], later: list[int], monkeypatch: pytest.MonkeyPatch

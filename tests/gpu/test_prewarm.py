@@ -19,10 +19,7 @@ PROGRAM = HERE / "serve_on_gpu.py"
 MODULES = ("products", "dejavu_cache.attention")
 
 
-FEW = {
-    "DEJAVU_CACHE_POLICY": str(HERE.parent / "few_configs.toml"),
-    "DEJAVU_CACHE_SHIPPED": "0",
-}
+FEW = {"DEJAVU_CACHE_POLICY": str(HERE.parent / "few_configs.toml"), "DEJAVU_CACHE_SHIPPED": "0"}
 """Settings for a few configs of each kernel: what is tuned is not the point here."""
 
 

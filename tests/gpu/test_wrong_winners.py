@@ -67,10 +67,7 @@ def launch_short(kernel: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("function", "configs", "launch"),
-    [
-        (racy_row_sum, RACY_CONFIGS, launch_racy),
-        (short_row_sum, SHORT_CONFIGS, launch_short),
-    ],
+    [(racy_row_sum, RACY_CONFIGS, launch_racy), (short_row_sum, SHORT_CONFIGS, launch_short)],
     ids=["racy", "short"],
 )
 def test_a_wrong_config_never_wins(

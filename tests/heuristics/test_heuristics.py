@@ -124,9 +124,7 @@ def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -
     assert np.mean(paid) < tree.single.mean / 2
 
 
-def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejavu_client.heuristics.fit.LEAVES", 2)
     failure = Failure(kind="out_of_resources", reason="no")
     failed = Measurement(config=config(16), failure=failure, at=MOMENT)

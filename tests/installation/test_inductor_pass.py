@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 from support.processes import fork_program, run_python
 
-from dejavu_cache.installation.inductor_pass import (
-    install_inductor_pass,
-    uninstall_inductor_pass,
-)
+from dejavu_cache.installation.inductor_pass import install_inductor_pass, uninstall_inductor_pass
 from dejavu_cache.runtime.launch import leave_untraced
 
 

@@ -239,12 +239,7 @@ ARCHITECTURES = ("sm_90", "sm_80")
 
 
 def spec_of(folder: Path) -> PrewarmSpec:
-    return PrewarmSpec(
-        modules=("widening",),
-        store=folder.as_uri(),
-        devices=(),
-        folder=str(folder),
-    )
+    return PrewarmSpec(modules=("widening",), store=folder.as_uri(), devices=(), folder=str(folder))
 
 
 def jobs_for(*architectures: str) -> list[CompileJob]:

@@ -71,10 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def error_of(
-    decorate: Callable[..., Any],
-    case: Mapping[str, Any],
-    is_adopted: bool = False,
-    **options: Any,
+    decorate: Callable[..., Any], case: Mapping[str, Any], is_adopted: bool = False, **options: Any
 ) -> Exception:
     options = {"configs": configs(), "key": ["n"], "do_bench": equal_times, **case, **options}
     grid, kernel = options.pop("grid", (4,)), options.pop("kernel", add_one)

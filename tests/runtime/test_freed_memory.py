@@ -70,14 +70,8 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
         add_one,
         {"configs": [*CONFIGS, triton.Config({"B": 64}, pre_hook=fail_to_launch)]},
     ),
-    "a wrong config": (
-        add_one,
-        {"configs": [*CONFIGS, triton.Config({"B": 1024, "OFF": 1})]},
-    ),
-    "a lost device": (
-        add_one,
-        {"do_bench": Fail(RuntimeError)},
-    ),
+    "a wrong config": (add_one, {"configs": [*CONFIGS, triton.Config({"B": 1024, "OFF": 1})]}),
+    "a lost device": (add_one, {"do_bench": Fail(RuntimeError)}),
     "an ended budget": (add_one, {"tune_seconds": 1e-6}),
     "no work": (count_nothing, {}),
     "nothing to compare": (behind_a_pointer, {}),

@@ -173,8 +173,7 @@ def test_the_scenario_that_is_tuned_is_not_forgotten_at_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("size", "kind"),
-    [(105, "wrong"), (105, "crash"), (105, "out_of_resources"), (10**6, "wrong")],
+    ("size", "kind"), [(105, "wrong"), (105, "crash"), (105, "out_of_resources"), (10**6, "wrong")]
 )
 def test_a_config_does_not_run_that_failed_here_or_was_wrong_nearby(
     tmp_path: Path, size: int, kind: Any

@@ -266,10 +266,7 @@ def mount_a_folder(file: Path) -> None:
 
 @pytest.mark.parametrize("change", [remove, put_a_copy_there, remove_latest_writes, mount_a_folder])
 def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(
-    sqlite_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path], None],
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr("dejavu_service.server.TOKEN_SECONDS", 3600.0)
     file = tmp_path / "volume" / "server.sqlite3"

@@ -156,11 +156,7 @@ def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
 
 
 def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
-    client: httpx.Client,
-    admin: Token,
-    fleet: Token,
-    evil: Token,
-    monkeypatch: pytest.MonkeyPatch,
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     post(client, *(record(m) for m in range(1, 5)), headers=evil)
     before = read(client, headers=admin)

@@ -36,9 +36,7 @@ def context(**changes: Any) -> Context:
             device=device, triton=changes.get("triton", "3.6.0"), codegen="ptxas 12.9.86"
         ),
         problem=Problem(
-            keys=("M", "N"),
-            buckets={"M": Pow2()},
-            method=changes.get("method", "events-cold"),
+            keys=("M", "N"), buckets={"M": Pow2()}, method=changes.get("method", "events-cold")
         ),
     )
 

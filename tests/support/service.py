@@ -137,12 +137,7 @@ def miss(m: int, count: int = 1, of: Context | None = None) -> dict[str, Any]:
 
 def lease_wish(m: int = 1, holder: str = "a", ttl: float = 30) -> dict[str, Any]:
     """Return the wish for a scenario's lease, as a request carries it."""
-    return {
-        "context": body(context()),
-        "scenario": body(scenario(m)),
-        "holder": holder,
-        "ttl": ttl,
-    }
+    return {"context": body(context()), "scenario": body(scenario(m)), "holder": holder, "ttl": ttl}
 
 
 def read(

@@ -19,12 +19,7 @@ from typing import Any
 from dejavu_client.cli.record_copy import merge_acknowledged
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, now

@@ -253,8 +253,7 @@ def test_without_a_journal_measurements_go_to_the_store_at_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("only_worthy", "order"),
-    [(False, ["long", "short", "dear"]), (True, ["short", "long"])],
+    ("only_worthy", "order"), [(False, ["long", "short", "dear"]), (True, ["short", "long"])]
 )
 def test_tunes_are_ordered_by_what_they_save(only_worthy: bool, order: list[str]) -> None:
     seconds, measured = {"dear": (2, 3), "long": (90, 60), "short": (60, 5)}, list[str]()

@@ -109,8 +109,7 @@ def test_without_any_folder_records_are_kept_in_memory(
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS[2:4], ids=str)
 @pytest.mark.parametrize(
-    "command",
-    ["doctor", "gc", "ls", "gc --yes", "show --misses", "show", "watch --help", "sync"],
+    "command", ["doctor", "gc", "ls", "gc --yes", "show --misses", "show", "watch --help", "sync"]
 )
 def test_every_command_ends_with_an_answer(
     command: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch

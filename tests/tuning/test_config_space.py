@@ -32,10 +32,7 @@ def test_conditions_name_what_they_look_at() -> None:
     space = config_space(
         {"M": [16, 32], "N": [16, 32]},
         num_warps=[4, 8],
-        where=[
-            lambda M, N: M >= N,
-            lambda num_warps, M, at=32: num_warps == 4 or at <= M,
-        ],
+        where=[lambda M, N: M >= N, lambda num_warps, M, at=32: num_warps == 4 or at <= M],
     )
     assert [(config.kwargs["M"], config.kwargs["N"], config.num_warps) for config in space] == [
         (16, 16, 4),

@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.addition import (
-    LAUNCHED,
-    Bench,
-    Fault,
-    make,
-    outcomes,
-    spied,
-    tune_spied,
-)  # fmt: skip
+from support.addition import LAUNCHED, Bench, Fault, make, outcomes, spied, tune_spied  # fmt: skip
 from support.kernels import launch
 
 from dejavu_cache import NoValidConfigError
