@@ -21,8 +21,6 @@ from .model.record import Measurement, Pin, Record, RecordedLaunch, Winner
 from .model.scenario import Config, Context, Device, Environment, Kernel, Problem, Scenario
 from .stores import Store
 
-__all__ = ["StoreContract"]
-
 _MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 

@@ -40,8 +40,6 @@ from dejavu_cache.system.safe_files import read_file, replace_file
 from .http.errors import NonsenseError, UnreachableError
 from .http.transport import Transport
 
-__all__ = ["StaticStore", "make_key", "open_static", "publish", "static_url"]
-
 FORMAT = 1
 """The format of the index that this code writes, and the only one that it reads."""
 

@@ -49,8 +49,6 @@ from .request import How, Request, Resolution
 if TYPE_CHECKING:
     from ..system.workers import ParentConnection
 
-__all__ = ["predicted_search", "tune", "without_suspects"]
-
 FEW = 16
 """Configs that are all measured: choosing among fewer saves less than it may cost."""
 

@@ -54,8 +54,6 @@ from .hosts import CaseJob
 from .journal import Journal
 from .suite import Case
 
-__all__ = ["CaseGroup", "CaseTuner", "GroupRecord", "current_record", "make_request"]
-
 
 def make_request(case: Case, loss: float = 0.0) -> Request:
     """Return the request that a launch of a case would make, but for what its tune may leave out.

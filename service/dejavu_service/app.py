@@ -32,8 +32,6 @@ from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
 
-__all__ = ["create_app", "make_server", "prepare", "run"]
-
 _logger = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 60.0

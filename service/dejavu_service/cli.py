@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .settings import ServerSettings
     from .storage.database import Database
 
-__all__ = ["register"]
-
 _URL = Annotated[
     str | None,
     typer.Option(

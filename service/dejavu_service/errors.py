@@ -7,21 +7,6 @@ from typing import Any, ClassVar
 
 from dejavu_cache.errors import DejavuError, ExitCode
 
-__all__ = [
-    "AccessDeniedError",
-    "BadMediaError",
-    "InvalidJsonError",
-    "InvalidRequestError",
-    "InvalidValueError",
-    "NotFoundError",
-    "SchemaError",
-    "ServiceError",
-    "TooLargeError",
-    "TooManyError",
-    "UnauthenticatedError",
-    "UnavailableError",
-]
-
 
 class ServiceError(DejavuError):
     """An operation was refused; the message says what to change."""

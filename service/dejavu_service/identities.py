@@ -39,8 +39,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["ClaimRule", "IdentityExchange", "TrustedIssuer"]
-
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
 _LEEWAY = 30.0

@@ -18,8 +18,6 @@ from .services import leases
 from .storage import contexts
 from .storage.database import Database
 
-__all__ = ["Metrics", "configure_log"]
-
 _MOST_SERIES = 1000
 """Numbers of records that are told apart: each writer can invent names."""
 _OTHERS = "(others)"

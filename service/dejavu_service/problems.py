@@ -20,15 +20,6 @@ from starlette.responses import Response
 from .errors import InvalidValueError, NotFoundError, ServiceError
 from .storage.database import IS_DAMAGED, reason
 
-__all__ = [
-    "ANSWERED_ERRORS",
-    "HANDLERS",
-    "RESPONSES",
-    "Refusal",
-    "problem",
-    "respond_to",
-]
-
 _logger = logging.getLogger(__name__)
 
 ANSWERED_ERRORS: tuple[type[Exception], ...] = (

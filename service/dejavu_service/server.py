@@ -42,16 +42,6 @@ from .storage.database import Database
 from .storage.lookups import SingleFlight
 from .storage.schema import SchemaState
 
-__all__ = [
-    "LOGIN_COOKIE",
-    "Gate",
-    "PrincipalCache",
-    "Server",
-    "Turns",
-    "is_loopback",
-    "is_page",
-]
-
 LOGIN_COOKIE = "dejavu_token"
 """The cookie with which a browser presents the token that somebody logged in with."""
 

@@ -13,13 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.safe_files import data_folder
 
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "ServerSettings",
-    "default_database",
-    "read_settings",
-]
-
 _logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"

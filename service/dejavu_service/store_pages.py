@@ -29,8 +29,6 @@ from .settings import ServerSettings
 from .storage import contexts, schema
 from .storage.database import Database
 
-__all__ = ["serve_pages", "write_overview"]
-
 _NAMESPACE = "main"
 _PATIENCE = 30.0
 """Seconds to wait for the answer of a store that is a server."""

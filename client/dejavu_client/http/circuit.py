@@ -19,8 +19,6 @@ from .errors import (
 )
 from .protocol_client import ProtocolClient
 
-__all__ = ["BUSY_SECONDS", "ServerCalls", "jitter"]
-
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0

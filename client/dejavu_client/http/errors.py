@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from dejavu_cache.errors import ExitCode, StoreError
 
-__all__ = [
-    "BusyError",
-    "NonsenseError",
-    "RefusedError",
-    "RemoteError",
-    "ServerFaultError",
-    "SilenceError",
-    "UnreachableError",
-]
-
 
 class RemoteError(StoreError):
     """A request to a server failed."""

@@ -25,16 +25,6 @@ from dejavu_cache.system.notices import printable, warn_once
 from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
 from .transport import ServerAnswer, TokenSource, Transport, shared_transport
 
-__all__ = [
-    "REFUSALS_FOR_GOOD",
-    "ChangedCopies",
-    "Document",
-    "MissedLaunch",
-    "ProtocolClient",
-    "encode",
-    "split_server_url",
-]
-
 Document = dict[str, Any]
 """A record set as JSON has it."""
 

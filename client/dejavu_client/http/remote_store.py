@@ -33,8 +33,6 @@ from .protocol_client import ChangedCopies, ProtocolClient, split_server_url
 from .sender import Sender, Spool
 from .transport import TokenSource
 
-__all__ = ["CopyCheck", "RemoteStore", "open_remote"]
-
 CONTEXT_SECONDS = 60.0
 """Silence that a download of a whole context may have; no launch waits for one."""
 

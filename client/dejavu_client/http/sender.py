@@ -39,8 +39,6 @@ from .circuit import ServerCalls
 from .errors import RefusedError, RemoteError, ServerFaultError
 from .protocol_client import Document, ProtocolClient, encode
 
-__all__ = ["Sender", "Spool", "SpooledFile"]
-
 IDLE = 5.0
 """Seconds between checks of the spool while the queue is empty."""
 

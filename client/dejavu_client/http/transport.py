@@ -41,8 +41,6 @@ from dejavu_cache.system.notices import size_text, warn_once
 
 from .errors import NonsenseError, SilenceError, UnreachableError
 
-__all__ = ["ServerAnswer", "TokenSource", "Transport", "shared_transport"]
-
 TICK = 0.01
 """Seconds between two looks at a request that may not be silent for long."""
 

@@ -16,8 +16,6 @@ from ..services.requests import Call, CurrentCall, body_chunks
 from ..storage import summaries
 from .rendering import FOLDER, Wanted, render_page, respond, router
 
-__all__ = ["list_namespaces"]
-
 _MOST_BYTES = 16 * 1024
 """Bytes of the form of a login."""
 _OWN_PAGE = re.compile(r"/(?:pages/|namespaces)[\w./?&=%+~:,*-]*")

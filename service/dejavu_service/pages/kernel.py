@@ -22,8 +22,6 @@ from ..storage import record_texts, summaries
 from ..storage.summaries import ContextRow
 from .rendering import Wanted, render_page, router
 
-__all__ = ["ScenarioColumns", "current_source"]
-
 _LOUD = 0.05
 """Share by which a choice is slower than the best from which pages say so loudly."""
 _MOST_CONTEXTS = 8

@@ -21,8 +21,6 @@ from ..storage.summaries import ContextRow
 from .kernel import ScenarioColumns, current_source
 from .rendering import Wanted, render_page, router
 
-__all__ = ["OverviewFilter", "overview"]
-
 _KERNELS = 25
 """Kernels on one page."""
 _MOST_GAPS = 100

@@ -34,18 +34,6 @@ from ..services.access import ANYBODY, NOBODY, READER
 from ..services.requests import Call
 from ..storage.sql import to_datetime
 
-__all__ = [
-    "FOLDER",
-    "PAGE_SIZE",
-    "ErrorPagesMiddleware",
-    "Wanted",
-    "environment",
-    "render",
-    "render_page",
-    "respond",
-    "router",
-]
-
 FOLDER = Path(__file__).parent / "templates"
 PAGE_SIZE = 50
 """Rows of a table on one page."""

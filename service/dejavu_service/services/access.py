@@ -8,18 +8,6 @@ from typing import Literal
 
 from ..errors import AccessDeniedError
 
-__all__ = [
-    "ANYBODY",
-    "EVERYWHERE",
-    "NAMESPACE",
-    "NAMESPACE_PATTERN",
-    "NOBODY",
-    "READER",
-    "ROLES",
-    "Principal",
-    "Role",
-]
-
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
 """In ascending order: each role includes those before it."""

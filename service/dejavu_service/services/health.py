@@ -19,8 +19,6 @@ from .requests import CurrentCall
 if TYPE_CHECKING:
     from ..server import Server
 
-__all__ = ["DescribedApp", "router"]
-
 router = APIRouter()
 
 

@@ -19,8 +19,6 @@ from ..storage.sql import epoch, insert
 from ..storage.tables import leases
 from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
 
-__all__ = ["MOST_LEASES", "count_held", "list_holders", "router"]
-
 router = versioned_router()
 
 MOST_LEASES = 2000

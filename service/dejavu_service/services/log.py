@@ -18,8 +18,6 @@ from ..storage.tables import log_entries
 from .access import EVERYWHERE, Principal
 from .requests import PRINTABLE, CurrentCall, Namespace, versioned_router
 
-__all__ = ["Action", "LogEntry", "LogFilter", "LogPage", "read_log", "router", "write_log"]
-
 router = versioned_router()
 
 _SHOWN = 1e-6

@@ -31,15 +31,6 @@ from .requests import (
     versioned_router,
 )
 
-__all__ = [
-    "MOST_MISSED_CONTEXTS",
-    "MOST_MISSES",
-    "count_by_device",
-    "count_misses",
-    "list_misses",
-    "router",
-]
-
 router = versioned_router()
 
 MOST_MISSES = 100_000

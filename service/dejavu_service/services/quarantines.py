@@ -36,8 +36,6 @@ from ..storage.tables import acts, contexts, parts
 from .log import write_log
 from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
 
-__all__ = ["Quarantine", "QuarantineWish", "Quarantined", "Writer", "create_quarantine", "router"]
-
 router = versioned_router()
 
 _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]

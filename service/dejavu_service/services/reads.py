@@ -42,8 +42,6 @@ from .requests import (
     responds_with,
 )
 
-__all__ = ["Answer", "AnswerKey", "Part", "RecordReader", "router"]
-
 Part = str
 """What is read of a context: all records, its scenarios, or the record of a scenario's digest."""
 AnswerKey = tuple[ContextKey, str]

@@ -39,20 +39,6 @@ from .requests import (
     versioned_router,
 )
 
-__all__ = [
-    "Choice",
-    "ContextCopy",
-    "Copies",
-    "Merged",
-    "check_record_set",
-    "delete_records",
-    "merge_record_set",
-    "post_records",
-    "put_pin",
-    "router",
-    "tag_of",
-]
-
 router = versioned_router()
 
 MOST_CHARACTERS = 64 * 1024

@@ -31,27 +31,6 @@ from .access import EVERYWHERE, NAMESPACE, READER, Principal, Role
 if TYPE_CHECKING:
     from ..server import Server
 
-__all__ = [
-    "DIGEST",
-    "MOST_RECORDS",
-    "PRINTABLE",
-    "Call",
-    "ContextDigest",
-    "CurrentCall",
-    "Digest",
-    "KernelName",
-    "Namespace",
-    "ScenarioDigest",
-    "ShortText",
-    "accepts",
-    "body_chunks",
-    "json_response",
-    "require_few",
-    "responds_with",
-    "validate_json",
-    "versioned_router",
-]
-
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 _Model = TypeVar("_Model", bound=BaseModel)
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]

@@ -14,8 +14,6 @@ from ..storage.database import Database
 from ..storage.sql import day_of, epoch
 from ..storage.tables import contexts, days, leases, misses, records, tokens
 
-__all__ = ["TOKENS_DAYS", "Pruned", "prune"]
-
 _DAY = 86400.0
 TOKENS_DAYS = 30.0
 """Days for which expired tokens are still listed."""

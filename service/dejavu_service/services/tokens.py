@@ -24,19 +24,6 @@ from .access import ANYBODY, NAMESPACE_PATTERN, Principal, Role
 from .log import write_log
 from .requests import CurrentCall, ShortText, accepts, versioned_router
 
-__all__ = [
-    "EXCHANGE_PATH",
-    "Issued",
-    "Token",
-    "TokenWish",
-    "any_issued",
-    "issue",
-    "list_tokens",
-    "revoke",
-    "router",
-    "verify",
-]
-
 router = versioned_router()
 
 EXCHANGE_PATH = "/v1/token-exchange"

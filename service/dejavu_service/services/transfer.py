@@ -49,8 +49,6 @@ from .requests import (
     versioned_router,
 )
 
-__all__ = ["Imported", "import_lines", "router"]
-
 router = versioned_router()
 
 _NDJSON = "application/x-ndjson"

@@ -22,22 +22,6 @@ from . import summaries
 from .sql import chunks, epoch, insert, to_datetime
 from .tables import contexts, parts, records
 
-__all__ = [
-    "ContextKey",
-    "LockedContext",
-    "Revision",
-    "add_fetches",
-    "bump_revision",
-    "count_empty",
-    "count_records",
-    "count_records_per_device",
-    "date_back",
-    "ensure",
-    "lock",
-    "select_with_records",
-    "touch",
-]
-
 ContextKey = tuple[str, str]
 """A namespace and the digest of a context."""
 

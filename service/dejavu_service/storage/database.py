@@ -38,14 +38,6 @@ from dejavu_cache.errors import SettingsError
 
 from ..errors import SchemaError
 
-__all__ = [
-    "IS_DAMAGED",
-    "Database",
-    "parse_url",
-    "reason",
-    "require_file",
-]
-
 _BUSY_SECONDS, _POOL = 10, 8
 _FILE_IS_GONE = "the file was moved, replaced or deleted"
 """Message where the path of a SQLite database, or of its WAL, leads to another file."""

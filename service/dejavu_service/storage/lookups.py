@@ -13,8 +13,6 @@ import psycopg
 from .contexts import ContextKey, Revision
 from .database import Database, require_file
 
-__all__ = ["RevisionLookups", "SingleFlight"]
-
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 

@@ -29,8 +29,6 @@ from dejavu_cache.model.selection import is_credible
 
 from ..errors import TooLargeError
 
-__all__ = ["MOST_RECORD_CHARACTERS", "Part", "PartState", "StoredRecord", "promote", "receive"]
-
 MOST_RECORD_CHARACTERS = 32 * 2**20
 """Characters to which a record's JSON may grow: as many as one request brings, and half of what a
 client reads in an answer if each takes four bytes."""

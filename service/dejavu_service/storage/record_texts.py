@@ -15,16 +15,6 @@ from ..errors import TooLargeError
 from .sql import byte_length, chunks
 from .tables import contexts, parts, records
 
-__all__ = [
-    "list_arrivals",
-    "load_hidden",
-    "load_records",
-    "load_scenarios",
-    "load_sizes",
-    "load_text",
-    "load_texts",
-]
-
 MOST_BYTES = 256 * 2**20
 """Bytes of a context's records that are read at once, as clients read at most."""
 

@@ -31,16 +31,6 @@ from .merging import Part, PartState, StoredRecord
 from .sql import epoch, insert
 from .tables import acts, misses, parts, records
 
-__all__ = [
-    "add_act",
-    "delete_records",
-    "delete_unpinned",
-    "hide",
-    "load",
-    "save",
-]
-
-
 _NUMBERS = ("chosen", "median", "best", "slowest", "configs", "failed", "seconds", "compared")
 # What an upsert sets of rows that are there. SQLAlchemy's `excluded` would copy all columns for
 # each statement, a quarter of its time.

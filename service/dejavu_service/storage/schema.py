@@ -22,14 +22,6 @@ from sqlalchemy.exc import OperationalError
 from ..errors import SchemaError
 from .database import Database
 
-__all__ = [
-    "SchemaState",
-    "migrations_folder",
-    "require_current",
-    "state",
-    "upgrade",
-]
-
 _LOCK = 0x64656A617675
 """Key of the advisory lock under which Postgres is upgraded."""
 _LOCK_TIMEOUT = "5s"

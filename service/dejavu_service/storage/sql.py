@@ -20,20 +20,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = [
-    "byte_length",
-    "chunks",
-    "contains",
-    "database_time",
-    "day_of",
-    "divide",
-    "ends_with",
-    "epoch",
-    "insert",
-    "starts_with",
-    "to_datetime",
-]
-
 T = TypeVar("T")
 
 _CHUNK = 500

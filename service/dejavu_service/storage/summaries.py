@@ -28,20 +28,6 @@ from ..errors import TooLargeError
 from .sql import byte_length, contains, day_of, epoch, insert
 from .tables import contexts, days, misses, parts, records
 
-__all__ = [
-    "ContextRow",
-    "add_to_day",
-    "count_by_day",
-    "count_differences",
-    "count_known",
-    "count_measurements",
-    "list_namespaces",
-    "list_writers",
-    "load",
-    "load_contexts",
-]
-
-
 MOST_BYTES = 64 * 2**20
 """Bytes of contexts that are loaded at once; one has about 1000."""
 MOST_SCENARIOS = 100_000

@@ -19,19 +19,6 @@ from sqlalchemy import (
     text,
 )
 
-__all__ = [
-    "acts",
-    "contexts",
-    "days",
-    "leases",
-    "log_entries",
-    "metadata",
-    "misses",
-    "parts",
-    "records",
-    "tokens",
-]
-
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
