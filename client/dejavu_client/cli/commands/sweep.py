@@ -92,6 +92,8 @@ def sweep(
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
     weighs = worth is not None
+    if weighs or tune_loss:
+        import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
     seconds = _seconds("--budget", budget) if worth is None else _seconds("--worth", worth)
     spec = _spec(
         suite, parse_assignments(option, "--option"), url, from_misses or weighs, tune_loss
@@ -129,8 +131,6 @@ def _spec(
 
     if not 0 <= loss < 1:
         raise SettingsError(f"--tune-loss {loss}: give a share, such as 0.01")
-    if loss:
-        import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
     launches: Counter[MissedScenario] = Counter()
     for miss in worklist(url) if from_misses else ():
         context = miss.context
