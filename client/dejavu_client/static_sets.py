@@ -214,7 +214,7 @@ class StaticStore(Store):
         folder: where copies are kept; by default in the user's cache.
     """
 
-    remote = read_only = True
+    remote = read_only = keeps_copies = True
 
     def __init__(self, base_url: str, key: str, *, wait: float, folder: Path | None = None) -> None:
         """Read nothing yet."""

@@ -55,6 +55,9 @@ class Store(ABC):
     remote: bool = False
     """Whether a call may wait for a network; such stores are asked after the local ones missed."""
 
+    keeps_copies: bool = False
+    """Whether a remote store has copies of its own: its records get into no tier of the team's."""
+
     @abstractmethod
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return the record of a scenario, or None.

@@ -201,6 +201,8 @@ class TieredStore(Store):
 
     def _fill_back(self, context: Context, hit: Found) -> None:
         """Copy a record to the writable local tiers before the one that had it."""
+        if any(tier.url == hit.store and tier.keeps_copies for tier in self.tiers):
+            return
         for tier in self.tiers:
             if tier.url == hit.store:
                 return

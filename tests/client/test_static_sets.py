@@ -24,7 +24,7 @@ from support.records import context, record
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import RecordSet
-from dejavu_cache.stores import MemoryStore, TieredStore
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 
 SETS = [
     RecordSet(context=context(kernel=f"pkg.{name}"), records=tuple(map(record, (16, 32))))
@@ -166,6 +166,7 @@ def test_a_process_launches_with_a_strangers_set(
     assert run_command(["use", place, *words, "--device", "interpreter"]) == 0
     url = capsys.readouterr().out.split("'")[1].split(",")[-1]
     assert run(f"{ours.as_uri()},{url}") == {**tuned, "benchmarked": 0}
+    assert not list(FileStore(ours).contexts()), "what is a stranger's stays apart"
 
 
 def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:

@@ -17,6 +17,7 @@ from dejavu_client.http import remote_store
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
 from dejavu_client.http.transport import Transport
+from dejavu_client.static_sets import make_key, publish
 from fastapi import FastAPI
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
@@ -149,6 +150,7 @@ def test_pins_and_deletions_reach_machines_with_a_copy(server: Running, tmp_path
 def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
     server: Running, tmp_path: Path
 ) -> None:
+    """And a stranger's signed set, which it reads, does not come to the server."""
     machine = Machine(tmp_path / "machine", server.base)
     machine.tune_once(server)
     record_set = read_set(server)
@@ -157,6 +159,10 @@ def test_a_synchronised_machine_loses_what_was_deleted_and_keeps_its_own(
     machine.store.put(
         record_set.context, [Record(scenario=record_set.records[0].scenario, measurements=(own,))]
     )
+    make_key(key := tmp_path / "key.pem")
+    strangers = RecordSet(context=context("stranger.kernel"), records=(record(),))
+    public = publish([strangers], tmp_path / "set", key)
+    machine.url += f",static+{(tmp_path / 'set').as_uri()}?key={public}"
     synced = dejavu("sync", **machine.environment())
     assert synced.returncode == 0, synced.stdout + synced.stderr
     (left,) = FileStore(machine.store.root).records(record_set.context)

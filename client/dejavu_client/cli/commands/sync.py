@@ -19,7 +19,6 @@ from dejavu_cache.system.notices import counted, size_text
 
 from ..application import app
 from ..chosen_store import (
-    is_server_url,
     open_chosen_store,
     open_complete_store,
     open_server,
@@ -83,7 +82,9 @@ def sync(
 
 
 def _local_urls(urls: str) -> str:
-    return ",".join(url for url in split_urls(urls) if not is_server_url(url))
+    """Return the tiers that are this machine's own: a stranger's signed set is not."""
+    strangers = ("https://", "http://", "static+")
+    return ",".join(url for url in split_urls(urls) if not url.startswith(strangers))
 
 
 def _recall_copies(local: Store, remote: Store, kernel: str) -> None:
