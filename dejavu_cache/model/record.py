@@ -393,15 +393,21 @@ class Record(FrozenModel):
 
     @property
     def omissions(self) -> Mapping[str, float]:
-        """What tunes left out, which says nothing any more once their winner fails."""
+        """The winner's omissions, or none if a config has failed since it was written.
+
+        That config may have been the best of a list that lacks the winner.
+        """
         winner = self.winner
-        if winner is None or not self.is_finished:
+        if winner is None or not winner.omissions:
             return {}
-        measured = self.by_config.get(winner.config)
-        return winner.omissions if measured is None or measured.failure is None else {}
+        failed = any(
+            entry.failure is not None and not entry.skipped and entry.at > winner.at
+            for entry in self.measurements
+        )
+        return {} if failed else winner.omissions
 
     def omissions_with(self, more: Mapping[str, float]) -> dict[str, float]:
-        """Return what tunes left out, and what another has, which is among as many as are kept."""
+        """Return the omissions after another tune, at most as many as a winner may have."""
         return dict([*{**self.omissions, **more}.items()][-MOST_OMISSIONS:])
 
     @property

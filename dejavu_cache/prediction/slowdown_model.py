@@ -58,8 +58,8 @@ SURELY = 1.64
 run without a measurement."""
 
 TIME_SCALE, BY_LINE, TIME_NOISE, SLOWDOWN_SHARE = 4.5, 0.05, 0.01, 0.1
-"""How far one config's times are alike, and variances of their logarithms beside that of what this
-explains: of a line over the logarithms of sizes, of what nothing explains; a slowdown's share."""
+"""Of the logarithms of one config's times: the distance over which they stay alike; variances of a
+line over sizes and of noise, beside 1 of likeness; and that of slowdowns, beside those of times."""
 
 LONGEST = 20.0
 """Logarithm of a time in milliseconds, five days, beyond which none is believed."""

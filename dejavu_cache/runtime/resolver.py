@@ -54,7 +54,7 @@ class Missed:
     """Launches of a scenario without a record.
 
     Attributes:
-        launches: counts them, by `next`, which no other thread's launch comes between.
+        launches: counts them by `next`, which is one step even with many threads.
         reported: how many were reported.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import triton.language as tl
 from support.processes import in_own_process
 
 from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.model.record import Failure, Measurement, Record
+from dejavu_cache.model.scenario import now
 from dejavu_cache.policy import Policy
 from dejavu_cache.runtime import options
 from dejavu_cache.runtime.autotuner import CachedAutotuner
@@ -124,7 +127,16 @@ def test_what_a_tune_leaves_out_is_left_out_of_each_launch_that_prunes_otherwise
     few = measured()
     assert few < len(configs)
     assert measured() == 0
-    assert measured(tune_loss=0) == len(configs) - few > 0
+    kernel = make(configs=configs, store=tmp_path.as_uri())
+    request = kernel.request(torch.ones(1), torch.ones(1), 96, 0.0)
+    (record,) = kernel.home.records(request.context)
+    best = next(config for config in record.by_config if config.params["B"] == 32)
+    failure = Failure(kind="wrong", reason="found later")
+    lost = Measurement(config=best, failure=failure, at=now() + timedelta(seconds=1))
+    kernel.home.put(request.context, [Record(scenario=record.scenario, measurements=(lost,))])
+    assert record.omits(request.declared.digest, 0.01)
+    assert not next(kernel.home.records(request.context)).omits(request.declared.digest, 0.01)
+    assert measured(tune_loss=0) >= len(configs) - few > 0
 
 
 @pytest.mark.parametrize(
