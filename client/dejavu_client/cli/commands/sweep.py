@@ -77,27 +77,17 @@ def sweep(
     What is recorded already is not measured again, and a sweep that is stopped loses nothing.
     """
     from dejavu_cache.sweep.runner import Sweep
-    from dejavu_cache.sweep.suite import load_suite
 
     if gpus and ray:
         raise SettingsError("--gpus and --ray: give one of them")
     if budget is not None and worth is not None:
         raise SettingsError("--budget and --worth: give one of them")
-    with open_chosen_store(store) as home:
-        url = home.url
-    if url.startswith("memory:"):
-        raise SettingsError(
-            "a sweep into memory:// would be lost at its end: give --store a folder or a server"
-        )
-    if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
-        suite = str(Path(suite).absolute())
-    weighs = worth is not None
+    url, weighs = _lasting_url(store), worth is not None
     if weighs or tune_loss:
         import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
     seconds = _seconds("--budget", budget) if worth is None else _seconds("--worth", worth)
-    spec = _spec(
-        suite, parse_assignments(option, "--option"), url, from_misses or weighs, tune_loss
-    )
+    options = parse_assignments(option, "--option")
+    spec = _spec(suite, options, url, from_misses or weighs, tune_loss)
     show_progress()
     try:
         hosts = _hosts(spec, gpus, ray)
@@ -106,17 +96,35 @@ def sweep(
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+    _conclude(report, spec, as_json)
+
+
+def _lasting_url(store: str) -> str:
+    """Return the URL of the store to sweep into, which must outlive the command."""
+    with open_chosen_store(store) as home:
+        url = home.url
+    if url.startswith("memory:"):
+        raise SettingsError(
+            "a sweep into memory:// would be lost at its end: give --store a folder or a server"
+        )
+    return url
+
+
+def _conclude(report: SweepReport, spec: SweepSpec, as_json: bool) -> None:
+    """Print what a sweep has done, and exit with a status if something is left."""
+    from dejavu_cache.sweep.suite import load_suite
+
     # Only a sweep over the whole suite can tell which misses have no case.
     lacking = 0 if report.left else _without_case(spec.misses or (), report)
     is_empty = not (report.outcomes or report.left or report.stopped)
-    why_empty = load_suite(suite).why_empty if is_empty else None
+    why_empty = load_suite(spec.suite).why_empty if is_empty else None
     if as_json:
         show_json({**_report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
     else:
-        _say_report(report, url, lacking, why_empty)
+        _say_report(report, spec.store, lacking, why_empty)
     for path in report.kept:
         sys.stderr.write(
-            f"{url} has not taken all of it: {path} waits for the next sweep into it\n"
+            f"{spec.store} has not taken all of it: {path} waits for the next sweep into it\n"
         )
     if report.stopped == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -131,6 +139,8 @@ def _spec(
 
     if not 0 <= loss < 1:
         raise SettingsError(f"--tune-loss {loss}: give a share, such as 0.01")
+    if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
+        suite = str(Path(suite).absolute())
     launches: Counter[MissedScenario] = Counter()
     for miss in worklist(url) if from_misses else ():
         context = miss.context
