@@ -306,7 +306,8 @@ class StaticStore(Store):
         record_set = read_set(data, where)
         if record_set.context != entry.context:
             raise _refusal(where, "it has another context than the index says")
-        return merge_into({}, record_set.records)
+        # A person's choice binds that person's team; a launch here goes by what was measured.
+        return merge_into({}, (one.model_copy(update={"pin": None}) for one in record_set.records))
 
     def _refresh(self, *, at_once: bool = False) -> None:
         """Ask for the index where that is due; without an answer, the copy serves.

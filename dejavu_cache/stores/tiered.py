@@ -29,7 +29,7 @@ from .file import FileStore
 from .manifest import MANIFEST, RECORDS
 
 SCHEMES = "dejavu_cache.stores"
-"""Entry-point group of further schemes, up to a plus sign: callables from a URL to a `Store`."""
+"""Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
 
 PREWARMED = "prewarmed"
 """Scheme of prewarmed folders, the only ones from which a process loads binaries."""
@@ -332,7 +332,7 @@ def open_store(url: str) -> Store:
         elif scheme in _BUILT_IN:
             stores.append(_open_folder(part))
         else:
-            (point, *_) = entry_points(group=SCHEMES, name=scheme.partition("+")[0])
+            (point, *_) = entry_points(group=SCHEMES, name=scheme)
             stores.append(point.load()(part))
     return stores[0] if len(stores) == 1 else TieredStore(stores)
 
@@ -358,7 +358,7 @@ def _urls_of(url: str) -> list[str]:
             raise SettingsError(f"{part!r} names no store: {_ACCEPTED}")
         if scheme and scheme not in _BUILT_IN:
             known = sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
-            if scheme.partition("+")[0] not in known:
+            if scheme not in known:
                 raise SettingsError(
                     f"no store knows the scheme {scheme!r} of {part!r}: "
                     f"{did_you_mean(scheme, known)}"

@@ -23,7 +23,8 @@ from support.processes import fork_program
 from support.records import context, record
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.record import Pin, RecordSet
+from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 
 SETS = [
@@ -112,7 +113,8 @@ def test_an_earlier_index_is_refused_and_the_later_one_serves(publisher: Publish
 def test_a_later_set_is_read_and_serves_offline(publisher: Publisher, place: str) -> None:
     store, (first, second) = publisher.open(place), SETS
     assert store.get(first.context, record(64).scenario) is None
-    publisher.publish([RecordSet(context=first.context, records=(record(64),)), second])
+    pinned = record(64, pin=Pin(config=record(64).measurements[0].config, at=now()))
+    publisher.publish([RecordSet(context=first.context, records=(pinned,)), second])
     changes = store.revalidate({first.context: [record(64).scenario]})
     assert changes[first.context].records == [record(64)]
     shutil.rmtree(publisher.folder)
@@ -167,6 +169,8 @@ def test_a_process_launches_with_a_strangers_set(
     url = capsys.readouterr().out.split("'")[1].split(",")[-1]
     assert run(f"{ours.as_uri()},{url}") == {**tuned, "benchmarked": 0}
     assert not list(FileStore(ours).contexts()), "what is a stranger's stays apart"
+    assert run_command(["export", folder, "--sign", key, "--store", f"{theirs},{url}"]) == 2
+    assert "has a stranger's set" in capsys.readouterr().err
 
 
 def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:

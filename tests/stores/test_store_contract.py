@@ -75,7 +75,7 @@ class Publishing(StaticStore):
 
 
 class TestStaticStore(StoreContract):
-    exclusive_leases = False  # nobody tunes into it
+    exclusive_leases = believes_pins = False  # nobody tunes into it, or chooses for others
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:

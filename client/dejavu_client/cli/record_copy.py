@@ -170,8 +170,7 @@ def _pins(before: dict[Scenario, Record], record: Record) -> bool:
     return _merged(before, record).pinned != (known.pinned if known else None)
 
 
-def without_names(record: Record) -> Record:
-    """Return a record that does not say who measured and pinned, and on which host."""
+def for_strangers(record: Record) -> Record:
+    """Return a record without names of users and hosts, and without its team's pin."""
     measurements = tuple(item.model_copy(update={"by": ""}) for item in record.measurements)
-    pin = record.pin and record.pin.model_copy(update={"by": ""})
-    return record.model_copy(update={"measurements": measurements, "pin": pin})
+    return record.model_copy(update={"measurements": measurements, "pin": None})

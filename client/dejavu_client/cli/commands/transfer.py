@@ -33,7 +33,7 @@ from ..errors import NothingFoundError, PartlyDoneError
 from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
 from ..output import note, open_output, say
 from ..queries import contexts_of
-from ..record_copy import merge_acknowledged, without_names
+from ..record_copy import for_strangers, merge_acknowledged
 
 
 def _folder_option(text: str) -> Any:
@@ -95,12 +95,14 @@ def _export_signed(
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
     if not contexts:
         raise NothingFoundError(f"{source.url} has no such records, so {folder} stays as it is")
+    if "static+" in source.url:
+        raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
     from ...static_sets import make_key, publish  # imports httpx, which `export` else does not need
 
     if is_new:
         make_key(Path(key_file))
     sets = (
-        RecordSet(context=context, records=tuple(map(without_names, source.records(context))))
+        RecordSet(context=context, records=tuple(map(for_strangers, source.records(context))))
         for context in contexts
     )
     public = publish(sets, Path(folder).absolute(), Path(key_file))
