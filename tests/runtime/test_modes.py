@@ -1,7 +1,5 @@
 """Modes and phases decide what a launch of an unknown scenario does, and `explain` says it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter
