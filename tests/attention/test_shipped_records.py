@@ -1,7 +1,5 @@
 """The shipped attention records: of the current code, and complete."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A file store loses nothing, whatever happens to its files, its disk and its writers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
