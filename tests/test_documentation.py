@@ -1,7 +1,5 @@
 """Settings, commands, options and messages agree with the documentation; the quick start runs."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -34,6 +34,7 @@ from dejavu_cache.stores import Found, Store, make_absolute
 from dejavu_cache.stores.base import CopyChanges
 from dejavu_cache.stores.file_layout import read_set
 from dejavu_cache.system import safe_files
+from dejavu_cache.system.fork_lock import ForkLock
 from dejavu_cache.system.notices import logger, size_text, warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file
 
@@ -225,14 +226,16 @@ class StaticStore(Store):
         self._folder = folder or safe_files.user_folder("static") / name
         self._index: _Index | None = None
         self._data, self._etag = b"", ""
+        self._lock = ForkLock()
         self._entries: dict[Context, IndexEntry] = {}
         self._due = 0.0
         self._loaded: dict[Context, tuple[str, dict[Scenario, Record]]] = {}
+        self._told: dict[Context, str] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; `fresh` asks for the index again."""
         record = self._records_of(context, fresh).get(scenario)
-        return Found(record, self.url) if record else None
+        return Found(record, self.url, is_strangers=True) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return the records of a context, whose file is fetched if there is no copy."""
@@ -268,15 +271,20 @@ class StaticStore(Store):
     def revalidate(
         self, copies: Mapping[Context, Collection[Scenario]]
     ) -> dict[Context, CopyChanges]:
-        """Return the records of the contexts whose file is another one since the last index."""
-        before = {context: self.revision(context) for context in copies}
+        """Return the contexts that have another file, or none any more, than they first had.
+
+        A launch may have read the new index before, for another record.
+        """
         self._refresh(at_once=True)
-        changed = [context for context in copies if self.revision(context) != before[context]]
-        return {context: CopyChanges(list(self.records(context)), {}) for context in changed}
+        now = {context: self.revision(context) for context in copies}
+        changed = [each for each in now if self._told.get(each, now[each]) != now[each]]
+        self._told |= now
+        return dict.fromkeys(changed, CopyChanges((), {}))
 
     def _records_of(self, context: Context, fresh: bool = False) -> dict[Scenario, Record]:
         self._refresh(at_once=fresh)
         entry = self._entries.get(context)
+        self._told.setdefault(context, entry.sha256 if entry else "")
         if entry is None:
             return {}
         digest, records = self._loaded.get(context, ("", {}))
@@ -333,17 +341,22 @@ class StaticStore(Store):
 
     def _fetch_index(self) -> None:
         where = f"{self.calls.base_url}/{INDEX}"
-        data, etag = self.calls.read(INDEX, LARGEST_INDEX, self._etag) or (self._data, "")
-        self._read_copy()  # which another process may have renewed
-        if data == self._data:
+        answer = self.calls.read(INDEX, LARGEST_INDEX, self._etag)
+        if answer is None:
             return
-        index = read_index(data, self._key, where)
-        if self._index is not None and index.serial <= self._index.serial:
-            raise StoreError(
-                f"{where} is refused: its serial {index.serial} is not after {self._index.serial}, "
-                f"which was seen before: if the publisher began anew, delete {self._folder}"
-            )
-        self._adopt(index, data, etag if etag.isascii() else "")
+        data, etag = answer
+        with self._lock:
+            self._read_copy()  # which another process may have renewed
+            if data == self._data:
+                return
+            index = read_index(data, self._key, where)
+            if self._index is not None and index.serial <= self._index.serial:
+                raise StoreError(
+                    f"{where} is refused: its serial {index.serial} is not after "
+                    f"{self._index.serial}, which was seen before: if the publisher began anew, "
+                    f"delete {self._folder}"
+                )
+            self._adopt(index, data, etag if etag.isascii() else "")
         # Copies are named by their serial: of two processes, none can put an earlier one back.
         self._keep(self._folder / f"{index.serial:020}.index", f"{self._etag}\n".encode() + data)
         self._drop_others({entry.file for entry in index.entries})
@@ -458,7 +471,13 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
     public = base64.urlsafe_b64encode(private.public_key().public_bytes_raw()).decode().rstrip("=")
     path, entries = folder / INDEX, []
     try:
-        earlier = read_index(path.read_bytes(), public, str(path)) if path.exists() else None
+        content = path.read_bytes() if path.exists() else b""
+        if content and not _verifies(public, *content.partition(b"\n")[::2]):
+            raise StoreError(
+                f"{path} is signed by another key: name that one, or delete the file to publish "
+                "with this key from now on"
+            )
+        earlier = read_index(content, public, str(path)) if content else None
         for context, records in map(attrgetter("context", "records"), record_sets):
             data = "".join(record_set_line(context, records)).encode()
             size, digest = len(data), hashlib.sha256(data).hexdigest()

@@ -1,7 +1,5 @@
 """The attention kernels compile for every target without a GPU, each with a random config."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

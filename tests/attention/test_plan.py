@@ -1,7 +1,5 @@
 """A plan computes what `paged_attention` does, layer by layer, and may write new tokens beside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

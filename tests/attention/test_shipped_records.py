@@ -1,7 +1,5 @@
 """The shipped attention records: of the current code, and complete."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -46,10 +44,11 @@ def contexts(name: str) -> tuple[FileStore, list[Context]]:
     return store, [recorded for recorded in every if recorded.problem.method != LAUNCH_METHOD]
 
 
-def test_the_library_finds_them() -> None:
-    assert Path(shipped.__path__[0]).as_uri() in [
-        store.url.partition("?")[0] for store in shipped_stores()
-    ]
+def test_the_library_finds_them_whole_and_small() -> None:
+    store, _ = contexts("qblock")
+    assert store.url in [found.url for found in shipped_stores()]
+    assert not store.problems()
+    assert sum(path.stat().st_size for path in store.root.rglob("*.gz")) < 1 << 20
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
@@ -128,10 +127,9 @@ def test_make_shipped_plans_the_sweeps() -> None:
         [sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True
     ).stdout
     *sweeps, gc = output.splitlines()
-    records = Path(shipped.__path__[0]).as_uri()
-    for sweep in sweeps:
-        assert sweep.startswith(
-            "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
-        )
+    sweep = "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
+    assert all(line.startswith(sweep) for line in sweeps)
     assert gc.startswith("dejavu-cache gc ")
-    assert all(line.endswith(f"--store {records}") for line in (*sweeps, gc))
+    assert all(
+        line.endswith(f"--store {(ROOT / PLAN['store']).as_uri()}") for line in (*sweeps, gc)
+    )

@@ -1,7 +1,5 @@
 """Copies say what was acknowledged, and an export is complete or leaves what was there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every command against a missing store, a typo, a dead server, a read token and a full disk."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`doctor` finds what is wrong, and says how to repair it."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path

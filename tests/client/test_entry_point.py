@@ -1,7 +1,5 @@
 """What all commands share: exit codes, help, errors of one line, empty arguments, and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

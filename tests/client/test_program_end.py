@@ -1,7 +1,5 @@
 """A program ends with its own exit code, in its own time, and nothing that it measured is gone."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

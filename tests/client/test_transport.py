@@ -1,7 +1,5 @@
 """A request ends in time, however a server hangs, drips or reads, and with the program."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator

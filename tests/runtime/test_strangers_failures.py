@@ -1,7 +1,5 @@
 """Failures and timings of others are hints; a config that killed a process is not run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

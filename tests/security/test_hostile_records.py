@@ -1,7 +1,5 @@
 """Records with any content, mixed with honest ones: launches run what the kernel declares."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable, Sequence

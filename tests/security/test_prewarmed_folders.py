@@ -1,7 +1,5 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Documented commands copy a database that is written to, and the copy has everything."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -17,11 +17,11 @@ from dejavu_client.http import remote_store
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
 from dejavu_client.http.transport import Transport
-from dejavu_client.static_sets import make_key, publish
+from dejavu_client.static_sets import INDEX, make_key, publish
 from fastapi import FastAPI
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
-from support.remote_stores import through
+from support.remote_stores import serve_folder, through
 from support.service import (
     RECORDS,
     Running,
@@ -181,6 +181,34 @@ def test_a_serving_process_without_a_folder_sees_what_others_tune_and_pin(
         assert program.until(how="exact")["benchmarked"] == 0
         block = pin_other(server)
         assert program.until(how="pinned") == {"how": "pinned", "block": block, "benchmarked": 0}
+
+
+def test_what_a_publisher_recalls_goes_from_running_processes(tmp_path: Path) -> None:
+    """A launch that had a stranger's record takes its successor, and then none of theirs."""
+    theirs, ours = Machine(tmp_path / "theirs", "memory://"), Machine(tmp_path / "ours", "")
+    assert theirs.launch_once()["benchmarked"] == 3
+    (tuned,) = [one for one in theirs.store.record_sets() if one.records[0].winner]
+    (only,) = tuned.records
+    assert only.winner
+    others = tuple(each for each in only.measurements if each.config != only.winner.config)
+    winner = only.winner.model_copy(update={"config": others[0].config})
+    corrected = only.model_copy(update={"winner": winner, "measurements": others[:1]})
+    make_key(key := tmp_path / "key.pem")
+    folder = tmp_path / "set"
+    public = publish([tuned], folder, key)
+    earlier = (folder / INDEX).read_bytes()
+    with serve_folder(folder) as url:
+        ours.url = f"{ours.store.url},static+{url}?key={public}"
+        with ours.program(1000, DEJAVU_CACHE_MODE="reuse") as program:
+            assert program.next()["how"] == "exact"
+            publish([RecordSet(context=tuned.context, records=(corrected,))], folder, key)
+            block = int(str(others[0].config.params["BLOCK"]))
+            assert program.until(block=block)["how"] == "exact"
+            publish([], folder, key)
+            assert program.until(how="default")["benchmarked"] == 0
+        (folder / INDEX).write_bytes(earlier)
+        assert ours.launch_once(DEJAVU_CACHE_MODE="reuse")["how"] == "default"
+    assert not [*ours.store.contexts()]
 
 
 def test_recalls_are_repeated_for_some_time(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:

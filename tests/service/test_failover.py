@@ -1,7 +1,5 @@
 """Postgres moves to another machine, and may only be read meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

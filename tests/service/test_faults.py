@@ -1,7 +1,5 @@
 """Server processes that meet a fault while clients write: nothing acknowledged is lost."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """How many requests are served at a time and for how long, and in which turn."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Transactions that lock several contexts lock them in one order, so that none is deadlocked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

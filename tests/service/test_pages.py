@@ -1,7 +1,5 @@
 """What the pages show, and the metrics."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The pages in a headless Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What waits for a server is deleted only when the server said that it has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every local store keeps the contract after any calls, whoever else writes it or is killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

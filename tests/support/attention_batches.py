@@ -1,7 +1,5 @@
 """Batches for the attention tests: random, ragged, and with NaN wherever no kernel may look."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

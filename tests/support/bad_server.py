@@ -1,7 +1,5 @@
 """A server that hangs, drips or sends what a test wants."""
 
-from __future__ import annotations
-
 import select
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The command line in this process, which starts faster than a process of its own."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Python processes that import this checkout."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

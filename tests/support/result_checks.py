@@ -1,7 +1,5 @@
 """Checkers of launches that are functions of their arguments, and such launches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Outputs are found and filled, so that what they held before a launch proves nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

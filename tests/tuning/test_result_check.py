@@ -1,7 +1,5 @@
 """Results are compared with the default config's: what is right passes, what is wrong is told."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

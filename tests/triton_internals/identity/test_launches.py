@@ -1,7 +1,5 @@
 """A record answers a launch only if Triton compiles the same code: compiled without a GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -47,6 +47,7 @@ def export_records(
     ] = "-",
     sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
     new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Recall all that --sign signed.")] = False,
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
@@ -75,9 +76,12 @@ def export_records(
             for engine, folder in folders.items():
                 _export_tables(source, engine, folder, triton)
         return
-    if sign or new_key:
+    if sign or new_key or empty:
         with open_complete_store(store) as source:
-            _export_signed(source, contexts_of(source, kernel, device), file, sign, new_key)
+            contexts = [] if empty else contexts_of(source, kernel, device)
+            if not (contexts or empty):
+                raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
+            _export_signed(source, contexts, file, sign, new_key)
         return
     with open_output(file) as out, open_complete_store(store) as source:
         contexts = contexts_of(source, kernel, device)
@@ -93,8 +97,6 @@ def _export_signed(
     """Publish the records of some contexts, and print who may read them how."""
     if folder == "-" or not key_file:
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    if not contexts:
-        raise NothingFoundError(f"{source.url} has no such records, so {folder} stays as it is")
     if "static+" in source.url:
         raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
     from ...static_sets import make_key, publish  # imports httpx, which `export` else does not need
