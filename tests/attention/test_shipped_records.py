@@ -1,7 +1,6 @@
 """The shipped attention records: of the current code, and complete."""
 
 import json
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.processes import run_python
+from support.processes import run_command, run_python
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
@@ -123,10 +122,7 @@ def test_the_planned_sweeps_have_every_shipped_scenario(name: str) -> None:
 
 def test_make_shipped_plans_the_sweeps() -> None:
     script = ROOT / "tools" / "ship_attention_records.py"
-    output = subprocess.run(
-        [sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True
-    ).stdout
-    *sweeps, gc = output.splitlines()
+    *sweeps, gc = run_command(sys.executable, script, "--dry-run").stdout.splitlines()
     sweep = "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
     assert all(line.startswith(sweep) for line in sweeps)
     assert gc.startswith("dejavu-cache gc ")

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
+from support.processes import run_command
 from support.service import client_of, context, make_token, post, read, record
 from support.sweeping import wait_until
 
@@ -33,9 +33,7 @@ def run(command: str, folder: Path, **variables: str) -> None:
         folders.append(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
     path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
     environ = {**os.environ, **variables, "PATH": path}
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=environ, capture_output=True, text=True
-    )
+    done = run_command("sh", "-c", command, cwd=folder, env=environ, check=False)
     assert done.returncode == 0, done.stderr
 
 
