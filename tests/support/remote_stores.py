@@ -1,7 +1,5 @@
 """Remote stores that a test opens and its end closes, and spools that wait for a server."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import threading
