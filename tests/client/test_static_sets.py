@@ -3,58 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dejavu_client import static_sets
 from dejavu_client.cli.main import run_command
-from dejavu_client.static_sets import StaticStore, make_key, publish, read_private_key, sign_index
+from dejavu_client.static_sets import StaticStore, publish
+from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip
 from support.kernels import ADD, write_source
 from support.processes import fork_program
-from support.records import context, record
-from support.remote_stores import serve_folder
+from support.records import record
+from support.signed_sets import KNOWN, SETS, Publisher, draw_sets, read_all, serve_folder
+from support.sweeping import wait_until
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import Pin, Record, RecordSet
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
-
-SETS = [
-    RecordSet(context=context(kernel=f"pkg.{name}"), records=tuple(map(record, (16, 32))))
-    for name in ("add", "sub")
-]
-KNOWN = {(one.context, entry) for one in SETS for entry in one.records}
-
-
-class Publisher:
-    """A set in a folder, whose publisher may do anything, and readers of it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder, self.copies = root, root / "set", root / "copies"
-        self.index = self.folder / static_sets.INDEX
-        make_key(root / "mine.pem")
-        make_key(root / "other.pem")
-        self.key = self.publish(SETS)
-
-    def publish(self, sets: list[RecordSet]) -> str:
-        return publish(sets, self.folder, self.root / "mine.pem")
-
-    def open(self, url: str = "") -> StaticStore:
-        return StaticStore(url or self.folder.as_uri(), self.key, wait=2, folder=self.copies)
-
-    def change(self, old: bytes, new: bytes, pattern: str = static_sets.INDEX) -> None:
-        for path in self.folder.glob(pattern):
-            path.write_bytes(path.read_bytes().replace(old, new))
-
-    def sign_changed(self, old: bytes, new: bytes, key: str = "mine.pem") -> None:
-        text = self.index.read_bytes().partition(b"\n")[2].replace(old, new)
-        self.index.write_bytes(sign_index(text, read_private_key(self.root / key)))
 
 
 @pytest.fixture
@@ -66,10 +34,6 @@ def publisher(tmp_path: Path) -> Publisher:
 def url(publisher: Publisher) -> Iterator[str]:
     with serve_folder(publisher.folder) as address:
         yield address
-
-
-def read_all(store: StaticStore) -> set[tuple[object, object]]:
-    return {(one.context, entry) for one in store.record_sets() for entry in one.records}
 
 
 REFUSALS: dict[str, tuple[Callable[[Publisher], object], str]] = {
@@ -115,8 +79,8 @@ def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:
     with pytest.raises(StoreError, match="signed by another key"):
         publish([], publisher.folder, new)
     publisher.index.unlink()
-    key, url = publish([], publisher.folder, new), publisher.folder.as_uri()
-    assert not read_all(StaticStore(url, key, wait=2, folder=publisher.root / "new"))
+    key, source = publish([], publisher.folder, new), Files(publisher.folder.as_uri(), 2)
+    assert not read_all(StaticStore(source, key, folder=publisher.root / "new"))
     assert read_all(publisher.open()) == KNOWN
     with pytest.raises(StoreError, match="another key"):
         publisher.open().entries(fresh=True)
@@ -138,27 +102,8 @@ def test_a_later_set_is_read_and_serves_offline(publisher: Publisher, url: str) 
 
 
 def test_no_changed_set_is_believed(publisher: Publisher) -> None:
-    """Mutate, truncate, exchange and sign anew, as drawn with a fixed seed."""
-    draw = random.Random(7)
-    files = {path: path.read_bytes() for path in sorted(publisher.folder.iterdir())}
-    for _ in range(int(os.environ.get("SET_DRAWS", "300"))):
-        path = draw.choice(list(files))
-        content = bytearray(files[path])
-        start = draw.randrange(len(content))
-        way = draw.choice(("flip", "cut", "grow", "exchange", "sign"))
-        if way == "sign":
-            publisher.sign_changed(b"", b"", "other.pem")
-            path, content = publisher.index, bytearray(publisher.index.read_bytes())
-        elif way == "exchange":
-            content[:] = files[draw.choice(list(files))]
-        else:
-            end = {"flip": start + 1, "cut": len(content), "grow": start}[way]
-            content[start:end] = b"" if way == "cut" else draw.randbytes(draw.randint(1, 40))
-        path.write_bytes(content)
-        shutil.rmtree(publisher.copies, ignore_errors=True)
-        with suppress(StoreError):
-            assert (read_all(publisher.open()), bytes(content)) == (KNOWN, files[path])
-        path.write_bytes(files[path])
+    """`benchmarks/static_sets.py` draws more."""
+    assert draw_sets(publisher, 300)["believed"] == 0
 
 
 def test_a_process_launches_with_a_strangers_set(
@@ -196,9 +141,25 @@ def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> No
     assert (merged.record, [*near.record_sets()]) == (record(16), [])
 
 
+def test_a_launch_waits_briefly_and_a_later_one_has_the_file(publisher: Publisher) -> None:
+    gate, context, scenario = threading.Event(), SETS[0].context, record(16).scenario
+    with serve_folder(publisher.folder, gate) as address:
+        store = publisher.open(address, wait=0.5)
+        launch = TieredStore([MemoryStore(), store])
+        assert launch.get(context, scenario) is None
+        assert launch.get(SETS[1].context, scenario) is None, "which does not wait again"
+        assert not store.revalidate({context: [scenario]}), "nothing to tell as long as it is away"
+        gate.set()
+        wait_until(lambda: len([*publisher.copies.glob("*.json")]) == len(SETS))
+        assert context in store.revalidate({context: [scenario]})
+        found = launch.get(context, scenario)
+    assert found
+    assert found.record == record(16)
+
+
 def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
     server = BadServer(drip)
-    store = StaticStore(server.url, publisher.key, wait=0.1, folder=publisher.copies)
+    store = publisher.open(server.url, wait=0.1)
     for m in (16, 32):
         launch = TieredStore([MemoryStore(), store])
         assert launch.get(SETS[0].context, record(m).scenario) is None

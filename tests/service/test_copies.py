@@ -21,7 +21,7 @@ from dejavu_client.static_sets import INDEX, make_key, publish
 from fastapi import FastAPI
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
-from support.remote_stores import serve_folder, through
+from support.remote_stores import through
 from support.service import (
     RECORDS,
     Running,
@@ -34,6 +34,7 @@ from support.service import (
     record,
     scenario,
 )
+from support.signed_sets import serve_folder
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Record, RecordSet

@@ -1,10 +1,8 @@
 """Remote stores that a test opens and its end closes, and spools that wait for a server."""
 
-import functools
-import http.server
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from __future__ import annotations
+
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -86,13 +84,3 @@ def deliver(spool: Spool, server: Running | Callable[[bytes, int], None]) -> tup
 def singles(*ms: int) -> list[RecordSet]:
     """Return record sets with one record each, by M."""
     return [RecordSet(context=context(), records=(record(m),)) for m in ms]
-
-
-@contextmanager
-def serve_folder(folder: Path) -> Iterator[str]:
-    """Serve a folder's files over HTTP, and yield its URL."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()

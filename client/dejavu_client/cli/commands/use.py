@@ -50,8 +50,7 @@ def use(
     total = sum(entry.size for entry in entries)
     note(f"{counted(len(entries), 'context')}, {size_text(total)}, for {about}")
     if not dry_run:
-        for entry in entries:
-            list(store.records(entry.context))
+        store.fetch(entries)
     settings = current_settings()
     urls = dict.fromkeys([*split_urls(settings.url or settings.default_url), store.url])
     say(f"export DEJAVU_CACHE_URL='{','.join(urls)}'")
