@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
 from ..errors import PrewarmError, StoreError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
@@ -47,12 +49,18 @@ class PrewarmSpec(FrozenModel):
         store: URL of the store with the records.
         devices: names of devices, as records have them.
         folder: the folder to write to, as `stores.manifest` describes it.
+        recorded: names of modules whose kernels an engine was recorded to launch.
+        engine: the engine whose options these are.
+        options: the engine's; empty if records alone say what it launches.
     """
 
     modules: tuple[str, ...]
     store: str
     devices: tuple[str, ...]
     folder: str = ""
+    recorded: tuple[str, ...] = ()
+    engine: str = ""
+    options: Mapping[str, str] = Field(default_factory=dict)
 
 
 class CompileJob(FrozenModel):

@@ -72,6 +72,16 @@ def current_target() -> GPUTarget:
     return driver.active.get_current_target()
 
 
+def pretended_device() -> Device | None:
+    """Return the GPU that `hooks.set_target` has made this process believe in, or None."""
+    from triton.runtime import driver
+
+    try:
+        return getattr(driver.active, "pretended", None)
+    except RuntimeError:  # there is no driver
+        return None
+
+
 def backend_for(target: GPUTarget) -> BaseBackend:
     """Return Triton's compiler backend for a `GPUTarget`."""
     from triton.compiler.compiler import make_backend
@@ -138,6 +148,8 @@ def _gpu(device: int, target: GPUTarget) -> Device:
         raise UnknownDeviceError(
             f"devices of Triton's backend {target.backend!r} have no place in records yet"
         )
+    if pretended := pretended_device():
+        return pretended
     properties = torch.cuda.get_device_properties(device)
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
     return Device(

@@ -38,6 +38,7 @@ __all__ = [
     "COVERED",
     "HOOK_CHAIN",
     "SPECIALIZE",
+    "TYPE_NAMES",
     "WATCHED_KNOBS",
     "Autotuner",
     "CompilationError",
@@ -66,6 +67,9 @@ __all__ = [
 
 COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known, and the Hopper kernel was run with it."""
+
+TYPE_NAMES: Mapping[str, str] = getattr(jit, "type_canonicalisation_dict", {})
+"""Triton's names of PyTorch's dtypes."""
 
 HOOK_CHAIN: Any = knobs.HookChain
 """Class of launch hooks, whose instances are often empty and never None."""
