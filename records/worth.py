@@ -90,11 +90,11 @@ class WorthTable:
         if signature in self._seen:
             return None
         self._seen.add(signature)
-        found = self._store.get(request.context, request.scenario)
-        if found is None or found.record.winner is None:
+        stored = self._store.get(request.context, request.scenario)
+        if stored is None or stored.record.winner is None:
             self._unrecorded.add(request.autotuner.base_fn.__name__)
             return None
-        return found.record
+        return stored.record
 
     def _tune(self, kernel: CachedAutotuner, request: Request) -> Any:
         """Have Triton's autotuner tune a launch that has a record; return a config."""

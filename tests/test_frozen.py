@@ -45,7 +45,7 @@ def test_a_signed_set_is_read() -> None:
     records = open_store(f"static+{(FROZEN / 'set').as_uri()}?key={key}").records(
         record_set().context
     )
-    unpinned = (one.model_copy(update={"pin": None}) for one in record_set().records)
+    unpinned = (record.model_copy(update={"pin": None}) for record in record_set().records)
     assert [*records] == [*unpinned]
 
 
