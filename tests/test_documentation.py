@@ -46,17 +46,6 @@ def test_every_command_is_documented() -> None:
     assert not [name for name in COMMANDS if not is_documented(name.split()[-1])]
 
 
-def test_every_option_has_a_help_text() -> None:
-    options = [
-        (name, parameter)
-        for name, command in COMMANDS.items()
-        for parameter in command.params
-        if parameter.param_type_name == "option"
-    ]
-    assert len(options) > 100
-    assert not [(name, item.name) for name, item in options if not item.help]
-
-
 def test_the_reference_of_commands_is_written_from_this_code() -> None:
     remedy = "run `make reference`"
     listed = (REFERENCE / "commands.md").read_text(encoding="utf-8")
@@ -66,7 +55,8 @@ def test_the_reference_of_commands_is_written_from_this_code() -> None:
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
                 assert parameter.opts[0] in section, (name, remedy)
-                assert " ".join((parameter.help or "").split())[:40] in section, (name, remedy)
+                assert parameter.help, (name, parameter.name)
+                assert " ".join(parameter.help.split())[:40] in section, (name, remedy)
 
 
 def test_the_quoted_messages_are_in_the_source() -> None:

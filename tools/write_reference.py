@@ -132,7 +132,7 @@ def command_names() -> Iterator[str]:
             yield f"command {full}"
             for item in command.params:
                 for text in [*item.opts, *item.secondary_opts]:
-                    yield f"command {full} {text if text[0] == '-' else metavar_of(item)}"
+                    yield f"command {full} {text if text[0] == '-' else text.upper()}"
 
 
 def model_names() -> Iterator[str]:

@@ -116,6 +116,11 @@ def current_environment(device: int) -> Environment:
     return environment.model_copy(update={"variables": compiler_settings()})
 
 
+def environment_here() -> Environment:
+    """Return the environment in which a kernel would run now: a GPU's, or the interpreter's."""
+    return current_environment(INTERPRETER_INDEX if is_interpreting() else current_device())
+
+
 @cache
 def toolchain_on(device: int) -> Environment:
     """Return a device's environment without Triton's settings, which a program may change.

@@ -1,7 +1,5 @@
 """`install()` and `dejavu-cache run` cache libraries that know only `triton.autotune`."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Configs in records only select among what a kernel declares, and compile nothing else."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

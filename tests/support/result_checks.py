@@ -91,6 +91,16 @@ def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {"x": x, "out": torch.full_like(x, float("nan")), "n": 1000}
 
 
+def both(write: Write, more: Callable[[dict[str, Any]], object]) -> Write:
+    """Return a function that writes what another one does, and more."""
+
+    def write_both(arguments: dict[str, Any]) -> None:
+        write(arguments)
+        more(arguments)
+
+    return write_both
+
+
 def half_of_it(arguments: dict[str, Any]) -> None:
     """Write half of the output."""
     out, x = (arguments[name].chunk(2)[0] for name in ("out", "x"))

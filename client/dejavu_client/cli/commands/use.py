@@ -60,6 +60,4 @@ def _this_device() -> str:
     """Return the name of this machine's GPU; empty without one."""
     if environment.triton_version() is None or not environment.has_device():
         return ""
-    is_cpu = environment.is_interpreting()
-    index = environment.INTERPRETER_INDEX if is_cpu else environment.current_device()
-    return environment.current_environment(index).device.name
+    return environment.environment_here().device.name
