@@ -1,21 +1,17 @@
 """Start a stand-in for vLLM's worker, whose kernel Triton compiles for a pretended GPU.
 
-Prints whether it came from a folder. Arguments: a folder for the stand-in's package, and the number
-that its kernel stores.
+Arguments: a folder for the stand-in's package, and the number that its kernel stores.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from support.compiling_gpu import pretend_gpu
-from triton import knobs
 
 from dejavu_cache.engines.vllm.plugin import register
 from dejavu_cache.runtime.launch_recorder import QUIET_SECONDS
@@ -35,14 +31,6 @@ class Worker:
     def compile_or_warm_up_model(self, x):
         fill[(1,)](x)
 """
-found: list[bool] = []
-
-
-def note(**event: Any) -> None:
-    found.append(event["cache_hit"])
-    record(**event)
-
-
 pretend_gpu("cuda:90")
 worker_file = Path(sys.argv[1], "vllm/v1/worker/gpu_worker.py")
 worker_file.parent.mkdir(parents=True, exist_ok=True)
@@ -50,9 +38,5 @@ worker_file.write_text(WORKER.replace("NUMBER", sys.argv[2]))
 Path(sys.argv[1], "vllm/__init__.py").touch()  # it comes before an installed vLLM
 sys.path.insert(0, sys.argv[1])
 register()
-worker = import_module("vllm.v1.worker.gpu_worker").Worker()
-record = knobs.compilation.listener
-knobs.compilation.listener = note
-worker.compile_or_warm_up_model(torch.empty(64))
+import_module("vllm.v1.worker.gpu_worker").Worker().compile_or_warm_up_model(torch.empty(64))
 time.sleep(3 * QUIET_SECONDS)
-print(json.dumps(found))
