@@ -85,8 +85,8 @@ def measure_fetches(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
     finally:
         server.terminate()
     return {
-        way: {name: round(value, 2) for name, value in each.items()}
-        for way, each in seconds.items()
+        way: {name: round(value, 2) for name, value in times.items()}
+        for way, times in seconds.items()
     }
 
 

@@ -1,6 +1,6 @@
 """Sweep suite of flash-linear-attention's operations, forward and backward, in bfloat16.
 
-    dejavu-cache sweep records/fla_suite.py --option only=gated_delta_rule+kda
+    DEJAVU_CACHE_POLICY=records/fla_policy.toml dejavu-cache sweep records/fla_suite.py
 
 Heads and widths are those of models: Qwen3-Next (gated delta rule), Kimi Linear (KDA), and the
 library's own of 1.3B parameters. Inputs are batch and length.
@@ -20,9 +20,10 @@ INPUTS = ((1, 2048), (4, 4096), (1, 32768))
 HELD_OUT = ((1, 8192), (4, 1536))
 
 
-def _gate(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+def _gate(*shape: int) -> Any:
     """Return logarithms of numbers between 0 and 1."""
-    return torch.nn.functional.logsigmoid(torch.randn(*shape, device=DEVICE)).to(dtype)
+    gate = torch.nn.functional.logsigmoid(torch.randn(*shape, device=DEVICE))
+    return gate.requires_grad_()
 
 
 def _share(*shape: int) -> Any:
@@ -34,7 +35,7 @@ def gated_delta_rule(batch: int, length: int, **options: Any) -> Any:
 
     q, k = (randn(batch, length, 16, 128) for _ in range(2))
     v, share = randn(batch, length, 32, 128), _share(batch, length, 32)
-    gate = _gate(batch, length, 32).requires_grad_()
+    gate = _gate(batch, length, 32)
     return chunk_gated_delta_rule(q, k, v, gate, share, use_qk_l2norm_in_kernel=True, **options)[0]
 
 
@@ -42,7 +43,7 @@ def kda(batch: int, length: int, **options: Any) -> Any:
     from fla.ops.kda import chunk_kda
 
     q, k, v = (randn(batch, length, 32, 128) for _ in range(3))
-    gate, share = _gate(batch, length, 32, 128).requires_grad_(), _share(batch, length, 32)
+    gate, share = _gate(batch, length, 32, 128), _share(batch, length, 32)
     return chunk_kda(q, k, v, gate, share, use_qk_l2norm_in_kernel=True, **options)[0]
 
 
@@ -83,42 +84,9 @@ def delta_rule(batch: int, length: int) -> Any:
     return chunk_delta_rule(q, k, v, share, use_qk_l2norm_in_kernel=True)[0]
 
 
-def simple_gla(batch: int, length: int) -> Any:
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    q, k, v = (randn(batch, length, 16, 128) for _ in range(3))
-    return chunk_simple_gla(q, k, v, _gate(batch, length, 16).requires_grad_())[0]
-
-
-def gla(batch: int, length: int) -> Any:
-    from fla.ops.gla import chunk_gla
-
-    q, k, v = (randn(batch, length, 4, width) for width in (256, 256, 512))
-    gate = _gate(batch, length, 4, 256, dtype=torch.bfloat16).requires_grad_()
-    return chunk_gla(q, k, v, gate)[0]
-
-
-def rwkv7(batch: int, length: int) -> Any:
-    from fla.ops.rwkv7 import chunk_rwkv7
-
-    r, k, v, key = (randn(batch, length, 32, 64) for _ in range(4))
-    key = torch.nn.functional.normalize(key, dim=-1)
-    decay = _gate(batch, length, 32, 64, dtype=torch.bfloat16).requires_grad_()
-    return chunk_rwkv7(r, decay, k, v, -key, key * _share(batch, length, 32, 1))[0]
-
-
 FUNCTIONS = (
-    gated_delta_rule,
-    gated_delta_rule_prompt,
-    kda,
-    kda_prompt,
-    gated_norm,
-    short_convolution,
-    norm,
-    delta_rule,
-    simple_gla,
-    gla,
-    rwkv7,
+    *(gated_delta_rule, gated_delta_rule_prompt, kda, kda_prompt),
+    *(gated_norm, short_convolution, norm, delta_rule),
 )
 
 

@@ -5,9 +5,11 @@
 The operations of a suite run on inputs that nothing was tuned on. At each launch that has a record,
 up to three configs take turns: the first one that fits the GPU, as if there were no autotuner; the
 fastest on the first input of the sweep, as the library's autotuner keeps it for all inputs of a
-key; and the record's winner. Times are those of kernels, with a cold L2 cache. For the first
-operations, Triton's autotuner also tunes each launch, its binaries compiled before: that is what
-a process with the records does not wait for.
+key; and the record's winner. Times are those of kernels, with a cold L2 cache.
+
+For the first launches, Triton's autotuner also tunes on the first input, its binaries compiled
+before: that is what a process with the records does not wait for. So it does where configs were
+found wrong, which it does not notice: there, the library's choice is what it chose.
 """
 
 from __future__ import annotations
@@ -33,15 +35,17 @@ from triton.runtime.errors import OutOfResources
 
 from dejavu_cache import install
 from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Config
 from dejavu_cache.runtime.autotuner import CachedAutotuner
 from dejavu_cache.runtime.request import Request
 from dejavu_cache.stores import Store, open_store
+from dejavu_cache.triton_internals.config_names import describe
 
 ROUNDS = 5
 """Turns in which the configs of a launch are timed."""
 
 TUNING_SECONDS = 6.0
-"""Seconds for which Triton's autotuner tunes launches of a suite."""
+"""Seconds for which Triton's autotuner tunes the first launches of a suite."""
 
 
 class LaunchTimes(NamedTuple):
@@ -64,14 +68,14 @@ class WorthTable:
         self._times: dict[str, list[LaunchTimes]] = {}
         self._unrecorded: set[str] = set()
         self._tunes: list[tuple[int, float]] = []
+        self._chosen: dict[object, Config] = {}
 
     def measure(self, only: str) -> Iterator[None]:
         """Tune some launches by Triton, then time others; yield after each operation."""
         suite = self._suite
-        for operation in operations_of(suite.FUNCTIONS, suite.INPUTS[:1], only):
-            if self._may_tune:
-                with choose_configs(self._tune):
-                    operation.run()
+        with choose_configs(self._tune):
+            for operation in operations_of(suite.FUNCTIONS, suite.INPUTS[:1], only):
+                operation.run()
         self._deadline = time.monotonic() + self._seconds
         for operation in operations_of(suite.FUNCTIONS, suite.HELD_OUT, only):
             if time.monotonic() < self._deadline:
@@ -86,19 +90,17 @@ class WorthTable:
         if signature in self._seen:
             return None
         self._seen.add(signature)
-        found = self._store.get(request.context, request.scenario)
-        if found is None or found.record.winner is None:
+        stored = self._store.get(request.context, request.scenario)
+        if stored is None or stored.record.winner is None:
             self._unrecorded.add(request.autotuner.base_fn.__name__)
             return None
-        return found.record
-
-    @property
-    def _may_tune(self) -> bool:
-        return sum(seconds for _, seconds in self._tunes) < TUNING_SECONDS
+        return stored.record
 
     def _tune(self, kernel: CachedAutotuner, request: Request) -> Any:
         """Have Triton's autotuner tune a launch that has a record; return a config."""
-        if self._may_tune and self._find(request) is not None:
+        record = self._find(request)
+        is_first = sum(seconds for _, seconds in self._tunes) < TUNING_SECONDS
+        if record and (is_first or any(entry.is_wrong for entry in record.measurements)):
             tuner = Autotuner(
                 kernel.fn, kernel.arg_names, kernel.configs, kernel.keys, kernel.reset_to_zero,
                 kernel.restore_value,
@@ -109,6 +111,7 @@ class WorthTable:
             tuner.run(*request.args, **request.kwargs)
             torch.cuda.synchronize()
             self._tunes.append((len(request.declared), time.perf_counter() - start))
+            self._chosen[request.context, request.scenario] = describe(tuner.best_config)
         return request.default
 
     def _time(self, times: list[LaunchTimes], kernel: CachedAutotuner, request: Request) -> Any:
@@ -117,7 +120,8 @@ class WorthTable:
         if record is None:
             return request.default
         tuned = request.declared.get(record.winner.config)
-        own = request.declared.get(first_choice(record))
+        chosen = self._chosen.get((request.context, request.scenario)) or first_choice(record)
+        own = request.declared.get(chosen)
         if tuned is not None and own is not None:
             milliseconds = take_turns(request, [tuned, first_that_fits(request), own])
             times.append(LaunchTimes(kernel.base_fn.__name__, *milliseconds))
@@ -128,19 +132,20 @@ class WorthTable:
         launches = [times for operation in self._times.values() for times in operation]
         if not launches:
             return [f"{self._suite.__name__}: no launch has a record."]
-        rows = [_row(name, times) for name, times in self._times.items() if times]
+        rows = []
+        for name, times in self._times.items():
+            tuned, first, own = (sum(time[side] for time in times) for side in (1, 2, 3))
+            if times:
+                cells = (
+                    f"{len(times)} | {tuned * 1e3:.0f} | {first / tuned:.3f} | {own / tuned:.3f}"
+                )
+                rows.append(f"| {name} | {cells} |")
         means, least = [], []
         for side in (2, 3):
             ratios = [(time[side] / time.tuned, time.kernel) for time in launches]
             means.append(f"{statistics.geometric_mean(ratio for ratio, _ in ratios):.3f}")
             least.append(f"{min(ratios)[0]:.3f}, {min(ratios)[1]}")
-        said = f"Without a record: {', '.join(sorted(self._unrecorded)) or 'none'}."
-        if self._tunes:
-            configs, seconds = (sum(column) for column in zip(*self._tunes, strict=True))
-            said += (
-                f" Triton's autotuner took {seconds:.1f} s for {configs} configs of the first "
-                f"{len(self._tunes)} launches, compiled before."
-            )
+        configs, seconds = (sum(tune[at] for tune in self._tunes) for at in (0, 1))
         return [
             f"| {self._suite.__name__} | launches | tuned, us | first config | own choice |",
             "|---|---:|---:|---:|---:|",
@@ -148,16 +153,9 @@ class WorthTable:
             f"| mean of launches | {len(launches)} | | {' | '.join(means)} |",
             f"| least favourable launch | | | {' | '.join(least)} |",
             "",
-            said,
+            f"Without a record: {', '.join(sorted(self._unrecorded)) or 'none'}. For {configs} "
+            f"configs of {len(self._tunes)} launches, Triton's autotuner took {seconds:.1f} s.",
         ]
-
-
-def _row(name: str, times: Sequence[LaunchTimes]) -> str:
-    """Return an operation's row: the sum of its kernels' times, and how many times others take."""
-    tuned, first, own = (sum(time[side] for time in times) for side in (1, 2, 3))
-    return (
-        f"| {name} | {len(times)} | {tuned * 1e3:.0f} | {first / tuned:.3f} | {own / tuned:.3f} |"
-    )
 
 
 def first_choice(record: Record) -> Any:

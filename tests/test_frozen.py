@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from pathlib import Path
 
@@ -14,12 +13,11 @@ from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.manifest import read_manifest
 
 FROZEN = ROOT / "tests" / "frozen"
-WRITTEN = FROZEN / "records.jsonl"
-"""What every file in the folder says, in its own format."""
 
 
 def record_set() -> RecordSet:
-    return RecordSet.model_validate_json(WRITTEN.read_bytes())
+    """Return what every file in the folder says, in its own format."""
+    return RecordSet.model_validate_json((FROZEN / "records.jsonl").read_bytes())
 
 
 def test_no_name_goes_and_new_ones_are_listed() -> None:
@@ -45,14 +43,12 @@ def test_a_signed_set_is_read() -> None:
     records = open_store(f"static+{(FROZEN / 'set').as_uri()}?key={key}").records(
         record_set().context
     )
-    unpinned = (one.model_copy(update={"pin": None}) for one in record_set().records)
+    unpinned = (record.model_copy(update={"pin": None}) for record in record_set().records)
     assert [*records] == [*unpinned]
 
 
 def test_a_prewarmed_folder_is_known() -> None:
-    assert json.loads(read_manifest(FROZEN).text) == json.loads(
-        (FROZEN / "prewarmed.json").read_bytes()
-    )
+    assert read_manifest(FROZEN).text == (FROZEN / "prewarmed.json").read_text()
 
 
 def test_what_is_written_is_still_the_same(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def try_case(python: str, case: str, dist: Path) -> str:
         read("uv", "venv", "-q", "--python", python, home / "venv")
         read("uv", "pip", "install", "-q", "--python", bin_ / "python", *requirements)
         seconds = time.monotonic() - start
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("DEJAVU_")}
-        environment = {**kept, "HOME": name, "ROOT": str(ROOT), "TRITON_INTERPRET": "1"}
+        outer = {key: value for key, value in os.environ.items() if not key.startswith("DEJAVU_")}
+        environment = {**outer, "HOME": name, "ROOT": str(ROOT), "TRITON_INTERPRET": "1"}
         environment |= {"PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": ""}
         version = 'test "$(dejavu-cache --version)" = "dejavu-cache $VERSION"\n'
         environment["VERSION"] = file.name.split("-")[1].removesuffix(".tar.gz")

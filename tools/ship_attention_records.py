@@ -3,6 +3,7 @@
 `tools/shipped_records.json` says what is swept. A sweep goes on from what ships; what it leaves is
 packed into the package, with timings rounded to five digits and without who measured them.
 Sweeping needs the GPU that the records are for; `--dry-run` prints the commands on any machine.
+`--pack STORE FOLDER` only packs what a folder has, as for the sets in `records/`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def pack_records(folder: Path, package: Path) -> None:
     from dejavu_cache.stores import FileStore
     from dejavu_cache.stores.file_layout import Page
 
+    package.mkdir(parents=True, exist_ok=True)
     for kernel in filter(Path.is_dir, package.iterdir()):
         shutil.rmtree(kernel)
     for record_set in FileStore(folder, read_only=True).record_sets():
@@ -94,12 +96,15 @@ def _shorten_measurement(measurement: Measurement) -> Measurement:
 def main() -> int:
     """Run the commands until one fails, or print them; return the exit status."""
     dry_run = "--dry-run" in sys.argv[1:]
+    sys.path.insert(0, str(ROOT))
+    if sys.argv[1:2] == ["--pack"]:
+        pack_records(*map(Path, sys.argv[2:4]))
+        return 0
     plan = json.loads(PLAN.read_text(encoding="utf-8"))
     paths = [str(ROOT), str(ROOT / "client"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment["DEJAVU_CACHE_SHIPPED"] = "0"  # the folder has what ships, and is what counts
     package, folder = ROOT / plan["records"], ROOT / plan["store"]
-    sys.path.insert(0, str(ROOT))
     if not dry_run:
         unpack_records(package, folder)
     for arguments in commands(plan):

@@ -132,7 +132,7 @@ def command_names() -> Iterator[str]:
             yield f"command {full}"
             for item in command.params:
                 for text in [*item.opts, *item.secondary_opts]:
-                    yield f"command {full} {text if text[0] == '-' else metavar_of(item)}"
+                    yield f"command {full} {text if text[0] == '-' else text.upper()}"
 
 
 def model_names() -> Iterator[str]:
@@ -241,7 +241,8 @@ def command_lines(name: str, command: Any) -> list[str]:
 
 def metavar_of(argument: Any) -> str:
     """Return how an argument is written in the usage."""
-    name = argument.metavar or argument.name.upper()
+    name = (argument.metavar or argument.name.upper()).removeprefix("[")
+    name = name if "[" in name else name.removesuffix("]")
     name = f"{name.removesuffix('…')}…" if argument.nargs == -1 else name
     return name if argument.required else f"[{name}]"
 

@@ -73,9 +73,11 @@ def start_one(*arguments: Any, **options: Any) -> Engine:
 
 def shares(times: dict[str, Any]) -> dict[str, float]:
     """Return each engine's speed as a share of the first one's."""
-    known = {name: value for name, value in times.items() if value}
-    first = next(iter(known.values()), None)
-    return {name: round(first / value, 4) for name, value in known.items()} if first else {}
+    positive_times = {name: value for name, value in times.items() if value}
+    first = next(iter(positive_times.values()), None)
+    return (
+        {name: round(first / value, 4) for name, value in positive_times.items()} if first else {}
+    )
 
 
 def compare_agreement(engines: list[Engine]) -> None:
@@ -91,8 +93,12 @@ def compare_agreement(engines: list[Engine]) -> None:
             tops = list(zip(expected["tops"], actual["tops"], strict=False))
             # The first token that differs is drawn in the same context, and counts too.
             for likely, other in tops[: same + 1]:
-                known = dict(map(tuple, other))
-                gaps = [abs(known[token] - prob) for token, prob in likely if token in known]
+                theirs_by_token = dict(map(tuple, other))
+                gaps = [
+                    abs(theirs_by_token[token] - prob)
+                    for token, prob in likely
+                    if token in theirs_by_token
+                ]
                 worst = max([worst, *gaps])
             keep("agree", name, length, value={"same": same, "of": len(pairs), "logprob": worst})
 

@@ -152,9 +152,7 @@ def test_a_launch_waits_briefly_and_a_later_one_has_the_file(publisher: Publishe
         gate.set()
         wait_until(lambda: len([*publisher.copies.glob("*.json")]) == len(SETS))
         assert context in store.revalidate({context: [scenario]})
-        found = launch.get(context, scenario)
-    assert found
-    assert found.record == record(16)
+        assert launch.get(context, scenario) == (record(16), store.url, True)
 
 
 def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:

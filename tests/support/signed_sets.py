@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dejavu_client import static_sets
-from dejavu_client.static_sets import StaticStore, make_key, publish, read_private_key, sign_index
+from dejavu_client.static_sets import StaticStore, make_key, publish
+from dejavu_client.static_sets.signed_index import read_private_key, sign_index
 from dejavu_client.static_sets.sources import Files
 
 from dejavu_cache.errors import StoreError
@@ -25,7 +26,7 @@ SETS = [
     RecordSet(context=context(kernel=f"pkg.{name}"), records=tuple(map(record, (16, 32))))
     for name in ("add", "sub")
 ]
-KNOWN = {(one.context, entry) for one in SETS for entry in one.records}
+KNOWN = {(signed.context, entry) for signed in SETS for entry in signed.records}
 
 
 class Publisher:
@@ -56,7 +57,7 @@ class Publisher:
 
 def read_all(store: StaticStore) -> set[tuple[object, object]]:
     """Return the contexts and records of a store."""
-    return {(one.context, entry) for one in store.record_sets() for entry in one.records}
+    return {(of.context, entry) for of in store.record_sets() for entry in of.records}
 
 
 def draw_sets(publisher: Publisher, count: int) -> Counter[str]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.checkout import PROGRAMS, ROOT
 from support.sweeping import Sweeps
 
@@ -27,3 +28,12 @@ def test_an_operation_is_tuned_over_its_inputs_forward_and_backward(tmp_path: Pa
         names = {f"scale {length}: scale_kernel {number}" for length in (100, 300)}
         assert names in (forward, backward)
     assert subprocess.run(program, env=env, timeout=240).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "records/sets").iterdir()))
+def test_a_set_has_winners_alone_and_names_nobody(name: str) -> None:
+    store = FileStore(ROOT / "records/sets" / name, read_only=True)
+    records = [record for context in store.contexts() for record in store.records(context)]
+    assert len(records) > 5
+    assert all(record.winner for record in records)
+    assert {entry.by for record in records for entry in record.measurements} == {""}

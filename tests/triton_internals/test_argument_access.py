@@ -115,11 +115,11 @@ READS_AND_WRITES: dict[Any, tuple[str, str, bool] | None] = {
 def test_compiled_code_tells() -> None:
     for kernel, expected in READS_AND_WRITES.items():
         source = ASTSource(kernel, SIGNATURES.get(kernel, FLOATS), {})
-        found = accesses_of_kernel(triton.compile(source, target=GPUTarget("cuda", 90, 32)))
+        accesses = accesses_of_kernel(triton.compile(source, target=GPUTarget("cuda", 90, 32)))
         told = None
-        if found is not None:
-            names = [" ".join(sorted(each)) for each in (found.read, found.written)]
-            told = (*names, found.elsewhere)
+        if accesses is not None:
+            names = [" ".join(sorted(arguments)) for arguments in (accesses.read, accesses.written)]
+            told = (*names, accesses.elsewhere)
         assert told == expected, kernel
 
 

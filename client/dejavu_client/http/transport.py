@@ -253,11 +253,12 @@ class _Progress:
 
     Attributes:
         is_left: whether nobody waits for the answer any more.
+        until: time after which no more is read.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
         self._silence = [0.0, 0.0]
-        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self.until = time.monotonic() + seconds
         self._is_waiting = self._is_exchange = self.is_left = False
 
     def trace(self, event: str) -> None:
@@ -272,11 +273,6 @@ class _Progress:
             self._silence[self._is_exchange] += TICK
         return max(self._silence)
 
-    def refuse_late(self) -> None:
-        """Raise an error after the deadline."""
-        if time.monotonic() > self._until:
-            raise SilenceError(f"had not answered after {self._seconds:.0f} s")
-
 
 def _read_body(response: httpx.Response, server: str, largest: int, progress: _Progress) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
@@ -284,7 +280,8 @@ def _read_body(response: httpx.Response, server: str, largest: int, progress: _P
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
     body = bytearray()
     for piece in response.iter_bytes():
-        progress.refuse_late()
+        if time.monotonic() > progress.until:
+            raise SilenceError("had not answered in time")
         body += piece
         if len(body) > largest:
             raise NonsenseError(f"{server} sent more than {size_text(largest)}")

@@ -10,16 +10,7 @@ that grows with each publication: a reader never goes back to an earlier one.
 
 from __future__ import annotations
 
-from .signed_index import INDEX, make_key, publish, read_private_key, sign_index
+from .signed_index import INDEX, make_key, publish
 from .store import StaticStore, open_static, static_url
 
-__all__ = [
-    "INDEX",
-    "StaticStore",
-    "make_key",
-    "open_static",
-    "publish",
-    "read_private_key",
-    "sign_index",
-    "static_url",
-]
+__all__ = ["INDEX", "StaticStore", "make_key", "open_static", "publish", "static_url"]

@@ -18,7 +18,7 @@ from dejavu_cache.system import safe_files
 from dejavu_cache.system.background_threads import start_thread
 from dejavu_cache.system.notices import size_text
 
-from ..http.errors import NonsenseError, SilenceError, UnreachableError
+from ..http.errors import NonsenseError, RefusedError, SilenceError, UnreachableError
 from ..http.transport import WHOLE_SECONDS, ServerAnswer, Transport
 from .signed_index import refusal
 
@@ -137,7 +137,8 @@ def ask(
 def content_of(answer: ServerAnswer, url: str) -> tuple[bytes, str]:
     """Return what a server has sent and its entity tag; raise an error if it has nothing."""
     if answer.status in (401, 403, 404, 410):
-        raise StoreError(f"{url} is not there ({answer.status}): check the set's URL")
+        message = f"{url} is not there ({answer.status}): check the set's URL"
+        raise RefusedError(message, answer.status)
     if answer.status != 200:
         raise UnreachableError(f"{url} cannot be read now: it answers {answer.status}")
     return answer.body, answer.headers.get("etag", "")

@@ -30,6 +30,7 @@ from dejavu_cache.system.safe_files import read_file, replace_file
 
 from ..http.circuit import PATIENCE
 from ..http.errors import UnreachableError
+from .registry import Registry
 from .signed_index import INDEX, LARGEST_INDEX, IndexEntry, SignedIndex, read_index, refusal
 from .sources import Files, Source
 
@@ -269,15 +270,17 @@ def open_static(url: str) -> StaticStore:
     """
     parts = urlsplit(url.removeprefix("static+"))
     key = parts.query.removeprefix("key=")
-    is_known = parts.scheme in ("https", "http") and bool(parts.hostname)
+    is_known = parts.scheme in ("https", "http", "oci") and bool(parts.hostname)
     is_known = is_known or (parts.scheme == "file" and parts.netloc in ("", "localhost"))
     is_whole = is_known and "@" not in parts.netloc and not parts.fragment and url.isprintable()
     if not is_whole or not re.fullmatch(r"key=[A-Za-z0-9_-]{43}", parts.query):
         raise SettingsError(f"{url!r} names no signed set: {_USAGE}")
     place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-    return StaticStore(Files(place, current_settings().wait), key)
+    source = Registry if parts.scheme == "oci" else Files
+    return StaticStore(source(place, current_settings().wait), key)
 
 
 def static_url(url: str, key: str) -> str:
     """Return the URL of a set for `DEJAVU_CACHE_URL`, given that of its folder and a key."""
-    return open_static(f"static+{make_absolute(url.removeprefix('static+'))}?key={key}").url
+    place = url.removeprefix("static+")
+    return open_static(f"static+{place if '://' in place else make_absolute(place)}?key={key}").url
