@@ -312,12 +312,12 @@ def build_folder(name: str, gpu: str, store: Path, **options: str) -> str:
         engine="vllm",
         options=options,
     )
-    result = prewarm(spec, out)
+    manifest, notes = prewarm(spec, out)
     value = {
         "seconds": round(time.perf_counter() - begin, 1),
-        "bytes": sum(file.size for file in result.manifest.files.values()),
-        "binaries": {kernel.name: kernel.binaries for kernel in result.manifest.kernels},
-        "notes": result.notes,
+        "bytes": sum(file.size for file in manifest.files.values()),
+        "binaries": {kernel.name: kernel.binaries for kernel in manifest.kernels},
+        "notes": notes,
     }
     keep("build", name, value=value)
     return f"prewarmed://{out}"

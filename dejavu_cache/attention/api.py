@@ -249,24 +249,6 @@ def _on_device(q: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(q.device)
 
 
-def layers_of(
-    implementation: str, batch: Batch, overlap: bool
-) -> HopperLayers | FewSequencesLayers | None:
-    """Prepare an implementation's launches in the layers of a step.
-
-    Args:
-        implementation: a name that `choose` returned.
-        batch: the call of one layer.
-        overlap: as in `plan`.
-
-    Returns:
-        None if its launches share nothing and write no new tokens.
-    """
-    if implementation == "hopper":
-        return HopperLayers(batch, overlap)
-    return FewSequencesLayers() if implementation == "few_sequences" else None
-
-
 class Plan:
     """Attention of one batch in every layer of a model; `attention.plan` makes it.
 
@@ -286,7 +268,12 @@ class Plan:
         self.batch, self.overlap, self.implementation = batch, overlap, choose(batch)
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
-        self._layers = layers_of(self.implementation, batch, overlap)
+        # Of other implementations, launches share nothing and write no new tokens.
+        self._layers: HopperLayers | FewSequencesLayers | None = None
+        if self.implementation == "hopper":
+            self._layers = HopperLayers(batch, overlap)
+        elif self.implementation == "few_sequences":
+            self._layers = FewSequencesLayers()
         # What a launched layer's output, new tokens and scales were like, its queue, and how to
         # launch another one like it.
         self._first: tuple[tuple[TensorForm, ...], tuple[int, bool], Repeat] | None = None

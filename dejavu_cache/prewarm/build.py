@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -217,20 +216,10 @@ def compile_all(
     return results
 
 
-class PrewarmResult(NamedTuple):
-    """The result of a prewarming.
-
-    Attributes:
-        manifest: the folder's.
-        notes: remarks for the user, one sentence each.
-    """
-
-    manifest: Manifest
-    notes: tuple[str, ...]
-
-
-def prewarm(spec: PrewarmSpec, out: Path, *, processes: int | None = None) -> PrewarmResult:
-    """Build a prewarmed folder without a GPU.
+def prewarm(
+    spec: PrewarmSpec, out: Path, *, processes: int | None = None
+) -> tuple[Manifest, list[str]]:
+    """Build a prewarmed folder without a GPU; return its manifest and remarks for the user.
 
     Args:
         spec: what is prewarmed, and for which devices.
@@ -263,7 +252,7 @@ def prewarm(spec: PrewarmSpec, out: Path, *, processes: int | None = None) -> Pr
         (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
         for path in (work, *work.rglob("*")):  # another user may run the program
             path.chmod(0o755 if path.is_dir() else 0o644)
-    return PrewarmResult(manifest, (*plan.notes, *notes))
+    return manifest, [*plan.notes, *notes]
 
 
 @contextmanager

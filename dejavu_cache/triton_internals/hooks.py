@@ -349,17 +349,14 @@ def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
     build.platform_key = lambda: host_key
 
 
-def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
+def sealed_cache(sources: Sequence[BinarySource], manager: Any) -> Any:
     """Return a cache manager class that reads sealed binaries, and writes elsewhere.
 
     Args:
         sources: binaries by Triton's keys, in the order in which they are asked.
-        otherwise: the class for all other files, Triton's own if None. Where it cannot write,
-            it gets a temporary folder.
+        manager: the class for all other files. Where it cannot write, it gets a temporary folder.
     """
-    from triton.runtime.cache import CacheManager, FileCacheManager
-
-    manager = otherwise or FileCacheManager
+    from triton.runtime.cache import CacheManager
 
     class SealedCache(CacheManager):  # type: ignore[misc]
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:

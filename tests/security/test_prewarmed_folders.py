@@ -21,7 +21,12 @@ from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import open_store
 from dejavu_cache.stores.manifest import File, Manifest, read_manifest
-from dejavu_cache.triton_internals.hooks import CUDA_UTILS, cuda_utils_key, sealed_cache
+from dejavu_cache.triton_internals.hooks import (
+    CUDA_UTILS,
+    cache_manager,
+    cuda_utils_key,
+    sealed_cache,
+)
 
 KEY = "a" * 40
 
@@ -71,12 +76,12 @@ def tuned(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # a knob would stay set
 
 
 def find(folder: Path) -> tuple[str | None, dict[str, str] | None]:
     """Return what Triton is handed: the driver's module and the kernel's group."""
-    cache = sealed_cache([SealedBinaries(folder, read_manifest(folder))])
+    cache = sealed_cache([SealedBinaries(folder, read_manifest(folder))], cache_manager())
     return cache("b" * 40).get_file(CUDA_UTILS), cache(KEY).get_group("k.json")
 
 

@@ -19,7 +19,7 @@ from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
     from dejavu_cache.model.scenario import Context
-    from dejavu_cache.prewarm.build import PrewarmResult
+    from dejavu_cache.stores.manifest import Manifest
 
 
 @app.command()
@@ -82,14 +82,13 @@ def prewarm(
         options=parse_assignments(option, "--option"),
     )
     show_progress()
-    result = build(spec, out, processes=jobs or None)
-    for text in result.notes:
+    manifest, notes = build(spec, out, processes=jobs or None)
+    for text in notes:
         note(text)
     if as_json:
-        manifest = result.manifest.model_dump(mode="json", exclude={"files"})
-        show_json({"notes": result.notes, **manifest})
+        show_json({"notes": notes, **manifest.model_dump(mode="json", exclude={"files"})})
     else:
-        _say_result(result, out)
+        _say_result(manifest, out)
 
 
 def _modules_of(engine: str, contexts: list[Context]) -> list[str]:
@@ -108,8 +107,7 @@ def _devices(texts: list[str], recorded: set[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def _say_result(result: PrewarmResult, out: Path) -> None:
-    manifest = result.manifest
+def _say_result(manifest: Manifest, out: Path) -> None:
     size = sum(file.size for file in manifest.files.values())
     binaries = counted(sum(kernel.binaries for kernel in manifest.kernels), "binary", "binaries")
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
