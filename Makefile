@@ -11,6 +11,7 @@ TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
 IDENTITY_TRITON ?= 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 NEWEST_PYTHON ?= 3.14
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Torch alone is asked of its index: as an extra one, every package would wait where it is not there.
@@ -28,7 +29,7 @@ DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV),$(VENV)-demo)
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak fleet-start exits fuzz matrix lowest newest lock shipped reference pictures docs kit clean
+.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak fleet-start exits fuzz matrix lowest newest lock shipped clean-installs reference pictures docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -145,6 +146,9 @@ lock: $(VENV)/.installed  ## pin development, documentation and the server's ima
 	$(UV_COMPILE) pyproject.toml --upgrade --extra server --output-file requirements/server.txt
 	$(UV_COMPILE) requirements/build.in --upgrade --output-file requirements/build.txt
 	$(UV_COMPILE) pyproject.toml --upgrade --extra docs --output-file requirements/docs.txt
+
+clean-installs: $(VENV)/.installed  ## install and try the wheel and the sdist on each of PYTHONS, into benchmarks/results
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/clean_installs.py --python $(PYTHONS)
 
 shipped:  ## sweep attention on this GPU, and write the records into the package; SHIPPED=--dry-run
 	$(PYTHON) tools/ship_attention_records.py $(SHIPPED)

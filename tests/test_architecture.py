@@ -1,7 +1,5 @@
 """Rules of the code: imports, assignments, names of classes, and the list of slow tests."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,10 +1,7 @@
 """Settings, commands, options and messages agree with the documentation; the quick start runs."""
 
-from __future__ import annotations
-
 import ast
 import importlib
-import json
 import os
 import re
 import runpy
@@ -17,15 +14,11 @@ from typing import Any
 import pytest
 import typer
 from dejavu_client.cli.main import all_commands, run_command
-from dejavu_service.settings import ServerSettings
-from pydantic import TypeAdapter
 from support.checkout import ROOT
 from support.command_line import list_commands
 
 import dejavu_cache
-from dejavu_cache.model.record import RecordSet
-from dejavu_cache.policy import Rule
-from dejavu_cache.settings import Settings, current_settings
+from dejavu_cache.settings import current_settings
 from dejavu_cache.stores.tiered import default_store
 
 REFERENCE = ROOT / "docs/reference"
@@ -53,18 +46,7 @@ def test_every_command_is_documented() -> None:
     assert not [name for name in COMMANDS if not is_documented(name.split()[-1])]
 
 
-def test_every_option_has_a_help_text() -> None:
-    options = [
-        (name, parameter)
-        for name, command in COMMANDS.items()
-        for parameter in command.params
-        if parameter.param_type_name == "option"
-    ]
-    assert len(options) > 100
-    assert not [(name, item.name) for name, item in options if not item.help]
-
-
-def test_the_reference_is_written_from_this_code() -> None:
+def test_the_reference_of_commands_is_written_from_this_code() -> None:
     remedy = "run `make reference`"
     listed = (REFERENCE / "commands.md").read_text(encoding="utf-8")
     for name, command in COMMANDS.items():
@@ -73,29 +55,8 @@ def test_the_reference_is_written_from_this_code() -> None:
         for parameter in command.params:
             if parameter.param_type_name == "option" and parameter.name != "help":
                 assert parameter.opts[0] in section, (name, remedy)
-                assert " ".join((parameter.help or "").split())[:40] in section, (name, remedy)
-    names = re.findall(r"^## (\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
-    assert sorted(names) == sorted({*dejavu_cache.__all__} - {"__version__", "errors"}), remedy
-    text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
-    fields = [f"DEJAVU_CACHE_{name.upper()}" for name in Settings.model_fields]
-    fields += [f"DEJAVU_SERVER_{name.upper()}" for name in ServerSettings.model_fields]
-    assert re.findall(r"^\| `([A-Z_]+)` ", text, re.MULTILINE) == fields, remedy
-    for file, model in (
-        ("records.schema.json", TypeAdapter(RecordSet)),
-        ("policy.schema.json", TypeAdapter(dict[str, list[Rule]])),
-    ):
-        written = json.loads((REFERENCE / file).read_text(encoding="utf-8"))
-        assert property_names(written) == property_names(model.json_schema()), remedy
-
-
-def property_names(schema: Any) -> set[str]:
-    """Return the names of all fields in a JSON Schema, whatever version of pydantic wrote it."""
-    if isinstance(schema, list):
-        return set().union(*map(property_names, schema))
-    if not isinstance(schema, dict):
-        return set()
-    names = set(schema.get("properties", {}))
-    return names.union(*map(property_names, schema.values()))
+                assert parameter.help, (name, parameter.name)
+                assert " ".join(parameter.help.split())[:40] in section, (name, remedy)
 
 
 def test_the_quoted_messages_are_in_the_source() -> None:

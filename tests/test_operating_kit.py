@@ -3,8 +3,6 @@
 `make kit` runs the kit itself.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

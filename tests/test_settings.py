@@ -1,7 +1,5 @@
 """Settings and the policy file are read once, bad ones are named, and no program is stopped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

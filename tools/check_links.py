@@ -12,7 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", ".github/**/*.md", "examples/**/*.md")
+DOCUMENTS = (
+    "*.md",
+    "docs/**/*.md",
+    "benchmarks/**/*.md",
+    "records/*.md",
+    ".github/**/*.md",
+    "examples/**/*.md",
+)
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)

@@ -237,7 +237,8 @@ def main() -> int:
     show = "--list" in sys.argv
     passed = check("packages", PACKAGES, show)
     passed = (
-        check("tests and benchmarks", ("tests", "benchmarks", "examples", "tools"), show) and passed
+        check("tests and benchmarks", ("tests", "benchmarks", "records", "examples", "tools"), show)
+        and passed
     )
     repeated = repeated_class_names()
     print(f"class names used more than once: {', '.join(repeated) or 'none'}")

@@ -7,11 +7,12 @@ python tools/write_reference.py --check    exits with 1 if a page is not what th
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import typer
 from dejavu_client.cli.application import EXAMPLES, GROUPS
 from dejavu_client.cli.main import all_commands
+from dejavu_client.static_sets.signed_index import SignedIndex
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from pydantic import BaseModel, TypeAdapter
@@ -27,9 +29,34 @@ import dejavu_cache
 from dejavu_cache.errors import ExitCode
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.policy import Rule
+from dejavu_cache.runtime.options import CacheOptions
 from dejavu_cache.settings import Settings
+from dejavu_cache.stores.manifest import Manifest
 
 FOLDER = Path(__file__).parent.parent / "docs/reference"
+FROZEN = FOLDER / "frozen.txt"
+MODULES: dict[str, Sequence[str]] = {
+    "dejavu_cache": dejavu_cache.__all__,
+    "dejavu_cache.attention": ("NewTokens", "Plan", "paged_attention", "plan"),
+    "dejavu_cache.installation.inductor_pass": ("install_inductor_pass",),
+    "dejavu_cache.stores": ("Found", "Store", "open_store"),
+    "dejavu_cache.sweep.suite": ("Case", "Suite"),
+    "dejavu_cache.testing": ("StoreContract",),
+}
+"""What others may import."""
+MEMBERS: dict[str, Sequence[str]] = {
+    "CachedAutotuner": ("benchmarked", "explain"),  # and what Triton's has
+    "Settings": (),  # named by their variables
+    "StoreContract": (),
+}
+"""Members of classes of which others are not for them."""
+FILES = {
+    "record": RecordSet.model_json_schema(),
+    "set": SignedIndex.model_json_schema(),
+    "prewarmed": Manifest.model_json_schema(),
+    "policy": TypeAdapter(dict[str, list[Rule]]).json_schema(),
+}
+"""Schemas of the files that others keep."""
 NOTE = "<!-- Written by tools/write_reference.py: change the code and run it again. -->\n\n"
 
 
@@ -40,6 +67,8 @@ def main() -> None:
         stale = stale_pages(pages)
         print("\n".join(f"{name} is not what the code says" for name in stale) or "up to date")
         raise SystemExit(bool(stale))
+    if gone := sorted(set(frozen_lines(FROZEN.read_text("utf-8"))) - set(frozen_names())):
+        raise SystemExit("\n".join([*gone, "these are kept until 0.2: see compatibility.md"]))
     for name, text in pages.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
 
@@ -55,17 +84,98 @@ def stale_pages(pages: dict[str, str]) -> list[str]:
 
 def render_pages() -> dict[str, str]:
     """Return the text of all pages by the name of their file."""
-    with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{folder}/server.sqlite3"
-        described = create_app(ServerSettings(database=url)).openapi()
     return {
         "api.md": render_api(),
         "commands.md": render_commands(),
         "settings.md": render_settings(),
-        "http.md": render_protocol(described),
+        "http.md": render_protocol(describe_protocol()),
+        "frozen.txt": "\n".join([f"Of {minor_version()}", *frozen_names(), ""]),
         "records.schema.json": to_json(RecordSet.model_json_schema()),
         "policy.schema.json": to_json(TypeAdapter(dict[str, list[Rule]]).json_schema()),
     }
+
+
+def describe_protocol() -> dict[str, Any]:
+    """Return the server's OpenAPI description."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"sqlite:///{folder}/server.sqlite3"
+        return create_app(ServerSettings(database=url)).openapi()
+
+
+def minor_version() -> str:
+    """Return the version without the number of its last part."""
+    return dejavu_cache.__version__.rpartition(".")[0]
+
+
+def frozen_lines(text: str) -> list[str]:
+    """Return the names that a list of this minor version has, which may not go."""
+    first, *names = text.splitlines()
+    return names if first == f"Of {minor_version()}" else []
+
+
+def frozen_names() -> list[str]:
+    """Return a line for each name that others rely on, as docs/reference/compatibility.md says."""
+    names = {f"setting DEJAVU_CACHE_{name.upper()}" for name in Settings.model_fields}
+    names |= {f"setting DEJAVU_SERVER_{name.upper()}" for name in ServerSettings.model_fields}
+    names |= {f"exit {int(code)} {code.name}" for code in ExitCode}
+    names |= {
+        f"python dejavu_cache.cached_autotune({name})" for name in CacheOptions.__annotations__
+    }
+    return sorted(names.union(command_names(), model_names(), *map(python_names, MODULES)))
+
+
+def command_names() -> Iterator[str]:
+    """Yield the commands with their arguments and options."""
+    application: Any = typer.main.get_command(all_commands())
+    for name in application.commands:
+        for full, command in leaves(application.commands[name], name):
+            yield f"command {full}"
+            for item in command.params:
+                for text in [*item.opts, *item.secondary_opts]:
+                    yield f"command {full} {text if text[0] == '-' else text.upper()}"
+
+
+def model_names() -> Iterator[str]:
+    """Yield the fields of files and of the protocol, those of a model once, and the routes."""
+    described = describe_protocol()
+    known: set[str] = set()
+    schemas = {**FILES, "protocol": {"$defs": described["components"]["schemas"]}}
+    for kind, schema in schemas.items():
+        fields = set(schema_fields(schema)) - known
+        known |= fields
+        yield from (f"{kind} {field}" for field in fields)
+    for path, methods in described["paths"].items():
+        for method, route in methods.items():
+            call = f"protocol {method.upper()} {path}"
+            yield f"{call} {body_of(route)} -> {answer_of(route)}".replace("`", "")
+            for item in route.get("parameters", ()):
+                if item["in"] == "query":
+                    yield f"{call} ?{item['name']}"
+
+
+def schema_fields(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield each field of a schema's models, with a question mark where it may be left out."""
+    for name, model in {schema.get("title", ""): schema, **schema.get("$defs", {})}.items():
+        for field in model.get("properties", ()):
+            yield f"{name}.{field}{'' if field in model.get('required', ()) else '?'}"
+        for value in model.get("enum", ()):
+            yield f"{name} = {value}"
+
+
+def python_names(module: str) -> Iterator[str]:
+    """Yield what others may import from a module, with parameters and members."""
+    for name in MODULES[module]:
+        value, full = getattr(importlib.import_module(module), name), f"python {module}.{name}"
+        yield full
+        if name in MEMBERS:
+            yield from (f"{full}.{member}" for member in MEMBERS[name])
+        elif inspect.isclass(value):
+            own = [each for each in value.__mro__ if each.__module__.startswith("dejavu_cache")]
+            members = set().union(*map(vars, own), *map(inspect.get_annotations, own))
+            kept = (member for member in members if not member.startswith(("_", "model_")))
+            yield from (f"{full}.{member}" for member in kept)
+        elif inspect.isfunction(value):
+            yield from (f"{full}({parameter})" for parameter in inspect.signature(value).parameters)
 
 
 def to_json(value: Any) -> str:
@@ -131,7 +241,8 @@ def command_lines(name: str, command: Any) -> list[str]:
 
 def metavar_of(argument: Any) -> str:
     """Return how an argument is written in the usage."""
-    name = argument.metavar or argument.name.upper()
+    name = (argument.metavar or argument.name.upper()).removeprefix("[")
+    name = name if "[" in name else name.removesuffix("]")
     name = f"{name.removesuffix('…')}…" if argument.nargs == -1 else name
     return name if argument.required else f"[{name}]"
 

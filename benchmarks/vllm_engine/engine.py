@@ -150,7 +150,7 @@ class Requests:
 
     def agree(self) -> dict[str, Any]:
         """Return greedy tokens and the likeliest log probabilities after prompts."""
-        found = {}
+        answers = {}
         for length in LENGTHS:
             self.add(self.prompt_of(length, length), 24, logprobs=5)
             tokens, tops = [], []
@@ -160,8 +160,8 @@ class Requests:
                     for likely in output.logprobs or []:
                         pairs = [[token, round(prob.logprob, 4)] for token, prob in likely.items()]
                         tops.append(sorted(pairs, key=lambda pair: -pair[1])[:5])
-            found[str(length)] = {"tokens": tokens, "tops": tops}
-        return found
+            answers[str(length)] = {"tokens": tokens, "tops": tops}
+        return answers
 
     def decode(self, count: int, prompt: int, tokens: int) -> dict[str, Any]:
         """Return milliseconds per step of a batch that decodes."""
@@ -182,9 +182,9 @@ class Requests:
         for seed in range(count):
             self.add(self.prompt_of(prompt, seed), 2 * steps + 40)
         self._produce(count * steps)
-        found = kernel_times(lambda: self._produce(count * steps), steps)
+        times = kernel_times(lambda: self._produce(count * steps), steps)
         self.drain()
-        return found
+        return times
 
     def profile_prefill(self, count: int, prompt: int, repeats: int = 4) -> dict[str, Any]:
         """Return the GPU's microseconds from requests to the last first token, by kernel."""

@@ -33,10 +33,10 @@ def log(*words: Any) -> None:
 
 
 def keep(*path: str, value: Any) -> None:
-    place = RESULTS
+    section = RESULTS
     for name in path[:-1]:
-        place = place.setdefault(name, {})
-    place[path[-1]] = value
+        section = section.setdefault(name, {})
+    section[path[-1]] = value
     (OUT / f"{PLAN}.json").write_text(json.dumps(RESULTS, indent=1))
     log(*path, json.dumps(value)[:400])
 

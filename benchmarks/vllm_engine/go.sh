@@ -15,4 +15,4 @@ printf 'Metadata-Version: 2.1\nName: dejavu-cache\nVersion: 0\n' > "$info/METADA
 printf '[vllm.general_plugins]\ndejavu_cache = dejavu_cache.engines.vllm.plugin:register\n[dejavu_cache.records]\nattention = dejavu_cache.attention.records\n' > "$info/entry_points.txt"
 export PYTHONPATH="$root:$root/client:$VLLM_FOLDER/project:$VLLM_FOLDER/site:$VLLM_FOLDER/extra${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 program=side_by_side; if [ "${1:-}" = fused_moe ]; then program=fused_moe; fi
-exec python3 "$here/$program.py" "$@"
+cd "$root"; exec python3 "$here/$program.py" "$@"

@@ -3,7 +3,7 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `mamba`, `compiled`.
+three), `float8`, `profile`, `cold`, `prewarmed`, `mamba`, `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -12,11 +12,14 @@ runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
-from engine_process import PLAN, Engine, keep, log, seconds_left
+from engine_process import HERE, OUT, PLAN, RESULTS, VLLM, Engine, keep, log, seconds_left
 
 ENGINES = os.environ.get("ENGINES", "fa3,ours,triton").split(",")
 BACKENDS = {"fa3": "FLASH_ATTN", "ours": "CUSTOM", "triton": "TRITON_ATTN"}
@@ -70,9 +73,11 @@ def start_one(*arguments: Any, **options: Any) -> Engine:
 
 def shares(times: dict[str, Any]) -> dict[str, float]:
     """Return each engine's speed as a share of the first one's."""
-    known = {name: value for name, value in times.items() if value}
-    first = next(iter(known.values()), None)
-    return {name: round(first / value, 4) for name, value in known.items()} if first else {}
+    positive_times = {name: value for name, value in times.items() if value}
+    first = next(iter(positive_times.values()), None)
+    return (
+        {name: round(first / value, 4) for name, value in positive_times.items()} if first else {}
+    )
 
 
 def compare_agreement(engines: list[Engine]) -> None:
@@ -88,8 +93,12 @@ def compare_agreement(engines: list[Engine]) -> None:
             tops = list(zip(expected["tops"], actual["tops"], strict=False))
             # The first token that differs is drawn in the same context, and counts too.
             for likely, other in tops[: same + 1]:
-                known = dict(map(tuple, other))
-                gaps = [abs(known[token] - prob) for token, prob in likely if token in known]
+                theirs_by_token = dict(map(tuple, other))
+                gaps = [
+                    abs(theirs_by_token[token] - prob)
+                    for token, prob in likely
+                    if token in theirs_by_token
+                ]
                 worst = max([worst, *gaps])
             keep("agree", name, length, value={"same": same, "of": len(pairs), "logprob": worst})
 
@@ -263,6 +272,85 @@ def run_cold() -> None:
         engine.end()
 
 
+def time_start(name: str, backend: str, cache: str, url: str = "") -> str:
+    """Start an engine; keep what it compiled, its seconds and its first prompts.
+
+    Each prompt is given twice: `first_ms`, and then `ms`. Returns the GPU's name.
+    """
+    of_vllm = VLLM / "caches/recorded/vllm"  # what vLLM finds out of a model, in 20 s
+    if of_vllm.is_dir():
+        shutil.copytree(of_vllm, VLLM / "caches" / cache / "vllm", dirs_exist_ok=True)
+    engine = start_one(name, backend, cache=cache, **({"DEJAVU_CACHE_URL": url} if url else {}))
+    said = (OUT / f"{PLAN}-{name}.log").read_text()
+    keep("init engine s", name, value=re.findall(r"init engine .*?([\d.]+) s(?:econds)?\b", said))
+    lines = [line for line in said.splitlines() if "compiled" in line or "is ready" in line]
+    keep("said", name, value=lines[:6])
+    for length in (7, 130, 2049):
+        keep("prompts", name, str(length), value=engine.tell("prefill", 1, length, 1))
+    if url.startswith("file:"):
+        time.sleep(4)  # launches are recorded a moment after they are compiled
+    engine.end()
+    files = [path.suffix for path in (VLLM / "caches" / cache / "triton").rglob("*.*")]
+    keep("files in Triton's cache", name, value={end: files.count(end) for end in set(files)})
+    return str(RESULTS["start"][name]["gpu"])
+
+
+def build_folder(name: str, gpu: str, store: Path, **options: str) -> str:
+    """Prewarm a folder from a store, keep its time and size, and return its URL."""
+    from dejavu_cache.prewarm.build import PrewarmSpec, prewarm
+    from dejavu_cache.stores import FileStore
+
+    out, begin = VLLM / name, time.perf_counter()
+    shutil.rmtree(out, ignore_errors=True)
+    kernels = {context.kernel.name for context in FileStore(store).contexts()}
+    recorded = {name.rpartition(".")[0] for name in kernels if name.startswith("vllm.")}
+    spec = PrewarmSpec(
+        modules=("dejavu_cache.attention",),
+        recorded=tuple(sorted(recorded)),
+        store=store.as_uri(),
+        devices=(gpu,),
+        engine="vllm",
+        options=options,
+    )
+    result = prewarm(spec, out)
+    value = {
+        "seconds": round(time.perf_counter() - begin, 1),
+        "bytes": sum(file.size for file in result.manifest.files.values()),
+        "binaries": {kernel.name: kernel.binaries for kernel in result.manifest.kernels},
+        "notes": result.notes,
+    }
+    keep("build", name, value=value)
+    return f"prewarmed://{out}"
+
+
+def run_prewarmed() -> None:
+    """Record a start, build folders from what it launched, and start from them beside FA3.
+
+    One folder has all launches that were recorded. Of the other, those of attention come from the
+    model's config alone.
+    """
+    store, others = VLLM / "recorded", VLLM / "recorded-of-vllm"
+    for folder in (store, others):
+        shutil.rmtree(folder, ignore_errors=True)
+    store.mkdir(parents=True)
+    gpu = time_start("recorded", "CUSTOM", "recorded", store.as_uri())
+    shutil.copytree(store, others, ignore=shutil.ignore_patterns("dejavu_cache.*"))
+    limits = {"max-model-len": "16384", "max-num-batched-tokens": "8192", "max-num-seqs": "64"}
+    model = str(HERE / "models" / "llama3-8b")
+    by_model = build_folder("folder-by-model", gpu, others, model=model, **limits)
+    by_records = build_folder("folder-by-records", gpu, store)
+    starts = [(f"by-model-{turn}", "CUSTOM", f"by-model-{turn}", by_model) for turn in range(3)]
+    starts.insert(1, ("by-records", "CUSTOM", "by-records", by_records))
+    for turn, kind in enumerate(("cold", "warm", "warm", "warm")):
+        starts.insert(2 * turn + 1, (f"fa3-{kind}-{turn}", "FLASH_ATTN", "fa3", ""))
+    starts[4:4] = [(f"full-caches-{turn}", "CUSTOM", "recorded", "") for turn in range(3)]
+    for start in starts:
+        if seconds_left() < 40:
+            log("no time is left for", start[0])
+            break
+        time_start(*start)
+
+
 def run_mamba_starts() -> None:
     """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
@@ -304,6 +392,7 @@ def run_compiled() -> None:
     "figure9": run_figure9,
     "day": run_day,
     "cold": run_cold,
+    "prewarmed": run_prewarmed,
     "mamba": run_mamba_starts,
     "compiled": run_compiled,
 }[PLAN]()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..triton_internals.environment import is_interpreting
+from ..triton_internals.environment import is_interpreting, pretended_device
 from .batch import (
     Batch,
     LayerTensors,
@@ -235,7 +235,8 @@ def plan(
 
 
 def _check_device(q: torch.Tensor, implementation: str) -> None:
-    if not q.is_cuda and implementation != "reference" and not is_interpreting():
+    is_computed = q.is_cuda or implementation == "reference" or is_interpreting()
+    if not (is_computed or pretended_device()):
         raise ValueError(
             f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
         )

@@ -69,8 +69,8 @@ TRUST = 4
 
 DOUBT = 5.0
 """By how much less is believed of records than of measurements alone when a tune might end: what is
-measured first is what they call fast, and some of that is. Without it, wrong ones ended 16 of 420
-tunes too early, some at three times the best's time."""
+measured first is what they call fast, and some of that is. When the likelier of both decided alone,
+wrong records ended 16 of 420 tunes too early, one at three times the best's time."""
 
 
 KnownRecord = tuple[Environment, Record]

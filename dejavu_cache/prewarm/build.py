@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..errors import PrewarmError, StoreError
+from pydantic import Field
+
+from ..errors import PrewarmError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
 from ..stores.manifest import (
@@ -47,12 +49,18 @@ class PrewarmSpec(FrozenModel):
         store: URL of the store with the records.
         devices: names of devices, as records have them.
         folder: the folder to write to, as `stores.manifest` describes it.
+        recorded: names of modules whose kernels an engine was recorded to launch.
+        engine: the engine whose options these are.
+        options: the engine's; empty if records alone say what it launches.
     """
 
     modules: tuple[str, ...]
     store: str
     devices: tuple[str, ...]
     folder: str = ""
+    recorded: tuple[str, ...] = ()
+    engine: str = ""
+    options: Mapping[str, str] = Field(default_factory=dict)
 
 
 class CompileJob(FrozenModel):
@@ -134,8 +142,7 @@ class Compiler:
         """Start a process unless one runs.
 
         Raises:
-            PrewarmError: none can be started, or it cannot do what the options ask for.
-            SettingsError: a module cannot be imported, or none has a kernel.
+            DejavuError: none can be started, or it cannot do what the options ask for.
         """
         try:
             self._worker.start()
@@ -143,16 +150,15 @@ class Compiler:
             raise PrewarmError(
                 f"no process can be started that compiles: {error.strerror or error}"
             ) from None
-        except (StoreError, WorkerLostError) as error:
-            raise PrewarmError(str(error)) from None
 
     def plan(self) -> BuildPlan:
         """Copy the records to the folder, and return what is to be compiled.
 
         Raises:
-            PrewarmError: nothing can be compiled as asked.
+            DejavuError: nothing can be compiled as asked.
         """
-        return BuildPlan.model_validate(self._ask(PrewarmRequest()))
+        self.start()
+        return BuildPlan.model_validate(self._worker.run(PrewarmRequest()))
 
     def run(self, job: CompileJob) -> CompileResult:
         """Run a job.
@@ -161,23 +167,17 @@ class Compiler:
         first architecture of its process needed it.
 
         Raises:
-            PrewarmError: no process can be started.
+            DejavuError: no process can be started.
         """
         if self._arch not in (None, job.arch):
             self.close()
             self._worker = self._make_worker()
         self._arch = job.arch
-        try:
-            return CompileResult.model_validate(self._ask(PrewarmRequest(job=job)))
-        except WorkerLostError as error:
-            return CompileResult(error=f"the compiler was lost: {error}")
-
-    def _ask(self, request: PrewarmRequest) -> Any:
         self.start()
         try:
-            return self._worker.run(request)
-        except StoreError as error:
-            raise PrewarmError(str(error)) from None
+            return CompileResult.model_validate(self._worker.run(PrewarmRequest(job=job)))
+        except WorkerLostError as error:
+            return CompileResult(error=f"the compiler was lost: {error}")
 
     def close(self) -> None:
         """End the process if one runs."""

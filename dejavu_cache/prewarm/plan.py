@@ -26,7 +26,7 @@ from ..model.scenario import Config, Context, Device, Environment, Kernel, Scena
 from ..model.selection import winner
 from ..policy import config_with
 from ..runtime.autotuner import CachedAutotuner
-from ..runtime.launch_recorder import LAUNCH_METHOD
+from ..runtime.launch_recorder import LAUNCH_METHOD, CompiledLaunch
 from ..settings import current_settings
 from ..stores import (
     FileStore,
@@ -40,21 +40,34 @@ from ..stores import (
 )
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
-from ..triton_internals.compilation import target_of, wheel
+from ..triton_internals.compilation import binary_key, target_of, wheel
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import backend_hash, compiler_settings, describe_codegen
+from ..triton_internals.environment import (
+    backend_for,
+    backend_hash,
+    compiler_settings,
+    describe_codegen,
+)
 from ..triton_internals.generated_code import generates_equal_code
-from ..triton_internals.hooks import platform_key, set_target
+from ..triton_internals.hooks import noting_compilations, platform_key, set_target
 from ..triton_internals.identity import (
     find_jit_function,
     identify,
     is_decorated_alike,
     kernel_name,
 )
+from ..triton_internals.versions import TYPE_NAMES
+from ..tuning.compile_ahead import compile_together
 from .build import BuildPlan, CompileJob, PrewarmSpec
 
 PATIENCE = 30.0
 """Seconds that a builder waits for a server; a launch waits for a shorter time."""
+
+GPUS = (
+    Device(name="NVIDIA H100 80GB HBM3", arch="sm_90", units=132, memory_gib=79),
+    Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),
+)
+"""GPUs that an engine may be prewarmed for without any record of them."""
 
 
 class DiscoveredKernel(NamedTuple):
@@ -132,14 +145,15 @@ class DiscoveredKernels(NamedTuple):
     left_out: dict[str, str]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> DiscoveredKernels:
-        """Import modules, with all modules in packages, and collect their kernels.
+    def of(cls, names: Sequence[str], recorded: Iterable[str] = ()) -> DiscoveredKernels:
+        """Import modules, with all modules in packages, and recorded ones; collect their kernels.
 
         Raises:
             SettingsError: one of the named modules cannot be imported, or none has a kernel.
         """
         left_out: dict[str, str] = {}
         modules = [module for name in names for module in _import_modules(name, left_out)]
+        modules += _import_each(recorded, left_out)
         kernels: dict[str, DiscoveredKernel] = {}
         for module in modules:
             for value in list(vars(module).values()):
@@ -167,15 +181,19 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
             f"{name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     yield module
-    for submodule in pkgutil.walk_packages(
-        getattr(module, "__path__", ()), f"{name}.", onerror=lambda _: None
-    ):
-        if submodule.name.rpartition(".")[2] == "__main__":
+    folders = getattr(module, "__path__", ())
+    submodules = pkgutil.walk_packages(folders, f"{name}.", onerror=lambda _: None)
+    yield from _import_each((submodule.name for submodule in submodules), left_out)
+
+
+def _import_each(names: Iterable[str], left_out: dict[str, str]) -> Iterator[ModuleType]:
+    for name in names:
+        if name.rpartition(".")[2] == "__main__":
             continue
         try:
-            yield importlib.import_module(submodule.name)
+            yield importlib.import_module(name)
         except Exception as error:
-            left_out[submodule.name] = f"{type(error).__name__}: {error}"
+            left_out[name] = f"{type(error).__name__}: {error}"
 
 
 def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
@@ -245,16 +263,18 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
     with wait_longer(open_store(spec.store), PATIENCE) as own:
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
-        contexts = [
-            context
-            for kernel in kernels.by_name.values()
-            for context in _current_contexts(kernel, store, notes)
-        ]
+        contexts = _current_contexts(kernels, store, notes)
         devices = sorted(
             (_device(name, contexts, spec) for name in spec.devices),
             key=lambda device: device.name,
         )
         environments = [builder_environment(device) for device in devices]
+        if spec.engine:  # it needs no records of kernels that it does not launch
+            found = TieredStore([MemoryStore()])
+            for environment in environments if spec.options else ():
+                dry_run(spec.engine, spec.options, environment, found)
+            store = TieredStore([*tiers_of(own), *found.tiers])
+            contexts = _current_contexts(kernels, store, notes)
         selected = [
             KernelRecords(kernels.by_name[context.kernel.name], context, [*store.records(context)])
             for environment in environments
@@ -335,16 +355,39 @@ def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config
     return generates_equal_code(kernel.function, launches, winner.config, config) is True
 
 
-def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
-    """Return the contexts of a kernel's installed code."""
-    every = list(store.contexts(kernel.name))
-    ours = [context for context in every if context.kernel.source in kernel.sources]
-    if every and not ours:
-        notes.append(
-            f"{kernel.name} is left out: its records are of other source code than is installed "
-            "here"
-        )
-    return ours
+def dry_run(
+    engine: str, options: Mapping[str, str], environment: Environment, store: TieredStore
+) -> None:
+    """Record what an engine would launch on a GPU, by `dejavu_cache.engines.ENGINE.dry_run`.
+
+    Raises:
+        SettingsError: an option is wrong.
+    """
+    target = target_of(environment.device.arch)
+    backend = backend_for(target)
+    set_target(target, environment.device)
+    with noting_compilations() as noted, compile_together():
+        importlib.import_module(f"dejavu_cache.engines.{engine}.dry_run").launch_all(options)
+    for source, given in noted:
+        parsed = backend.parse_options({**given, **source.parse_options()})
+        key = binary_key(source, backend, parsed)
+        metadata = {**vars(parsed), "hash": key, "target": target}
+        CompiledLaunch(source, metadata, None, store, environment).write()
+
+
+def _current_contexts(kernels: DiscoveredKernels, store: Store, notes: list[str]) -> list[Context]:
+    """Return the contexts of kernels' installed code."""
+    current: list[Context] = []
+    for kernel in kernels.by_name.values():
+        every = list(store.contexts(kernel.name))
+        ours = [context for context in every if context.kernel.source in kernel.sources]
+        if every and not ours:
+            notes.append(
+                f"{kernel.name} is left out: its records are of other source code than is "
+                "installed here"
+            )
+        current += ours
+    return current
 
 
 def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device:
@@ -354,6 +397,8 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
         PrewarmError: there is none, or there are several.
     """
     devices = {context.environment.device for context in contexts}
+    if spec.engine and all(device.name != name for device in devices):
+        devices |= {device for device in GPUS if device.name == name}
     named = [device for device in devices if device.name == name]
     if len(named) == 1:
         return named[0]
@@ -373,7 +418,7 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
 
 
 def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Iterator[Context]:
-    """Yield the contexts of the builder's environment.
+    """Yield the contexts of the builder's environment; launches fit all GPUs of an architecture.
 
     Raises:
         PrewarmError: a kernel's records for the device are all of other environments.
@@ -381,7 +426,16 @@ def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Itera
     on_device = [
         context for context in contexts if context.environment.device == environment.device
     ]
-    alike = [context for context in on_device if context.environment == environment]
+    alike = [
+        context
+        for context in contexts
+        if context.environment == environment
+        or (
+            context.problem.method == LAUNCH_METHOD
+            and context.environment.model_copy(update={"device": environment.device}) == environment
+            and context.environment.device.arch == environment.device.arch
+        )
+    ]
     for context in on_device:
         if not any(other.kernel.name == context.kernel.name for other in alike):
             theirs = context.environment
@@ -501,26 +555,13 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
 
 
-_TYPES = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float64": "fp64",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "bool": "u1",
-}
-"""Triton's names of PyTorch's dtypes."""
-
-
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
     """Return whether a launch fits a scenario's dtypes and its values that are compiled in."""
     for name, dtype in scenario.dtypes.items():
         type_ = launch.signature.get(name, "")
-        if type_.startswith("*") and _TYPES.get(dtype, type_.lstrip("*k")) != type_.lstrip("*k"):
+        if type_.startswith("*") and TYPE_NAMES.get(dtype, type_.lstrip("*k")) != type_.lstrip(
+            "*k"
+        ):
             return False
     return all(
         launch.constants[name] == value or name not in launch.signature

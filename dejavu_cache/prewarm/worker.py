@@ -47,7 +47,7 @@ class CompileWorker:
         self._spec = spec
         hash_callees_first()
         set_target(target_of("sm_90"))  # modules may ask for a target when they are imported
-        self._kernels = DiscoveredKernels.of(spec.modules)
+        self._kernels = DiscoveredKernels.of(spec.modules, spec.recorded)
         folder = Path(spec.folder)
         (folder / BINARIES).mkdir(parents=True, exist_ok=True)
         build_binaries_in(str(folder / BINARIES), relocatable_cache())

@@ -82,13 +82,18 @@ class KnownRecords:
         self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     @property
-    def url(self) -> str:
-        """The URLs of the tiers that keep what is written, or of all tiers if none does."""
+    def kept_in(self) -> str:
+        """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
         lasting = []
         for tier in self.tiers.tiers:
             if not (tier.read_only or isinstance(tier, MemoryStore)):
                 lasting.append(tier.url)
-        return ",".join(lasting) or self.tiers.url
+        return ",".join(lasting) or MemoryStore.url
+
+    @property
+    def url(self) -> str:
+        """The URLs of the tiers that keep what is written, or of all tiers if none does."""
+        return self.tiers.url if self.kept_in == MemoryStore.url else self.kept_in
 
     def findings(self, context: Context, scenario: Scenario) -> Findings:
         """Return what this process has found out about a scenario, to be added to."""

@@ -3,25 +3,28 @@
 A record holds what its winner was compiled with when it was tuned. Later the same scenario may be
 launched with arguments for which Triton compiles again, and a module's untuned kernels have no
 record at all. While a process may tune, a compilation listener records what Triton compiles of the
-modules that contain a cached kernel. Each such record is of the kernel alone: it has an empty
-scenario, no measurements, and the launches. Nobody waits for them: a thread writes them a moment
-later.
+modules that contain a cached kernel, and in an engine's worker of all modules. Each such record is
+of the kernel alone: it has an empty scenario, no measurements, and the launches. Nobody waits for
+them: a thread writes them a moment later.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
-from ..settings import Mode
+from ..settings import Mode, current_settings
 from ..stores import MemoryStore, TieredStore
+from ..stores.tiered import as_tiers
 from ..system.background_threads import WriterThread, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import launch_of
@@ -107,6 +110,21 @@ def record_launches(autotuner: Any) -> None:
     _add_listener()
 
 
+def record_all_launches() -> None:
+    """Record the launches of all modules from now on, as the process's mode and store allow."""
+    _records_all.set()
+    _add_listener()
+
+
+_records_all = Event()
+
+
+@cache
+def _own_store() -> TieredStore:
+    """Return the store for launches of modules without a cached kernel."""
+    return as_tiers(None)
+
+
 @contextmanager
 def pause_recording(autotuner: Any) -> Iterator[None]:
     """Leave out an autotuner's own kernel while its configs are compiled to be measured."""
@@ -146,10 +164,14 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     if function is None or id(function) in _tuned_now:
         return
     autotuner = _autotuner_of_function.get(id(function))
-    owner = autotuner or _autotuner_of_module.get(python_function(function).__module__)
-    if owner is None or owner.mode is not Mode.TUNE:
+    python = python_function(function)
+    owner = autotuner or _autotuner_of_module.get(python.__module__)
+    # Another process finds a kernel by its name in its module.
+    is_found = hasattr(sys.modules.get(python.__module__), python.__qualname__)
+    is_recorded = owner is not None or (_records_all.is_set() and is_found)
+    if not is_recorded or (owner or current_settings()).mode is not Mode.TUNE:
         return
-    store = owner.home
+    store = _own_store() if owner is None else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
         environment = current_environment(current_device())
         _writer.add(CompiledLaunch(source, metadata, autotuner, store, environment))

@@ -11,6 +11,7 @@ import stat
 import sysconfig
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..errors import DejavuError, PrewarmError
 from ..settings import current_settings
@@ -19,7 +20,7 @@ from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
 from ..triton_internals.environment import triton_version
-from ..triton_internals.hooks import serve_binaries
+from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 
 
 class SealedBinaries:
@@ -96,6 +97,16 @@ def use_prewarmed_binaries() -> None:
             [SealedBinaries(folder, manifest) for folder, manifest in loadable],
             loadable[0][1].host_key,
         )
+        add_compilation_listener(_note_compiled)
+
+
+COMPILED: list[str] = []
+"""Kernels that were compiled although there are prewarmed folders."""
+
+
+def _note_compiled(*, src: Any, cache_hit: bool, **_: Any) -> None:
+    if not cache_hit:
+        COMPILED.append(str(getattr(src, "name", "?")))
 
 
 def loadable_manifest(folder: Path) -> Manifest:

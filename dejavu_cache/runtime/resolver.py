@@ -335,9 +335,10 @@ def _adopt_equal_code(request: Request, records: KnownRecords) -> Found | None:
         if not _has_equal_code(request, found.record, is_same_scenario=is_same_scenario):
             continue
         adopted = found.record.as_adopted(now()).model_copy(update={"scenario": request.scenario})
-        records.put(request.context, adopted)
+        if not found.is_strangers:
+            records.put(request.context, adopted)
         logger.info("%s: recorded of equal code before an edit", request.name)
-        return Found(adopted, found.store)
+        return found._replace(record=adopted)
     return None
 
 

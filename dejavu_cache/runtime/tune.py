@@ -202,7 +202,7 @@ class Tune:
             self._record_winner(winner, results)
         how: How = "tuned" if due or self._measured else "exact"
         chosen, reasons = request.declared[winner], reasons_not_compared(results)
-        return request.resolution(how, chosen, self._records.url, reasons), self._measured
+        return request.resolution(how, chosen, self._records.kept_in, reasons), self._measured
 
     def _measure(
         self,
@@ -327,7 +327,7 @@ class Tune:
         results = error.results
         if not has_reason(results, NO_WORK, NO_MEMORY):
             self._findings.hidden = results  # no other launch would show more
-        found = Found(self._record, self._records.url)
+        found = Found(self._record, self._records.kept_in)
         return rules.uncompared_choice(request, found, results)
 
     def _without_valid_config(self) -> Resolution | None:

@@ -13,10 +13,17 @@ from ..model.scenario import Context, Scenario
 
 
 class Found(NamedTuple):
-    """A record and the URL of the store that had it."""
+    """A record that a store had.
+
+    Attributes:
+        record: the record.
+        store: the URL of the store.
+        is_strangers: whether some of it must get into no store of the team's.
+    """
 
     record: Record
     store: str
+    is_strangers: bool = False
 
 
 class CopyChanges(NamedTuple):

@@ -64,8 +64,11 @@ class LocalCopies:
         with self._lock:
             return {context: set(scenarios) for context, scenarios in self._scenarios.items()}
 
-    def apply(self, context: Context, changes: CopyChanges) -> None:
-        """Change the local copies as a server's records have changed."""
+    def apply(self, context: Context, changes: CopyChanges, source: Store) -> None:
+        """Change the local copies as the records of a store have changed that keeps none itself."""
+        if source.keeps_copies:
+            self._changed(context)
+            return
         scenarios = self.watched().get(context, set())
         before = [tier.revision(context) for tier in self._local]
         for tier in self._local:
@@ -159,7 +162,7 @@ class _Revalidation(Finisher):
                 for copies in users:
                     for context in copies.watched().keys() & changes.keys():
                         with uninterrupted():
-                            copies.apply(context, changes[context])
+                            copies.apply(context, changes[context], tier)
             except StoreError as error:
                 logger.debug("%s does not revalidate copies: %s", tier.url, error)
 

@@ -6,10 +6,10 @@ Others may change the folder at any moment. Links to it are followed, links in i
 from __future__ import annotations
 
 import errno
-import fnmatch
 import os
 import re
 import time
+import zlib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +24,15 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, Store
-from .file_layout import Page, find_places, read_context, read_place
+from .file_layout import (
+    Page,
+    find_places,
+    packed_texts,
+    read_context,
+    read_packed,
+    read_place,
+    unpack,
+)
 
 _LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -49,6 +57,8 @@ _REMEDIES = {
 _WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 """Answers of file systems that lock no files."""
 
+_UNREADABLE = (OSError, ValueError, zlib.error)
+
 _Signature = tuple[int, int, int]
 """Modification time, size and inode of a file."""
 
@@ -61,7 +71,8 @@ class FileStore(Store):
     durably. A damaged record costs only itself, and a damaged file is kept under another name
     before it is overwritten.
 
-    The first write creates the folder.
+    The first write creates the folder. Files may be packed, which adds `.gz` to their names; a
+    write unpacks its file.
     """
 
     def __init__(
@@ -88,7 +99,9 @@ class FileStore(Store):
         environment, problem = context.environment, context.problem
         method = _folder_name(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
-        return self.root.joinpath(*map(_folder_name, folders), f"{method}-{context.digest}.json")
+        path = self.root.joinpath(*map(_folder_name, folders), f"{method}-{context.digest}.json")
+        packed = path.with_name(f"{path.name}.gz")
+        return packed if os.path.exists(packed) and not os.path.exists(path) else path
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
@@ -97,7 +110,10 @@ class FileStore(Store):
         """
         path = self.path(context)
         if path not in self._pages:
-            with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+            with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
+                if path.suffix == ".gz":
+                    record = read_packed(file.read(), scenario, str(path))
+                    return Found(record, self.url) if record else None
                 if path in self._places:
                     start = self._places_in(file, path, context).get(scenario.text)
                 else:
@@ -119,7 +135,9 @@ class FileStore(Store):
         """Return the scenarios of a context's file without parsing its records."""
         path = self.path(context)
         if path not in self._pages:
-            with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+            with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
+                if path.suffix == ".gz":
+                    return iter(packed_texts(file.read()))
                 return iter(sorted(self._places_in(file, path, context)))
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())
@@ -169,7 +187,9 @@ class FileStore(Store):
                 signature = _signature_of(path.lstat())
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
-                    page = Page.parse(read_file(path, self.root).decode(), str(path))
+                    content = read_file(path, self.root)
+                    content = unpack(content) if path.suffix == ".gz" else content
+                    page = Page.parse(content.decode(), str(path))
                     expected = self.path(page.context)
                     if expected != path:
                         name = expected.relative_to(self.root)
@@ -179,7 +199,7 @@ class FileStore(Store):
             except (FileNotFoundError, NotADirectoryError):  # another process may just delete it
                 self._pages.pop(path, None)
                 return None
-            except UnicodeDecodeError as error:
+            except (ValueError, zlib.error) as error:
                 raise DamagedRecordsError(f"{path} is damaged: {error}") from None
             except OSError as error:
                 raise describe_failure(error, path, "read") from error
@@ -200,7 +220,7 @@ class FileStore(Store):
         Raises:
             StoreError: it cannot be read, or has records of another context.
         """
-        with suppress(OSError, ValueError), open_to_read(path, self.root) as file:
+        with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
             context = read_context(file)
             if self.path(context) == path:
                 return context
@@ -222,7 +242,7 @@ class FileStore(Store):
 
     def damaged_copies(self) -> list[Path]:
         """Return the files that were kept as they were before a write left out what was damaged."""
-        return self._find("*.json.damaged-*", None, [])
+        return self._find(r"\.json\.damaged-", None, [])
 
     def _walk(self, kernel: str | None = None) -> Iterator[tuple[Path, Context | Exception | None]]:
         """Yield a kernel's files, or all, and the context of each or why it cannot be read.
@@ -230,7 +250,7 @@ class FileStore(Store):
         Folders that cannot be listed are yielded last, with the error.
         """
         unlisted: list[OSError] = []
-        for path in self._find("*.json", kernel, unlisted):
+        for path in self._find(r"\.json(\.gz)?$", kernel, unlisted):
             try:
                 yield path, self._context_of(path)
             except (StoreError, OSError) as error:
@@ -244,7 +264,7 @@ class FileStore(Store):
         """Return the files of a pattern, sorted; hidden folders are left out.
 
         Args:
-            pattern: what the files' names match.
+            pattern: a regular expression that the files' names contain.
             kernel: whose folder is searched; None: all.
             unlisted: gets the errors of folders that cannot be listed.
         """
@@ -252,7 +272,7 @@ class FileStore(Store):
         paths: list[Path] = []
         for parent, folders, names in os.walk(root, onerror=unlisted.append):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            paths += [Path(parent, name) for name in fnmatch.filter(names, pattern)]
+            paths += [Path(parent, name) for name in names if re.search(pattern, name)]
         return sorted(paths)
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
@@ -335,6 +355,7 @@ class FileStore(Store):
             except OSError as error:
                 raise describe_failure(error, self.root, "written") from error
             self._held_up.discard(path)
+            path = self.path(context)  # which the last writer may have unpacked
             with self._lock:
                 try:
                     try:
@@ -357,17 +378,18 @@ class FileStore(Store):
             except OSError as error:
                 raise describe_failure(error, copy, "written") from error
             warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
+        plain = path.with_suffix("") if path.suffix == ".gz" else path
         if text:
             try:
-                replace_file(path, text.encode(), self.root, durable=self._durable)
+                replace_file(plain, text.encode(), self.root, durable=self._durable)
             except OSError as error:
                 raise describe_failure(error, path, "written") from error
-        else:
+        if not text or plain != path:
             _remove_file(path, self.root)
         page.is_changed, page.loss = False, ""
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
-            self._pages[path] = _signature_of(path.lstat()), page
+            self._pages[plain] = _signature_of(plain.lstat()), page
 
 
 def _remove_file(path: Path, root: Path) -> None:

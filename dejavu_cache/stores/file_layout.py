@@ -26,6 +26,9 @@ whole, which is slower.
 
 A damaged record costs itself alone: what can be read of it is used. Before a write leaves out what
 cannot be read, the store keeps a copy of the whole file.
+
+A packed file is such a file in gzip: a member `head` for what precedes the first record, then one
+for each record, named by its scenario's digest, so that a record is found without unpacking others.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import IO
@@ -44,6 +48,7 @@ from ..model.merge import merge_records, without_parts
 from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
+from ..system.safe_files import MAX_BYTES
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -56,6 +61,10 @@ _FIRST_LINE = re.compile(rb'\n\{(?:"scenario": (.*),\n)?')
 
 _BLOCK = 1 << 16
 """Bytes that a search reads at a time."""
+
+_GZIP = zlib.MAX_WBITS | 16
+_MEMBER = re.compile(rb"\x1f\x8b\x08\x08.{6}[0-9a-f]{24}\0", re.DOTALL)
+"""The beginning of a packed record, with its name at the tenth byte."""
 
 
 class Page:
@@ -261,10 +270,39 @@ def read_context(file: IO[bytes]) -> Context:
     Raises:
         ValueError: the file has another layout, or no records.
     """
-    head, records, _ = file.read(_BLOCK).partition(f"{_RECORDS}\n{{".encode())
+    block = file.read(_BLOCK)
+    if block.startswith(b"\x1f\x8b"):
+        block = zlib.decompressobj(_GZIP).decompress(block, _BLOCK)
+    head, records, _ = block.partition(f"{_RECORDS}\n{{".encode())
     if not (records and head.startswith(_OPENING.encode())):
         raise ValueError("it begins otherwise")
     return Context.model_validate_json(head[len(_OPENING) :])
+
+
+def unpack(data: bytes) -> bytes:
+    """Return the content of a packed file; what is beyond `MAX_BYTES` bytes is left out."""
+    texts, room = list[bytes](), MAX_BYTES
+    while data and room:
+        member = zlib.decompressobj(_GZIP)
+        texts.append(member.decompress(data, room))
+        data, room = member.unused_data, room - len(texts[-1])
+    return b"".join(texts)
+
+
+def read_packed(data: bytes, scenario: Scenario, where: str) -> Record | None:
+    """Return a scenario's record in a packed file; None if there is none, or it is damaged."""
+    name = data.find(f"{scenario.digest}\0".encode())
+    if name < 0:
+        return None
+    cut = zlib.decompressobj(_GZIP).decompress(data[name - 10 :], MAX_BYTES).decode()
+    return _read_record(cut.removesuffix(",\n{").removesuffix(_CLOSING), where)
+
+
+def packed_texts(data: bytes) -> list[str]:
+    """Return the scenarios' text; of a record, 4096 bytes are unpacked, and no more."""
+    starts = [match.start() for match in _MEMBER.finditer(data)]
+    lines = (zlib.decompressobj(_GZIP).decompress(data[at : at + _BLOCK], 4096) for at in starts)
+    return sorted(line[len(_SCENARIO) : line.index(b",\n")].decode() for line in lines)
 
 
 @lru_cache(maxsize=256)

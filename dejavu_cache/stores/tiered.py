@@ -186,23 +186,23 @@ class TieredStore(Store):
         if self._copies is not None:
             self._copies.watch(context, scenario)
         best: Found | None = None
-        for tier in sorted(self.tiers, key=attrgetter("remote")):
+        for tier in sorted(self.tiers, key=attrgetter("remote", "keeps_copies")):
             if best is not None and tier.remote and not fresh:
                 break
             with self._passed_over_if_it_fails(tier):
                 found = tier.get(context, scenario, fresh=fresh)
                 if best is not None and found is not None:
-                    best = Found(merge_records(best.record, found.record), best.store)
+                    is_strangers = best.is_strangers or found.is_strangers
+                    merged = merge_records(best.record, found.record)
+                    best = Found(merged, best.store, is_strangers)
                 else:
                     best = best or found
-        if best is not None and best.store != self.tiers[0].url:
+        if best and best.store != self.tiers[0].url and not best.is_strangers:
             self._fill_back(context, best)
         return best
 
     def _fill_back(self, context: Context, hit: Found) -> None:
         """Copy a record to the writable local tiers before the one that had it."""
-        if any(tier.url == hit.store and tier.keeps_copies for tier in self.tiers):
-            return
         for tier in self.tiers:
             if tier.url == hit.store:
                 return

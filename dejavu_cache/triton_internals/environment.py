@@ -72,6 +72,16 @@ def current_target() -> GPUTarget:
     return driver.active.get_current_target()
 
 
+def pretended_device() -> Device | None:
+    """Return the GPU that `hooks.set_target` has made this process believe in, or None."""
+    from triton.runtime import driver
+
+    try:
+        return getattr(driver.active, "pretended", None)
+    except RuntimeError:  # there is no driver
+        return None
+
+
 def backend_for(target: GPUTarget) -> BaseBackend:
     """Return Triton's compiler backend for a `GPUTarget`."""
     from triton.compiler.compiler import make_backend
@@ -106,6 +116,11 @@ def current_environment(device: int) -> Environment:
     return environment.model_copy(update={"variables": compiler_settings()})
 
 
+def environment_here() -> Environment:
+    """Return the environment in which a kernel would run now: a GPU's, or the interpreter's."""
+    return current_environment(INTERPRETER_INDEX if is_interpreting() else current_device())
+
+
 @cache
 def toolchain_on(device: int) -> Environment:
     """Return a device's environment without Triton's settings, which a program may change.
@@ -138,6 +153,8 @@ def _gpu(device: int, target: GPUTarget) -> Device:
         raise UnknownDeviceError(
             f"devices of Triton's backend {target.backend!r} have no place in records yet"
         )
+    if pretended := pretended_device():
+        return pretended
     properties = torch.cuda.get_device_properties(device)
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
     return Device(

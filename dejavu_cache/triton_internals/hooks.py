@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
     from triton.runtime.jit import JITFunction
 
+    from ..model.scenario import Device
+
 _PARSES = 9
 """Number of times that a kernel is parsed again."""
 
@@ -183,15 +185,39 @@ def build_host_modules_with(libcuda_folder: str) -> None:
     build._load_module_from_path = lambda name, path: UnloadedModule()
 
 
-def set_target(target: GPUTarget) -> None:
+def set_target(target: GPUTarget, device: Device | None = None) -> None:
     """Make Triton believe that the current device is of a kind, on a machine without one.
 
     Args:
         target: Triton's `GPUTarget`.
+        device: the GPU, if launches ask for more than its target.
     """
     from triton.runtime import driver
 
-    driver.set_active(DevicelessDriver(target))
+    driver.set_active(DevicelessDriver(target, device))
+
+
+@contextmanager
+def noting_compilations() -> Iterator[list[tuple[Any, dict[str, Any]]]]:
+    """Have launches note what they would compile, and compile nothing.
+
+    Yields:
+        A list that gets Triton's `ASTSource` and options of each.
+    """
+    from triton import compiler
+
+    noted: list[tuple[Any, dict[str, Any]]] = []
+    original = compiler.compile
+
+    def note(src: Any, target: Any = None, options: Any = None, **_: Any) -> object:
+        noted.append((src, dict(options or {})))
+        return object()
+
+    compiler.compile = note
+    try:
+        yield noted
+    finally:
+        compiler.compile = original
 
 
 def replace_bench(bench: Callable[..., Any]) -> None:
@@ -245,15 +271,17 @@ class UnloadedModule:
 
 
 class DevicelessDriver:
-    """Driver that knows the target to compile for, and nothing else.
+    """Driver that knows the target to compile for, and perhaps a GPU, but has no device.
 
     Args:
         target: Triton's `GPUTarget`.
+        device: the GPU that is pretended.
     """
 
-    def __init__(self, target: GPUTarget) -> None:
+    def __init__(self, target: GPUTarget, device: Device | None = None) -> None:
         """Set the target to compile for."""
         self.utils = UnloadedModule()
+        self.pretended = device
         self._target = target
 
     def get_current_target(self) -> GPUTarget:
@@ -261,7 +289,11 @@ class DevicelessDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        """Return the index of the first device."""
+        """Return an index of the GPU's own: Triton keeps what is compiled by the device's index."""
+        return hash(self.pretended) if self.pretended else 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Return the address of no stream."""
         return 0
 
 

@@ -35,37 +35,23 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 __all__ = [
-    "COVERED",
-    "HOOK_CHAIN",
-    "SPECIALIZE",
-    "WATCHED_KNOBS",
     "Autotuner",
     "CompilationError",
     "Heuristics",
     "JITFunction",
     "OutOfResources",
     "PTXASError",
-    "active_hook",
     "async_compile",
     "autotune",
-    "c_launcher",
     "driver",
-    "expand_descriptor",
-    "expandable_descriptors",
-    "is_covered",
-    "kernel_follows_hooks",
     "knobs",
-    "load_box",
-    "only_alignment_counts",
-    "reinterpret_shared",
-    "specialize_values",
-    "specializer",
-    "thread_barrier",
-    "watched_values",
 ]
 
 COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known, and the Hopper kernel was run with it."""
+
+TYPE_NAMES: Mapping[str, str] = getattr(jit, "type_canonicalisation_dict", {})
+"""Triton's names of PyTorch's dtypes."""
 
 HOOK_CHAIN: Any = knobs.HookChain
 """Class of launch hooks, whose instances are often empty and never None."""

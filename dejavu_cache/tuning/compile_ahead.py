@@ -286,43 +286,44 @@ def threads_for(configs: int) -> int:
     return max(min(len(os.sched_getaffinity(0)), MOST_THREADS, configs), 1)
 
 
-_begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begun", default=None)
-"""Kernels that are being compiled, each with what Triton returned for it; None outside."""
+_begun: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("begun", default=None)
+"""Kernels that are being compiled and what Triton returned, by their launches; None outside."""
 
 
 @contextmanager
-def compile_together() -> Iterator[bool]:
+def compile_together() -> Iterator[dict[Any, tuple[Any, Any]] | None]:
     """Have launches compile their kernels, several at a time, and run nothing.
 
     Launches count that ask `begins_compilation`. Kernels that fail to compile are left to the
     launches that follow, which raise it.
 
     Yields:
-        Whether launches are compiled; not so under the interpreter, which would run them.
+        What grows by each launch that may need another kernel than those before it; None under the
+        interpreter, which would run them.
     """
-    begun: list[tuple[Any, Any]] = []
+    begun: dict[Any, tuple[Any, Any]] = {}
     token = _begun.set(begun)
     try:
         with _compilers(MOST_THREADS) as pool:
             if pool is None:
-                yield False
+                yield None
                 return
             with compiling_in(pool):
-                yield True
-            for _, compiled in begun:
+                yield begun
+            for _, compiled in begun.values():
                 try:
-                    compiled.result()  # Triton has the kernel from then on
+                    await_kernel(compiled)  # Triton has the kernel from then on
                 except Exception as error:
                     if is_from_signal_handler(error):
                         raise
     finally:
         _begun.reset(token)
-        for function, _ in begun:
+        for function, _ in begun.values():
             forget_failed(function)
 
 
 def begins_compilation(
-    kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], form: Any = None
 ) -> bool:
     """Return whether launches are only compiled now, and begin that for this one.
 
@@ -331,13 +332,13 @@ def begins_compilation(
         grid: of the launch.
         args: its positional arguments.
         kwargs: its keyword arguments.
+        form: what its compiled kernel depends on, if that is known.
     """
     begun = _begun.get()
-    if begun is None:
-        return False
+    if begun is None or (form is not None and form in begun):
+        return begun is not None
     compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
-    if hasattr(compiled, "result"):
-        begun.append((find_jit_function(kernel), compiled))
+    begun[form or object()] = find_jit_function(kernel), compiled
     if callable(grid):  # later launches may read what it notes
         config = getattr(kernel, "best_config", None)
         named = dict(zip(kernel.arg_names, args, strict=False))

@@ -1,7 +1,5 @@
 """The attention kernels against the reference in Triton's interpreter, and their errors."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from typing import Any

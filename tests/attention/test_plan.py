@@ -1,7 +1,5 @@
 """A plan computes what `paged_attention` does, layer by layer, and may write new tokens beside."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -48,19 +46,13 @@ class CountedLayers:
         return True
 
 
-def plan_layers(arguments: dict[str, Any]) -> Any:
-    tensors = [arguments[name] for name in LAYER]
-    return plan(*tensors, **{k: v for k, v in arguments.items() if k not in LAYER})
-
-
 @REFUSED_MASK
 def test_each_layer_gets_its_own_result() -> None:
     layers = draw_layers(SMALL, 0.5)
-    step = plan_layers(layers[0].arguments)
+    step = plan(**layers[0].arguments)
     for layer in layers:
         assert layer.error_of_layer(step) < 1e-3
-        tensors = [layer.arguments[name] for name in LAYER]
-        assert relative_error(step.run(*tensors), layer.expected) < 1e-3
+        assert relative_error(step.run(*layer.tensors), layer.expected) < 1e-3
 
 
 def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,23 +62,22 @@ def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(api, "layers_of", lambda *arguments: layers)
     monkeypatch.setattr(api, "queue", lambda: queues[layers.layer])
     batch = draw(SMALL)
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     for layers.layer in range(len(queues)):
-        step.run(*(batch.arguments[name] for name in LAYER))
+        step.run(*batch.tensors)
     assert (layers.prepared, layers.repeated) == ([0, 3, 5], [1, 2, 4])
 
 
 @REFUSED_MASK
 def test_each_layer_has_scales_of_its_own() -> None:
     batch = draw(replace(SMALL, cache_dtype=torch.float8_e4m3fn))
-    tensors = [batch.arguments[name] for name in LAYER]
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     for factors in (None, (0.3, 2.5), (1.9, 0.5)):
         if factors is not None:
             batch.arguments.update(k_scale=factors[0], v_scale=factors[1])
             batch.expected = batch.run("reference")
         scales = factors and tuple(torch.tensor([factor]) for factor in factors)
-        assert relative_error(step.run(*tensors, scales=scales), batch.expected) < 1e-3
+        assert batch.error_of_layer(step, scales=scales) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -102,16 +93,16 @@ def test_each_layer_has_scales_of_its_own() -> None:
 def test_scales_that_are_no_scales_are_refused(
     cache_dtype: torch.dtype | None, scales: Any, message: str
 ) -> None:
-    arguments = draw(replace(SMALL, cache_dtype=cache_dtype)).arguments
-    step = plan_layers(arguments)
+    batch = draw(replace(SMALL, cache_dtype=cache_dtype))
+    step = plan(**batch.arguments)
     with pytest.raises(ValueError, match=message):
-        step.run(*(arguments[name] for name in LAYER), scales=scales)
+        step.run(*batch.tensors, scales=scales)
 
 
 @pytest.mark.parametrize("name", LAYER)
 def test_a_layer_of_another_form_is_refused(name: str) -> None:
     arguments = draw(SMALL).arguments
-    step = plan_layers(arguments)
+    step = plan(**arguments)
     tensors = {other: arguments[other] for other in LAYER}
     tensors[name] = torch.cat([tensors[name], tensors[name]])
     with pytest.raises(ValueError, match=rf"^{name}: .*; planned was "):
@@ -121,7 +112,7 @@ def test_a_layer_of_another_form_is_refused(name: str) -> None:
 def test_bad_arguments_are_named_by_the_plan() -> None:
     arguments = draw(SMALL).arguments
     with pytest.raises(ValueError, match=r"^max_seqlen_q: 0; expected"):
-        plan_layers({**arguments, "max_seqlen_q": 0})
+        plan(**{**arguments, "max_seqlen_q": 0})
 
 
 DRAFTED = Case(new=[2, 3], past=[0, 70], heads=(4, 2), dtype=torch.float16)
@@ -129,12 +120,10 @@ DRAFTED = Case(new=[2, 3], past=[0, 70], heads=(4, 2), dtype=torch.float16)
 
 def check_written(batch: Drawn, new: NewTokens) -> None:
     """Check a layer's results, and the cache, in which each token lies at its slot."""
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     assert step.writes(new)
-    out = step.run(q, k_cache, v_cache, new=new)
-    assert relative_error(out, batch.expected) < 1e-3
-    for cache, rows in zip((k_cache, v_cache), new, strict=False):
+    assert batch.error_of_layer(step, new=new) < 1e-3
+    for cache, rows in zip(batch.tensors[1:], new, strict=False):
         assert torch.equal(cache.flatten(0, 1)[new.slots], rows)
 
 
@@ -151,30 +140,26 @@ def for_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_new_tokens_are_computed_and_written(name: str, window: int) -> None:
     new, past = FEW_SEQUENCES[name]
     batch = draw(replace(DRAFTED, new=new, past=past, window=window, sinks=True, alibi=True))
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
-    expected = k_cache.clone(), v_cache.clone()
+    expected = [cache.clone() for cache in batch.tensors[1:]]
     tokens = take_new_tokens(batch.arguments)
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     assert step.writes(tokens)
     for _ in range(2):  # the second layer repeats the first one's launches
-        out = step.run(q, k_cache, v_cache, new=tokens)
-        assert relative_error(out, batch.expected) < 1e-3
-        for cache, whole in zip((k_cache, v_cache), expected, strict=True):
+        assert batch.error_of_layer(step, new=tokens) < 1e-3
+        for cache, whole in zip(batch.tensors[1:], expected, strict=True):
             assert torch.equal(cache, whole) or torch.equal(cache.nan_to_num(), whole.nan_to_num())
-    assert relative_error(step.run(q, k_cache, v_cache), batch.expected) < 1e-3
+    assert batch.error_of_layer(step) < 1e-3
 
 
 @REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
 def test_a_token_without_a_slot_is_not_written() -> None:
     batch = draw(DRAFTED)
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     tokens = take_new_tokens(batch.arguments)
     slot = int(tokens.slots[1])
     tokens.slots[1] = -1
-    out = plan_layers(batch.arguments).run(q, k_cache, v_cache, new=tokens)
-    assert relative_error(out, batch.expected) < 1e-3
-    for cache in (k_cache, v_cache):
+    assert batch.error_of_layer(plan(**batch.arguments), new=tokens) < 1e-3
+    for cache in batch.tensors[1:]:
         rows = cache.flatten(0, 1)
         assert rows[slot].isnan().all()
         assert not rows[tokens.slots[tokens.slots >= 0]].isnan().any()
@@ -192,7 +177,7 @@ def test_keys_and_values_may_have_strides_of_their_own(new: list[int], as_pages:
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
     assert tokens.keys.stride() != tokens.values.stride()
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     assert FewSequencesLayers().writes(step.batch, tokens) == as_pages
     check_written(batch, tokens)
 
@@ -209,7 +194,7 @@ def test_every_kernel_finds_the_new_tokens_written(head_size: int, page: int) ->
             dtype=torch.float16,
         )
     )
-    assert plan_layers(batch.arguments).implementation != "few_sequences"
+    assert plan(**batch.arguments).implementation != "few_sequences"
     check_written(batch, take_new_tokens(batch.arguments))
 
 
@@ -231,17 +216,15 @@ WRONG: dict[str, Callable[[NewTokens], NewTokens]] = {
 def test_new_tokens_that_do_not_fit_are_refused_by_name(message: str) -> None:
     batch = draw(DRAFTED)
     tokens = WRONG[message](take_new_tokens(batch.arguments))
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     with pytest.raises(ValueError, match=message):
-        plan_layers(batch.arguments).run(q, k_cache, v_cache, new=tokens)
+        plan(**batch.arguments).run(*batch.tensors, new=tokens)
 
 
 @pytest.mark.usefixtures("for_few_sequences")
 def test_a_quantized_cache_is_not_written() -> None:
     tokens = take_new_tokens(draw(DRAFTED).arguments)
     batch = draw(replace(DRAFTED, cache_dtype=torch.float8_e4m3fn))
-    step = plan_layers(batch.arguments)
+    step = plan(**batch.arguments)
     assert not step.writes(tokens)
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     with pytest.raises(ValueError, match=r"^new: .* a cache of torch.float8_e4m3fn; write them"):
-        step.run(q, k_cache, v_cache, new=tokens)
+        step.run(*batch.tensors, new=tokens)

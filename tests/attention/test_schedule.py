@@ -1,7 +1,5 @@
 """The schedule's units cover a batch's keys exactly once, without more memory than was made."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from heapq import heapreplace

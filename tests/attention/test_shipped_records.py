@@ -1,9 +1,6 @@
 """The shipped attention records: of the current code, and complete."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.processes import run_python
+from support.processes import run_command, run_python
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
@@ -46,10 +43,11 @@ def contexts(name: str) -> tuple[FileStore, list[Context]]:
     return store, [recorded for recorded in every if recorded.problem.method != LAUNCH_METHOD]
 
 
-def test_the_library_finds_them() -> None:
-    assert Path(shipped.__path__[0]).as_uri() in [
-        store.url.partition("?")[0] for store in shipped_stores()
-    ]
+def test_the_library_finds_them_whole_and_small() -> None:
+    store, _ = contexts("qblock")
+    assert store.url in [found.url for found in shipped_stores()]
+    assert not store.problems()
+    assert sum(path.stat().st_size for path in store.root.rglob("*.gz")) < 1 << 20
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
@@ -124,14 +122,10 @@ def test_the_planned_sweeps_have_every_shipped_scenario(name: str) -> None:
 
 def test_make_shipped_plans_the_sweeps() -> None:
     script = ROOT / "tools" / "ship_attention_records.py"
-    output = subprocess.run(
-        [sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True
-    ).stdout
-    *sweeps, gc = output.splitlines()
-    records = Path(shipped.__path__[0]).as_uri()
-    for sweep in sweeps:
-        assert sweep.startswith(
-            "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
-        )
+    *sweeps, gc = run_command(sys.executable, script, "--dry-run").stdout.splitlines()
+    sweep = "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
+    assert all(line.startswith(sweep) for line in sweeps)
     assert gc.startswith("dejavu-cache gc ")
-    assert all(line.endswith(f"--store {records}") for line in (*sweeps, gc))
+    assert all(
+        line.endswith(f"--store {(ROOT / PLAN['store']).as_uri()}") for line in (*sweeps, gc)
+    )

@@ -1,7 +1,5 @@
 """The attention suite makes a case of what programs met, and tunes what `auto` launches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

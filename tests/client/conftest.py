@@ -1,7 +1,5 @@
 """Folders of records that commands look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,11 +1,9 @@
 """Copies say what was acknowledged, and an export is complete or leaves what was there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,19 +29,14 @@ def server(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture
-def export(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes an export of contexts of the kernels k.0, k.1, …."""
-
-    def write(*record_sets: tuple[Record, ...]) -> Path:
-        lines = [
-            canonical_json(RecordSet(context=context(kernel=f"k.{number}"), records=records))
-            for number, records in enumerate(record_sets)
-        ]
-        (tmp_path / "export.jsonl").write_text("\n".join(lines) + "\n")
-        return tmp_path / "export.jsonl"
-
-    return write
+def export(folder: Path, *record_sets: tuple[Record, ...]) -> Path:
+    """Write an export of contexts of the kernels k.0, k.1, …."""
+    lines = [
+        canonical_json(RecordSet(context=context(kernel=f"k.{number}"), records=records))
+        for number, records in enumerate(record_sets)
+    ]
+    (folder / "export.jsonl").write_text("\n".join(lines) + "\n")
+    return folder / "export.jsonl"
 
 
 def kernels_on(server: Running) -> list[str]:
@@ -51,38 +44,38 @@ def kernels_on(server: Running) -> list[str]:
 
 
 def test_records_that_a_server_took_are_counted_as_new_or_known(
-    server: Running, export: Callable[..., Path]
+    server: Running, tmp_path: Path
 ) -> None:
     skipped = Measurement(  # which no server stores
         config=config(256), failure=Failure(kind="skipped", reason="memory"), at=MOMENT
     )
-    file = export((record(16), record(32, measurement(64), skipped)), (record(16),))
+    file = export(tmp_path, (record(16), record(32, measurement(64), skipped)), (record(16),))
     for expected in ("3 new, 0 known", "0 new, 3 known"):
         out = dejavu("import", file, "--store", server.base)
         assert (out.returncode, out.stdout) == (0, f"{expected} in {server.base}?namespace=main\n")
-    out = dejavu("import", export((record(16, measurement(128)),)), "--store", server.base)
+    newer = export(tmp_path, (record(16, measurement(128)),))
+    out = dejavu("import", newer, "--store", server.base)
     assert out.stdout.startswith("1 new, 0 known")
 
 
 def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
-    server: Running, export: Callable[..., Path]
+    server: Running, tmp_path: Path
 ) -> None:
     named = Config(params={f"P{index}": "x" * 400 for index in range(2 * MAX_BODY // 400)})
     large = record(16, Measurement(config=named, median=1.0, at=MOMENT))
-    out = dejavu("import", export((record(16),), (large,), (record(16),)), "--store", server.base)
+    file = export(tmp_path, (record(16),), (large,), (record(16),))
+    out = dejavu("import", file, "--store", server.base)
     assert out.returncode == ExitCode.PARTIAL
     assert out.stdout.startswith("2 new, 0 known")
     assert re.search(r"1 of k\.1 on NVIDIA H200: .*413", out.stderr)
     assert kernels_on(server) == ["k.0", "k.2"]
 
 
-def test_pins_that_a_token_may_not_set_are_named(
-    tmp_path: Path, server: Running, export: Callable[..., Path]
-) -> None:
+def test_pins_that_a_token_may_not_set_are_named(tmp_path: Path, server: Running) -> None:
     url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
     secrets = {role: make_token(url, role) for role in ("write", "admin")}
     pin = Pin(config=config(64), at=MOMENT, by="me")
-    file = export((record(16).model_copy(update={"pin": pin}),))
+    file = export(tmp_path, (record(16).model_copy(update={"pin": pin}),))
     arguments = ("import", file, "--store", server.base)
     out = dejavu(*arguments, DEJAVU_CACHE_TOKEN=secrets["write"])
     assert (out.returncode, out.stdout[:14]) == (ExitCode.PARTIAL, "1 new, 0 known")

@@ -3,8 +3,6 @@
 A launch waits once, within its bound, and then not at all.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How long a launch waits for a server that is silent, busy or away, and what ends its hope."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

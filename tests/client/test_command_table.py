@@ -1,11 +1,8 @@
 """Every command against a missing store, a typo, a dead server, a read token and a full disk."""
 
-from __future__ import annotations
-
-import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +10,7 @@ import pytest
 from dejavu_client.cli.main import main
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
-from support.command_line import list_commands
+from support.command_line import full_disk, list_commands
 from support.records import MOMENT, config, context, measurement, record
 from support.service import free_port, make_token, running_server
 
@@ -165,17 +162,6 @@ def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, ob
         "absent": absent,
         "database": database.get(situation, ""),
     }
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Let no file of this process grow beyond 64 bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def files(root: Path) -> dict[str, bytes]:

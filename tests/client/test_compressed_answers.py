@@ -1,7 +1,5 @@
 """A client expands no answer beyond its limit, and takes no other encoding than gzip."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

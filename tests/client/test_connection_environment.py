@@ -1,7 +1,5 @@
 """Proxies, certificates and tokens of the environment, which fail no launch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

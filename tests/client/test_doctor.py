@@ -1,12 +1,9 @@
 """`doctor` finds what is wrong, and says how to repair it."""
 
-from __future__ import annotations
-
 import json
-import resource
 from pathlib import Path
 
-from support.command_line import run_cli
+from support.command_line import full_disk, run_cli
 from support.records import context
 
 from dejavu_cache.stores import FileStore
@@ -39,12 +36,8 @@ class TestDoctor:
 
     def test_a_store_without_room_is_not_one_without_access(self, store: FileStore) -> None:
         """Its remedy is that of a command which cannot write."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-        try:
+        with full_disk():
             out = run_cli("doctor", "--store", store.root)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert out.returncode == 1
         assert "File too large; delete records that are not needed" in out.stdout
         assert f"make {store.root} writable" not in out.stdout

@@ -1,7 +1,5 @@
 """What all commands share: exit codes, help, errors of one line, empty arguments, and Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -16,9 +14,8 @@ import pytest
 from dejavu_client.cli.application import EXAMPLES, GROUPS
 from dejavu_client.http.errors import UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
-from support.checkout import environment
 from support.command_line import list_commands, run_cli
-from support.processes import ROOT, dejavu, run_python
+from support.processes import ROOT, dejavu, environment, run_command, run_python
 from support.records import context, record
 from support.service import Running, running_server
 
@@ -233,15 +230,10 @@ def test_a_closed_stream_is_an_empty_one(command: str, code: int, store: Path) -
 
 
 def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
-    seen = subprocess.run(
-        ["sh", "-c", f"mkdir gone && cd gone && rmdir ../gone && {words()} ls"],
-        cwd=tmp_path,
-        env=environment(DEJAVU_CACHE_URL="relative"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    seen = run_command(
+        *("sh", "-c", f"mkdir gone && cd gone && rmdir ../gone && {words()} ls"),
+        cwd=tmp_path, env=environment(DEJAVU_CACHE_URL="relative"), check=False,
+    )  # fmt: skip
     assert (seen.returncode, "the working directory: " in seen.stderr) == (3, True), seen.stderr
 
 
@@ -261,14 +253,7 @@ def words() -> str:
 
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sh", "-c", f"{words()} {command}"],
-        env=environment(**env),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    return run_command("sh", "-c", f"{words()} {command}", env=environment(**env), check=False)
 
 
 CONTEXTS = [context(kernel=f"pkg.{name}") for name in "abc"]

@@ -1,7 +1,5 @@
 """`explain` and `watch`, in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """`gc` deletes records of earlier code, and nothing that may be of use."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands believe no answer that does not follow the protocol, and show no terminal's codes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Names of kernels on the command line, and a kernel that moves and keeps its records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`pin` and `pin --remove` do what they say, whatever clock dated the earlier pin."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path

@@ -1,11 +1,7 @@
 """A program ends with its own exit code, in its own time, and nothing that it measured is gone."""
 
-from __future__ import annotations
-
 import socket
-import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +11,7 @@ from dejavu_client.http.sender import Spool
 from programs.end_with_records import EXIT_CODES
 from support.bad_server import BadServer, drip, hang
 from support.fork_server import light_nursery
-from support.processes import PROGRAMS, environment
+from support.processes import PROGRAMS, environment, run_command, run_python
 from support.records import context, measurement, record
 
 from dejavu_cache.model.record import RecordSet
@@ -120,10 +116,7 @@ def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:
             store.put(context(), [record(1)])
         started.append(time.monotonic())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), server.url, str(tmp_path)],
-        env=environment(), capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
+    done = run_python(code, server.url, str(tmp_path))
     assert 1.5 < float(done.stdout) < 200
     assert done.stderr == ""
     assert all(len(Spool(name, tmp_path)) == 1 for name in ("a", "b", "c"))
@@ -133,10 +126,7 @@ def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:
 def test_a_full_disk_costs_a_warning_and_no_exit_code(dead: str, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    arguments = [dead, blocked / "spool", 0, 1, "exit", 0]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "end_with_records.py"), *map(str, arguments)],
-        env=environment(), capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+    program = (PROGRAMS / "end_with_records.py", dead, blocked / "spool", 0, 1, "exit", 0)
+    done = run_command(sys.executable, *program, env=environment(), check=False)
     assert done.returncode == 7
     assert "cannot be spooled" in done.stderr

@@ -1,7 +1,5 @@
 """Commands on a folder in which another user has written say what they could not read or write."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

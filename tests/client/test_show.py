@@ -1,7 +1,5 @@
 """`ls`, `show` and `diff` in a pipe, and on a terminal whose width they fit."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

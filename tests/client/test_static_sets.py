@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
 import json
-import os
-import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dejavu_client import static_sets
 from dejavu_client.cli.main import run_command
-from dejavu_client.static_sets import StaticStore, make_key, publish, read_private_key, sign_index
+from dejavu_client.static_sets import StaticStore, publish
+from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip
 from support.kernels import ADD, write_source
 from support.processes import fork_program
-from support.records import context, record
+from support.records import record
+from support.signed_sets import KNOWN, SETS, Publisher, draw_sets, read_all, serve_folder
+from support.sweeping import wait_until
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.model.record import Pin, RecordSet
+from dejavu_cache.model.record import Pin, Record, RecordSet
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
-
-SETS = [
-    RecordSet(context=context(kernel=f"pkg.{name}"), records=tuple(map(record, (16, 32))))
-    for name in ("add", "sub")
-]
-KNOWN = {(one.context, entry) for one in SETS for entry in one.records}
-
-
-class Publisher:
-    """A set in a folder, whose publisher may do anything, and readers of it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.folder, self.copies = root, root / "set", root / "copies"
-        self.index = self.folder / static_sets.INDEX
-        make_key(root / "mine.pem")
-        make_key(root / "other.pem")
-        self.key = self.publish(SETS)
-
-    def publish(self, sets: list[RecordSet]) -> str:
-        return publish(sets, self.folder, self.root / "mine.pem")
-
-    def open(self, place: str = "") -> StaticStore:
-        return StaticStore(place or self.folder.as_uri(), self.key, wait=2, folder=self.copies)
-
-    def change(self, old: bytes, new: bytes, pattern: str = static_sets.INDEX) -> None:
-        for path in self.folder.glob(pattern):
-            path.write_bytes(path.read_bytes().replace(old, new))
-
-    def sign_changed(self, old: bytes, new: bytes, key: str = "mine.pem") -> None:
-        text = self.index.read_bytes().partition(b"\n")[2].replace(old, new)
-        self.index.write_bytes(sign_index(text, read_private_key(self.root / key)))
 
 
 @pytest.fixture
@@ -65,16 +31,9 @@ def publisher(tmp_path: Path) -> Publisher:
 
 
 @pytest.fixture
-def place(publisher: Publisher) -> Iterator[str]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=publisher.folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def read_all(store: StaticStore) -> set[tuple[object, object]]:
-    return {(one.context, entry) for one in store.record_sets() for entry in one.records}
+def url(publisher: Publisher) -> Iterator[str]:
+    with serve_folder(publisher.folder) as address:
+        yield address
 
 
 REFUSALS: dict[str, tuple[Callable[[Publisher], object], str]] = {
@@ -93,70 +52,69 @@ REFUSALS: dict[str, tuple[Callable[[Publisher], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_what_was_not_signed_is_refused(publisher: Publisher, place: str, case: str) -> None:
+def test_what_was_not_signed_is_refused(publisher: Publisher, url: str, case: str) -> None:
     break_it, message = REFUSALS[case]
     break_it(publisher)
     with pytest.raises(StoreError, match=rf"^.*{message}.*\Z"):  # in one line
-        read_all(publisher.open(place))
+        read_all(publisher.open(url))
 
 
 def test_an_earlier_index_is_refused_and_the_later_one_serves(publisher: Publisher) -> None:
     earlier = shutil.copytree(publisher.folder, publisher.root / "earlier")
     publisher.publish(SETS[:1])
     assert len(read_all(publisher.open())) == 2
+    publisher.publish([])
+    assert not read_all(publisher.open())
+    assert not list(publisher.copies.glob("*.json")), "no copy of what was recalled"
     shutil.copytree(earlier, publisher.folder, dirs_exist_ok=True)
-    assert len(read_all(publisher.open())) == 2
+    assert not read_all(publisher.open())
     with pytest.raises(StoreError, match="is not after"):
         publisher.open().entries(fresh=True)
 
 
-def test_a_later_set_is_read_and_serves_offline(publisher: Publisher, place: str) -> None:
-    store, (first, second) = publisher.open(place), SETS
+def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:
+    """Who still names the old one keeps what it signed, and believes nothing new."""
+    assert read_all(publisher.open()) == KNOWN
+    new = publisher.root / "other.pem"
+    with pytest.raises(StoreError, match="signed by another key"):
+        publish([], publisher.folder, new)
+    publisher.index.unlink()
+    key, source = publish([], publisher.folder, new), Files(publisher.folder.as_uri(), 2)
+    assert not read_all(StaticStore(source, key, folder=publisher.root / "new"))
+    assert read_all(publisher.open()) == KNOWN
+    with pytest.raises(StoreError, match="another key"):
+        publisher.open().entries(fresh=True)
+
+
+def test_a_later_set_is_read_and_serves_offline(publisher: Publisher, url: str) -> None:
+    store, (first, second) = publisher.open(url), SETS
     assert store.get(first.context, record(64).scenario) is None
     pinned = record(64, pin=Pin(config=record(64).measurements[0].config, at=now()))
     publisher.publish([RecordSet(context=first.context, records=(pinned,)), second])
-    changes = store.revalidate({first.context: [record(64).scenario]})
-    assert changes[first.context].records == [record(64)]
+    store.entries(fresh=True)  # by a launch of another kernel
+    assert store.revalidate({first.context: [], second.context: []}).keys() == {first.context}
+    assert list(store.records(first.context)) == [record(64)]
     shutil.rmtree(publisher.folder)
-    offline = publisher.open(place)
+    offline = publisher.open(url)
     assert list(offline.records(first.context)) == [record(64)]
     with pytest.raises(StoreError, match="check the set's URL"):
         next(offline.records(second.context))
 
 
 def test_no_changed_set_is_believed(publisher: Publisher) -> None:
-    """Mutate, truncate, exchange and sign anew, as drawn with a fixed seed."""
-    draw = random.Random(7)
-    files = {path: path.read_bytes() for path in sorted(publisher.folder.iterdir())}
-    for _ in range(int(os.environ.get("SET_DRAWS", "300"))):
-        path = draw.choice(list(files))
-        content = bytearray(files[path])
-        place = draw.randrange(len(content))
-        way = draw.choice(("flip", "cut", "grow", "exchange", "sign"))
-        if way == "sign":
-            publisher.sign_changed(b"", b"", "other.pem")
-            path, content = publisher.index, bytearray(publisher.index.read_bytes())
-        elif way == "exchange":
-            content[:] = files[draw.choice(list(files))]
-        else:
-            end = {"flip": place + 1, "cut": len(content), "grow": place}[way]
-            content[place:end] = b"" if way == "cut" else draw.randbytes(draw.randint(1, 40))
-        path.write_bytes(content)
-        shutil.rmtree(publisher.copies, ignore_errors=True)
-        with suppress(StoreError):
-            assert (read_all(publisher.open()), bytes(content)) == (KNOWN, files[path])
-        path.write_bytes(files[path])
+    """`benchmarks/static_sets.py` draws more."""
+    assert draw_sets(publisher, 300)["believed"] == 0
 
 
 def test_a_process_launches_with_a_strangers_set(
-    publisher: Publisher, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    publisher: Publisher, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, theirs, ours = tmp_path / "kernels.py", tmp_path / "theirs", tmp_path / "ours"
     write_source(source, ADD)
 
-    def run(url: str) -> dict[str, object]:
+    def run(store: str) -> dict[str, object]:
         words = (str(source), str(tmp_path / "log"), "[100, 300]")
-        done = fork_program("tune_sizes.py", *words, TRITON_INTERPRET="1", DEJAVU_CACHE_URL=url)
+        done = fork_program("tune_sizes.py", *words, TRITON_INTERPRET="1", DEJAVU_CACHE_URL=store)
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
     tuned, key = run(theirs.as_uri()), str(tmp_path / "mine.pem")
@@ -165,7 +123,7 @@ def test_a_process_launches_with_a_strangers_set(
     assert run_command(["export", folder, "--sign", key, "--store", str(theirs)]) == 0
     assert not [path for path in publisher.folder.iterdir() if b"@" in path.read_bytes()]
     words = capsys.readouterr().out.split()[3:]  # the key for `use`
-    assert run_command(["use", place, *words, "--device", "interpreter"]) == 0
+    assert run_command(["use", url, *words, "--device", "interpreter"]) == 0
     url = capsys.readouterr().out.split("'")[1].split(",")[-1]
     assert run(f"{ours.as_uri()},{url}") == {**tuned, "benchmarked": 0}
     assert not list(FileStore(ours).contexts()), "what is a stranger's stays apart"
@@ -173,9 +131,33 @@ def test_a_process_launches_with_a_strangers_set(
     assert "has a stranger's set" in capsys.readouterr().err
 
 
+def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> None:
+    """Not even where a tune reads both again, and a farther one has a part of the record."""
+    near, far, scenario = FileStore(publisher.root / "near"), MemoryStore(), record(16).scenario
+    far.put(SETS[0].context, [Record(scenario=scenario, measurements=record(16).measurements)])
+    tiers = TieredStore([near, publisher.open(), far])
+    merged = tiers.get(SETS[0].context, scenario, fresh=True)
+    assert merged
+    assert (merged.record, [*near.record_sets()]) == (record(16), [])
+
+
+def test_a_launch_waits_briefly_and_a_later_one_has_the_file(publisher: Publisher) -> None:
+    gate, context, scenario = threading.Event(), SETS[0].context, record(16).scenario
+    with serve_folder(publisher.folder, gate) as address:
+        store = publisher.open(address, wait=0.5)
+        launch = TieredStore([MemoryStore(), store])
+        assert launch.get(context, scenario) is None
+        assert launch.get(SETS[1].context, scenario) is None, "which does not wait again"
+        assert not store.revalidate({context: [scenario]}), "nothing to tell as long as it is away"
+        gate.set()
+        wait_until(lambda: len([*publisher.copies.glob("*.json")]) == len(SETS))
+        assert context in store.revalidate({context: [scenario]})
+        assert launch.get(context, scenario) == (record(16), store.url, True)
+
+
 def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
     server = BadServer(drip)
-    store = StaticStore(server.url, publisher.key, wait=0.1, folder=publisher.copies)
+    store = publisher.open(server.url, wait=0.1)
     for m in (16, 32):
         launch = TieredStore([MemoryStore(), store])
         assert launch.get(SETS[0].context, record(m).scenario) is None

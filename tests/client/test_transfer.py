@@ -1,7 +1,5 @@
 """`export` and `import`: nothing is lost, nothing damaged is taken, and progress is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

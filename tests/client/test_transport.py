@@ -1,7 +1,5 @@
 """A request ends in time, however a server hangs, drips or reads, and with the program."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,33 +10,14 @@ from dejavu_client.http import protocol_client, transport
 from dejavu_client.http.errors import SilenceError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.transport import Transport
-from support.bad_server import SLOW_SECONDS, BadServer, answer, hang
+from support.bad_server import BadServer, answer, drip, drips, hang
 from support.command_line import run_cli
 from support.processes import run_python
 
 ANSWER = answer("200 OK", b'{"writers": []}')
 
 
-def repeat(peer: socket.socket, piece: bytes) -> None:
-    """Send a piece again and again, more often than any timeout."""
-    until = time.monotonic() + SLOW_SECONDS
-    while time.monotonic() < until:
-        peer.sendall(piece)
-        time.sleep(0.05)
-
-
-def drip_head(peer: socket.socket) -> None:
-    peer.sendall(b"HTTP/1.1 200 OK\r\nX-Filler: ")
-    repeat(peer, b"a")
-
-
-def drip_hints(peer: socket.socket) -> None:
-    repeat(peer, b"HTTP/1.1 103 Early Hints\r\n\r\n")
-
-
-def drip_body(peer: socket.socket) -> None:
-    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    repeat(peer, b" ")
+drip_head = drips(b"HTTP/1.1 200 OK\r\nX-Filler: ", b"a")
 
 
 def drip_second_head(peer: socket.socket) -> None:
@@ -48,11 +27,14 @@ def drip_second_head(peer: socket.socket) -> None:
         drip_head(peer)
 
 
-def drip_chunks(peer: socket.socket) -> None:
-    peer.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    repeat(peer, b"1\r\n \r\n")
-
-
+SLOW = {
+    "hangs": hang,
+    "drips a head": drip_head,
+    "drips hints": drips(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "drips a body": drip,
+    "drips chunks": drips(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    "drips a second head": drip_second_head,
+}
 Treatment = Callable[[socket.socket], None]
 Serve = Callable[[Treatment], BadServer]
 
@@ -77,9 +59,7 @@ def serve() -> Iterator[Serve]:
         server.close()
 
 
-@pytest.mark.parametrize(
-    "treat", [hang, drip_head, drip_hints, drip_body, drip_chunks, drip_second_head]
-)
+@pytest.mark.parametrize("treat", SLOW.values(), ids=SLOW)
 def test_an_answer_that_does_not_come_or_drips_is_left(treat: Treatment, serve: Serve) -> None:
     server = serve(treat)
     client = ProtocolClient(server.url)

@@ -200,11 +200,6 @@ class Pair:
         self.ours = cached_autotune(key=["n"], store=store, **options)(self.functions[1])
 
 
-def without_timing(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
-    kernel_call()
-    return [1.0, 1.0, 1.0]
-
-
 def without_launching(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
     return [1.0, 1.0, 1.0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +27,7 @@ from support.attention_batches import (
     runnable,
     take_new_tokens,
 )
+from support.processes import run_command
 
 from dejavu_cache.attention import paged_attention, plan
 from dejavu_cache.attention.kernels import kernel_call
@@ -77,8 +77,7 @@ def test_prompts_whose_scores_grow_by_far_agree_with_the_reference(seed: int) ->
 def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> None:
     """In a captured graph too, replayed after the cache has changed."""
     batch = draw(replace(drawn_case(seed, implementation), padding=0, cache_dtype=None))
-    q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
-    caches = [k_cache, v_cache]
+    _, *caches = batch.tensors
     whole = [cache.clone() for cache in caches]
     new, stale = take_new_tokens(batch.arguments), [cache.clone() for cache in caches]
     planned = plan(**batch.arguments)
@@ -89,7 +88,7 @@ def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> 
         out.fill_(float("nan"))
         for cache, before in zip(caches, stale, strict=True):
             cache.copy_(before)
-        planned.run(q, k_cache, v_cache, out=out, new=new)
+        planned.run(*batch.tensors, out=out, new=new)
 
     def check_results() -> None:
         assert relative_error(out, batch.expected) < TOLERANCE[out.dtype]
@@ -302,9 +301,7 @@ def test_no_kernel_reads_or_writes_outside_of_its_tensors(implementation: str) -
     }
 
     def run(*command: str) -> tuple[int, str]:
-        completed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False, timeout=280
-        )
+        completed = run_command(*command, env=environment, check=False, timeout=280)
         return completed.returncode, completed.stdout + completed.stderr[-4000:]
 
     status, output = run(*program)  # compiles; under the sanitizer, that would take minutes

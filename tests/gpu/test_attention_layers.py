@@ -75,7 +75,7 @@ def test_later_steps_launch_what_triton_has_bound(
 def test_a_step_of_another_form_is_bound_anew() -> None:
     """What the compiled kernel takes for granted of pointers and strides is part of its form."""
     batch = draw(replace(DECODES, new=[90, 1], past=[0, 500], heads=(8, 2)))
-    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    q, keys, values = batch.tensors
     for gap in (0, 2, 8, 0):  # elements between the rows of queries, and before the first
         wider = torch.zeros(*q.shape[:2], q.shape[2] + gap, dtype=q.dtype, device="cuda")
         moved = wider[..., gap:].copy_(q)
@@ -111,19 +111,19 @@ def test_a_layer_waits_for_what_the_one_before_writes(
 ) -> None:
     """Launches may begin before the ones before them end; results are then to be the same."""
     batch = draw(replace(DECODES, new=[new] * 8, heads=heads))
-    caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
+    first, keys, values = batch.tensors
     planned = plan(**batch.arguments, overlap=overlap)
     assert planned.implementation == "hopper"
-    apart = [batch.arguments["q"]]
+    apart = [first]
     for _ in range(8):
-        apart.append(planned.run(apart[-1], *caches))
+        apart.append(planned.run(apart[-1], keys, values))
         torch.cuda.synchronize()
     at_once = [apart[0], *map(torch.empty_like, apart[1:])]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = plan(**batch.arguments, overlap=overlap)
         for q, out in pairwise(at_once):
-            captured.run(q, *caches, out=out)
+            captured.run(q, keys, values, out=out)
     for _ in range(50):
         for out in at_once[1:]:
             out.fill_(float("nan"))
@@ -138,16 +138,15 @@ def test_a_layer_that_is_captured_has_other_counters_than_those_before(
     counted = Mock(side_effect=kernel_call.zeros)
     monkeypatch.setattr(hopper, "zeros", counted)
     batch = draw(DECODES)
-    q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     planned = plan(**batch.arguments)
     out = torch.empty_like(batch.expected)
     for _ in range(2):
-        planned.run(q, k_cache, v_cache, out=out)
+        planned.run(*batch.tensors, out=out)
     assert counted.call_count == 1
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(2):
-            planned.run(q, k_cache, v_cache, out=out)
+            planned.run(*batch.tensors, out=out)
     assert counted.call_count == 2
     out.fill_(float("nan"))
     graph.replay()

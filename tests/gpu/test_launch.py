@@ -27,8 +27,8 @@ from gpu.random_launches import (
     Case,
     Pair,
     reads_a_global,
-    without_timing,
 )
+from support.addition import equal_times
 from triton.runtime.jit import JITFunction
 
 from dejavu_cache import Pow2, cached_autotune
@@ -103,7 +103,7 @@ def test_a_resolved_launch_does_not_pass_through_triton(
     tmp_path: Path, through_triton: Counter[int]
 ) -> None:
     """Neither bare, with buckets, with one config, nor where a fallback runs untuned."""
-    options: dict[str, Any] = {"configs": CONFIGS, "key": ["n"], "do_bench": without_timing}
+    options: dict[str, Any] = {"configs": CONFIGS, "key": ["n"], "do_bench": equal_times}
     ways: dict[str, dict[str, Any]] = {
         "exact": {},
         "buckets": {"buckets": {"n": Pow2()}},
@@ -138,7 +138,7 @@ def test_a_config_with_a_hook_sees_its_arguments_and_may_change_them(tmp_path: P
         tl.store(out + start + tl.arange(0, BLOCK), x.load([start]))
 
     configs = [triton.Config({"BLOCK": block}, pre_hook=hook) for block in (64, 128)]
-    kernel = cached_autotune(configs, ["n"], do_bench=without_timing, store=tmp_path)(
+    kernel = cached_autotune(configs, ["n"], do_bench=equal_times, store=tmp_path)(
         triton.jit(copies)
     )
     x = torch.arange(1024, device=DEVICES[0]).float()
@@ -162,7 +162,7 @@ def test_descriptors_without_a_hook_are_launched_as_triton_does(tmp_path: Path) 
         for start in range(tl.program_id(0) * BLOCK, tl.program_id(0) * BLOCK + BLOCK, SIZE):
             tl.store(out + start + at, x.load([start]))
 
-    kernel = cached_autotune(CONFIGS, ["n"], do_bench=without_timing, store=tmp_path)(
+    kernel = cached_autotune(CONFIGS, ["n"], do_bench=equal_times, store=tmp_path)(
         triton.jit(copies)
     )
     x = torch.arange(1024, device=DEVICES[0]).float()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -90,33 +88,6 @@ def test_a_wrong_config_never_wins(
         print(f"{function.__name__}: Triton picks a wrong config: {wrong_upstream};", end=" ")
         print(f"here {wrong} of {TUNES} tunes")
     assert wrong == 0
-
-
-def test_products_are_right_with_and_without_the_check(capsys: pytest.CaptureFixture[str]) -> None:
-    """Print what the check adds to a tune of a matrix product; the share is not asserted."""
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-    from kernels import matmul, matmul_configs, matmul_kernel
-
-    a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for turn in range(-1, 10):
-        is_checked = turn % 2 == 0
-        kernel = cached_autotune(
-            matmul_configs(), ["M", "N", "K"], store=MemoryStore(), check=is_checked
-        )(matmul_kernel)
-        start = time.perf_counter()
-        product = matmul(kernel, a, b)
-        torch.cuda.synchronize()
-        if turn >= 0:  # the first one compiles
-            seconds[is_checked].append(time.perf_counter() - start)
-        torch.testing.assert_close(product, a @ b, rtol=2e-2, atol=2.0)
-    with capsys.disabled():
-        print("seconds with the check:", seconds[True], "without:", seconds[False], end=" ")
-        added = statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
-        print(f"the medians differ by {added:.1%}")
 
 
 def test_atomic_sums_are_no_false_alarm() -> None:

@@ -1,7 +1,5 @@
 """From records to a decision tree, to Python that chooses as it does, and to the command."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """What `triton.autotune` accepts runs under `install()` too, whatever of the cache fails."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import sys

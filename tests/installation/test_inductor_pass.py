@@ -1,7 +1,5 @@
 """Inductor takes recorded configs, and benchmarks the others as before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`install()` and `dejavu-cache run` cache libraries that know only `triton.autotune`."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import signal
@@ -16,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from support.command_line import run_cli
-from support.kernels import AUTOTUNED_ADD, load, write_source
+from support.kernels import AUTOTUNED_ADD, launch, load, write_source
 from support.processes import dejavu, environment, run_command
 
 from dejavu_cache.engines.vllm.plugin import register
@@ -66,16 +64,10 @@ def with_installation() -> Any:
     uninstall()
 
 
-def run_kernel(kernel: Any) -> None:
-    x, y = torch.ones(100), torch.zeros(100)
-    kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
-    assert torch.equal(y, x + 1)
-
-
 def test_a_library_imported_afterwards_is_cached(with_installation: None, tmp_path: Path) -> None:
     for benchmarked in (2, 0):
         library = load(tmp_path / "library.py", AUTOTUNED_ADD, "library")
-        run_kernel(library.add)
+        launch(library.add)
         assert type(library.add) is CachedAutotuner
         assert library.add.is_adopted
         assert library.add.benchmarked == benchmarked
@@ -86,9 +78,9 @@ def test_a_librarys_own_kind_of_autotuner_is_cached(
 ) -> None:
     for benchmarked in (2, 0):
         kernel = load(tmp_path / "library.py", OWN_KIND, "library").add
-        run_kernel(kernel)
+        launch(kernel)
         prepared = kernel.prepared
-        run_kernel(kernel)
+        launch(kernel)
         assert kernel._adopted.benchmarked == benchmarked
         assert kernel.launches == 2
         assert prepared >= benchmarked, "its hook runs before every benchmark"
@@ -103,11 +95,11 @@ def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(
     other = library.Slow(
         library.add.fn, do_bench=lambda kernel_call, quantiles: kernel_call() or 1.0
     )
-    run_kernel(other)
+    launch(other)
     assert other._adopted is None
     assert len(other.cache) == 1
     library.add.chosen = triton.Config({"BLOCK": 64})
-    run_kernel(library.add)
+    launch(library.add)
     assert library.add.best_config is library.add.chosen, "what a library has chosen itself counts"
     assert library.add._adopted.benchmarked == 0
 

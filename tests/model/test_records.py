@@ -1,7 +1,5 @@
 """Records are values: they survive JSON, merge in any order, and say who wins."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Scalars are kept as they are; buckets map them to representatives, and never fail."""
 
-from __future__ import annotations
-
 import enum
 import math
 from typing import Any

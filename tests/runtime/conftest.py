@@ -1,7 +1,5 @@
 """What the tests of launches share."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

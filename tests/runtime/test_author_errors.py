@@ -1,7 +1,5 @@
 """An error in the author's code reaches the author as Triton raises it, without our calls."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import traceback

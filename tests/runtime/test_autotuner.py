@@ -1,7 +1,5 @@
 """`cached_autotune` acts as `triton.autotune`, and benchmarks each config of a scenario once."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

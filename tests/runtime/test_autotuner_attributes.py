@@ -1,7 +1,5 @@
 """Programs read and write an autotuner's attributes, and its hooks and listeners hear of all."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from contextlib import suppress

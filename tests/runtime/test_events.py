@@ -1,7 +1,5 @@
 """One event per launch: in the log, as a span, and in the report of the process's run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What a launch passed, and the copies that a tune made of it, are freed however the tune ends."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """A launch without work, or with results that cannot be compared, decides nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

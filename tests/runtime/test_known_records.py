@@ -1,7 +1,5 @@
 """What stands in for a missing record: it costs little to find, and never comes of another GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Modes and phases decide what a launch of an unknown scenario does, and `explain` says it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter
@@ -70,6 +68,12 @@ def test_a_default_that_is_not_declared_gives_way_to_the_first_config(
     assert bench.calls == (6 if mode == "tune" else 0)
     (warning,) = (text for text in caplog.messages if "declared" in text)
     assert "add_one: no declared config is its default (BLOCK: 128" in warning
+
+
+def test_what_no_store_keeps_is_said_to_be_of_this_process_alone(tmp_path: Path) -> None:
+    kernel = make(store=f"{tmp_path.as_uri()}?read_only=1")
+    launch(kernel, 128)
+    assert {chosen.resolution.store for chosen in kernel._choices.kept.values()} == {"memory://"}
 
 
 def test_strict_names_the_nearest_record_and_what_differs() -> None:

@@ -1,7 +1,5 @@
 """Options that cannot work, and keys that no record can hold, are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import FunctionType
 from typing import Any

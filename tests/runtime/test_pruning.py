@@ -1,7 +1,5 @@
 """A config that pruning leaves out of a launch never runs in it, whatever chose it."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Sequence

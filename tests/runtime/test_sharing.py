@@ -1,7 +1,5 @@
 """Processes, threads and ranks share what one of them found, wait for it, and survive forks."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 import threading

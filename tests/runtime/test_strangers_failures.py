@@ -1,7 +1,5 @@
 """Failures and timings of others are hints; a config that killed a process is not run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -102,26 +100,18 @@ def test_a_strangers_failures_are_hints_while_another_config_is_valid(tmp_path: 
     assert 64 not in LAUNCHED
 
 
-@pytest.mark.parametrize("kind", ["crash", "wrong"])
-def test_what_may_end_the_process_or_be_wrong_is_not_tried_but_the_default_is(
-    tmp_path: Path, kind: str
-) -> None:
-    plant(tmp_path, [failure(config, kind) for config in DECLARED])
-    for _ in range(2):
-        kernel = tune(tmp_path)
-        assert set(LAUNCHED) == {16}
-        assert kernel.best_config is CONFIGS[0]
-
-
 @pytest.mark.parametrize("mode", ["reuse", "tune"])
 @pytest.mark.parametrize("by", [STRANGER, whoami()])
 @pytest.mark.parametrize("kind", ["ptxas_error", "crash", "wrong", "skipped"])
 def test_no_recorded_failure_makes_a_launch_raise(
     tmp_path: Path, mode: str, by: str, kind: str
 ) -> None:
+    """What may end the process or be wrong is not tried, but the default is."""
     plant(tmp_path, [failure(config, kind, by=by) for config in DECLARED])
-    kernel = tune(tmp_path, mode=mode)
-    assert kernel.best_config in CONFIGS
+    for _ in range(2):
+        kernel = tune(tmp_path, mode=mode)
+        assert kernel.best_config in CONFIGS
+        assert kind not in ("crash", "wrong") or set(LAUNCHED) == {16}
 
 
 @pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9])

@@ -1,7 +1,5 @@
 """A config that is wrong, or that nobody compared, never runs in a process that may tune."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count

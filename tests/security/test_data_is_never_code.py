@@ -1,7 +1,5 @@
 """No reader runs, imports, loads or writes anything because of what a stranger wrote."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,10 +1,7 @@
 """Records with any content, mixed with honest ones: launches run what the kernel declares."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
-from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,11 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.addition import CONFIGS, add_one
+from support.addition import CONFIGS, equal_times, make
 from support.kernels import launch
 from support.strategies import SCALARS
 
-from dejavu_cache import cached_autotune, open_store
+from dejavu_cache import open_store
 from dejavu_cache.model.record import MOST_MEASUREMENTS, Failure, Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.system.notices import whoami
@@ -67,16 +64,9 @@ RECORD_FIELDS = st.fixed_dictionaries(
 )
 
 
-def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-    kernel_call()
-    return [1.0] * 3
-
-
 def start_process(store: Path, **options: Any) -> Any:
     """Return a kernel as a new process would decorate it."""
-    return cached_autotune(CONFIGS, ["n"], store=store, do_bench=bench, check=False, **options)(
-        add_one
-    )
+    return make(store=store, do_bench=equal_times, check=False, **options)
 
 
 @settings(

@@ -1,7 +1,5 @@
 """Nobody's files are hurt, and nobody waits, for what a stranger put into a shared folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

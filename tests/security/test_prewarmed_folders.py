@@ -1,7 +1,5 @@
 """A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 import triton
-from support.processes import PROGRAMS, environment
+from support.processes import PROGRAMS, environment, run_command
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_others
@@ -84,10 +82,8 @@ def find(folder: Path) -> tuple[str | None, dict[str, str] | None]:
 
 def decorate_in_a_process(url: str) -> subprocess.CompletedProcess[str]:
     env = environment(DEJAVU_CACHE_URL=url, TRITON_INTERPRET="", DEJAVU_CACHE_SHIPPED="0")
-    command = [sys.executable, str(PROGRAMS / "decorate_kernel.py"), "b" * 40]
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=240, check=False
-    )
+    program = PROGRAMS / "decorate_kernel.py"
+    return run_command(sys.executable, program, "b" * 40, env=env, check=False)
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

@@ -1,7 +1,5 @@
 """Configs in records only select among what a kernel declares, and compile nothing else."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path
@@ -10,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support.addition import CONFIGS, add_one
+from support import kernels
+from support.addition import CONFIGS, add_one, equal_times, make
 
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.model.record import Pin, Record, RecordedLaunch
@@ -40,36 +39,24 @@ FOREIGN_CONFIGS = [
 ]
 
 
-def tuned_kernel(store: Path) -> Any:
-    decorate = cached_autotune(
-        configs=CONFIGS,
-        key=["n"],
-        store=store,
-        do_bench=lambda call, quantiles: (call(), [1.0] * 3)[1],
-    )
-    return decorate(add_one)
-
-
-def run(kernel: Any) -> None:
-    x = torch.arange(100, dtype=torch.float32)
-    y = torch.full_like(x, float("nan"))
-    kernel[(7,)](x, y, 100)
-    assert torch.equal(y, x + 1)
+def tune(store: Path) -> Any:
+    """Launch the kernel as a new process would decorate it, and return it."""
+    kernel = make(store=store, do_bench=equal_times)
+    kernels.launch(kernel)
+    return kernel
 
 
 @pytest.mark.parametrize("config", FOREIGN_CONFIGS, ids=str)
 def test_an_undeclared_pin_never_runs_and_never_stops_a_launch(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tuned_kernel(tmp_path))
+    tune(tmp_path)
     store = open_store(str(tmp_path))
     (context,) = store.contexts()
     (record,) = store.records(context)
     store.put(context, [Record(scenario=record.scenario, pin=Pin(config=config, at=now()))])
     with caplog.at_level(logging.WARNING, "dejavu_cache"):
-        kernel = tuned_kernel(tmp_path)
-        run(kernel)
-        run(tuned_kernel(tmp_path))
+        kernel, _ = (tune(tmp_path) for _ in range(2))
     assert kernel.best_config in CONFIGS
     resolution = kernel.explain(torch.ones(1), torch.ones(1), 100)
     assert resolution.how == "exact"

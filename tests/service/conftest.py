@@ -1,7 +1,5 @@
 """A migrated database of each kind for every test, and an app on it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Who may do what: roles, namespaces, tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import itertools

@@ -1,10 +1,7 @@
 """Documented commands copy a database that is written to, and the copy has everything."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
+from support.processes import run_command
 from support.service import client_of, context, make_token, post, read, record
 from support.sweeping import wait_until
 
@@ -35,9 +33,7 @@ def run(command: str, folder: Path, **variables: str) -> None:
         folders.append(utils.POSTGRES_VERSIONS[utils.TARGET_POSTGRES_VERSION])
     path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
     environ = {**os.environ, **variables, "PATH": path}
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=environ, capture_output=True, text=True
-    )
+    done = run_command("sh", "-c", command, cwd=folder, env=environ, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -72,9 +68,9 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
             writing.join(240)
     restored = create_app(ServerSettings(database=copy))
     with client_of(restored, Authorization=f"Bearer {token}") as client:
-        stored = {one.scenario.args["M"]: one for one in read(client)}
+        stored = {entry.scenario.args["M"]: entry for entry in read(client)}
         assert acknowledged <= stored.keys() <= set(taken)
-        assert all(one == record(int(str(m)), configs=2) for m, one in stored.items())
+        assert all(entry == record(int(str(m)), configs=2) for m, entry in stored.items())
         assert post(client, to="other")["refused"] == 3, "what was deleted does not come back"
 
 

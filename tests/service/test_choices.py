@@ -1,7 +1,5 @@
 """What an admin may change: pins, promotion, import."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

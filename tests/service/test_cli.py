@@ -1,12 +1,9 @@
 """The commands."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex
 import socket
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from dejavu_service.services import tokens
 from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
+from support.processes import run_command
 from support.service import command, free_port, running_server
 from typer.testing import CliRunner
 
@@ -126,10 +124,8 @@ def test_a_port_that_is_in_use_ends_the_start(sqlite_url: str, has_tokens: bool)
         run(sqlite_url, "token create --name ops --role admin")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        done = subprocess.run(
-            command("serve", "--port", str(port), "--without-tokens", "--database", sqlite_url),
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
+        serve = command("serve", "--port", str(port), "--without-tokens", "--database", sqlite_url)
+        done = run_command(*serve, check=False)
     assert done.returncode == ExitCode.UNUSABLE
     assert ("--without-tokens has no effect" in done.stderr) == has_tokens
     assert ("answers this machine only, and everybody on it" in done.stderr) != has_tokens

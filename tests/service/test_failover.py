@@ -1,7 +1,5 @@
 """Postgres moves to another machine, and may only be read meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -17,9 +15,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import contexts, database
 from dejavu_service.storage.contexts import LockedContext
 from sqlalchemy import Connection, make_url
-from support.service import body, client_of, context, record, record_set, scenario
-
-HOME = f"/v1/main/contexts/{context().digest}"
+from support.service import RECORDS, body, client_of, record, record_set, scenario
 
 
 def set_read_only(url: str, value: str) -> None:
@@ -49,11 +45,11 @@ def test_a_write_to_a_standby_is_tried_again_elsewhere(
     refused = post(client, 1)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     assert refused.json()["detail"] == "the database may only be read now: try again"
-    assert client.get(f"{HOME}/records").status_code == 404
+    assert client.get(RECORDS).status_code == 404
     assert client.get("/readyz").status_code == 200
     set_read_only(postgres_url, "off")  # the connections that are left still may only read
     assert [post(client, 1).status_code for _ in range(3)][1:] == [200, 200]
-    assert client.get(f"{HOME}/records/{scenario(1).digest}").status_code == 200
+    assert client.get(f"{RECORDS}/{scenario(1).digest}").status_code == 200
 
 
 def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(

@@ -1,12 +1,9 @@
 """Server processes that meet a fault while clients write: nothing acknowledged is lost."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import sqlite3
-import subprocess
 import tempfile
 import threading
 import time
@@ -19,12 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import make_url
-from support.service import Running, body, context, record, record_set, restart, running_server
+from support.processes import run_command
+from support.service import RECORDS, Running, body, record, record_set, restart, running_server
 from support.sweeping import wait_until
 
 from dejavu_cache.model.record import RecordSet
-
-HOME = f"/v1/main/contexts/{context().digest}/records"
 
 
 class Clients:
@@ -90,7 +86,7 @@ def write_meanwhile(*servers: Running) -> Iterator[Clients]:
 
 
 def read_numbers(server: Running) -> set[Any]:
-    answer = httpx.get(f"{server.base}{HOME}")
+    answer = httpx.get(f"{server.base}{RECORDS}")
     return {one.scenario.args["M"] for one in RecordSet.model_validate_json(answer.content).records}
 
 
@@ -116,7 +112,7 @@ def fill_the_disk(server: Running, file: Path) -> None:
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (4096, hard))
     try:
         wait_until(lambda: write_once(server) == 503)
-        assert httpx.get(f"{server.base}{HOME}").status_code == 200
+        assert httpx.get(f"{server.base}{RECORDS}").status_code == 200
     finally:
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
@@ -125,7 +121,7 @@ def lock_the_database(server: Running, file: Path) -> None:
     """Write as another program, for longer than the server waits."""
     with closing(sqlite3.connect(file, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert httpx.get(f"{server.base}{HOME}").status_code == 200
+        assert httpx.get(f"{server.base}{RECORDS}").status_code == 200
         assert write_once(server) == 503
         other.rollback()
 
@@ -212,9 +208,8 @@ def standby_of(postgres: Any) -> Iterator[Callable[[], Path]]:
     primary = make_url(postgres.get_uri())
 
     def execute(program: str, *arguments: str | Path) -> None:
-        line = [programs / program, *arguments]
-        done = subprocess.run(line, user=owner, capture_output=True, text=True, cwd="/")
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        done = run_command(programs / program, *arguments, user=owner, cwd="/", check=False)
+        assert done.returncode == 0, done
 
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="dv-standby-") as name:
         folder = Path(name)

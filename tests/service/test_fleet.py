@@ -3,8 +3,6 @@
 The suite runs a small fleet; FLEET_CLIENTS=32 in the environment makes it a large one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

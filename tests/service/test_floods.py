@@ -1,7 +1,5 @@
 """A server process under the floods that its weakest clients can send."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

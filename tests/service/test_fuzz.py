@@ -3,8 +3,6 @@
 The suite runs a few; for many:  FUZZ_EXAMPLES=300 python -m pytest tests/service/test_fuzz.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

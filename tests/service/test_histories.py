@@ -1,7 +1,5 @@
 """What readers get of a record, by what was done to it before."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone

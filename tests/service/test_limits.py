@@ -1,7 +1,5 @@
 """How many requests are served at a time and for how long, and in which turn."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket
@@ -109,8 +107,8 @@ async def test_a_request_that_does_not_end_is_ended(
 
 
 async def cancel(*waiting: asyncio.Task[list[int]]) -> None:
-    for one in waiting:
-        one.cancel()
+    for task in waiting:
+        task.cancel()
     await asyncio.wait(waiting)
 
 

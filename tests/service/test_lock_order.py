@@ -1,8 +1,6 @@
 """Transactions that lock several contexts lock them in one order, so that none is deadlocked."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -26,10 +24,8 @@ EARLIER, LATER = sorted(
 
 
 @pytest.fixture
-def database(postgres_url: str) -> Iterator[Database]:
-    opened = Database(postgres_url)
-    yield opened
-    opened.close()
+def url(postgres_url: str) -> str:
+    return postgres_url
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The log: who changed what, written with the change or not at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Look-ups of revisions are shared, never stale, and back after a failure."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Who sees the pages: a browser's login, roles, and errors as pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import httpx

@@ -1,7 +1,5 @@
 """The pages in a headless Chromium."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,9 @@ from support.service import (
     context,
     make_token,
     measurement,
+    miss,
+    pin,
+    post,
     record,
     record_set,
     running_server,
@@ -32,16 +33,14 @@ SCENARIO = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(3).dige
 @pytest.fixture
 def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
     """Yield the URL of a server with records, a miss, a costly pin and one token, an admin's."""
-    with running_server(sqlite_url, tmp_path / "log") as server:
-        sent = body(record_set(*map(record, range(1, 5))))
-        for namespace in ("main", "pr-7"):
-            httpx.post(f"{server.base}/v1/{namespace}/records", json=sent)
-        more = body(record_set(record(8)))
-        httpx.post(f"{server.base}/v1/pr-7/records", json=more)
-        pin = f"{server.base}/v1/main/contexts/{context().digest}/pins/{scenario(3).digest}"
-        httpx.put(pin, json={"config": body(config(64)), "by": "ann"})
-        miss = {"context": body(context()), "scenario": body(scenario(9))}
-        httpx.post(f"{server.base}/v1/main/misses", json={"misses": [miss]})
+    with (
+        running_server(sqlite_url, tmp_path / "log") as server,
+        httpx.Client(base_url=server.base, timeout=60) as client,
+    ):
+        post(client, *map(record, range(1, 5)))
+        post(client, *map(record, (1, 2, 3, 4, 8)), to="pr-7")
+        pin(client, 64, 3)
+        client.post("/v1/main/misses", json={"misses": [miss(9)]})
         yield server.base
 
 
@@ -90,8 +89,8 @@ def test_long_names_make_no_page_wider_than_its_window(base: str) -> None:
     long = Record(scenario=scenario_of_text, measurements=(slow, fast))
     of = context(name, device)
     httpx.post(f"{base}/v1/main/records", json=body(record_set(long, of=of)))
-    pin = f"{base}/v1/main/contexts/{of.digest}/pins/{scenario_of_text.digest}"
-    httpx.put(pin, json={"config": body(slow.config), "by": "w" * 100})
+    where = f"{base}/v1/main/contexts/{of.digest}/pins/{scenario_of_text.digest}"
+    httpx.put(where, json={"config": body(slow.config), "by": "w" * 100})
     home = f"/pages/main/contexts/{of.digest}"
     with open_browser() as browser:
         for width in (390, 1400):

@@ -1,7 +1,5 @@
 """Replicas behind PgBouncer, which gives every transaction another session."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

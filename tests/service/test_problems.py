@@ -1,7 +1,5 @@
 """Bad input: a 4xx that says what to change, and nothing written."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

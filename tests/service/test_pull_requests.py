@@ -1,7 +1,5 @@
 """Pull requests tune in namespaces of their own, and cannot touch each other, nor `main`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

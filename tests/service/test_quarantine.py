@@ -1,7 +1,5 @@
 """What one token or one host wrote is listed and taken from readers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bulk reads and writes."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A running server keeps the store contract, and shares what one machine found with the next."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Tokens whose role differs by namespace, and patterns of namespaces, on every route."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

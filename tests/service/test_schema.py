@@ -1,7 +1,5 @@
 """Migrations and the schema's version."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from typing import Any

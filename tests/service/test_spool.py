@@ -1,11 +1,8 @@
 """What waits for a server is deleted only when the server said that it has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +16,7 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Spool
 from support.command_line import run_cli
-from support.processes import PROGRAMS, dejavu, environment
+from support.processes import PROGRAMS, dejavu, environment, run_command
 from support.records import context, record
 from support.remote_stores import deliver, numbers, singles, spool_of
 from support.service import Running, make_token
@@ -173,12 +170,10 @@ def test_a_spool_that_cannot_be_written_is_not_said_to_be_in_use(
 
 @pytest.mark.parametrize("kind", ["os.fork", "fork", "spawn", "forkserver", "pool fork"])
 def test_child_processes_keep_their_results(kind: str, server: Running, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "measure_in_children.py"), server.base, tmp_path, kind],
-        # Newer versions of Python warn of every fork beside a thread.
-        env=environment(PYTHONWARNINGS="ignore::DeprecationWarning"),
-        capture_output=True, text=True, check=True, timeout=240,
-    )  # fmt: skip
+    # Newer versions of Python warn of every fork beside a thread.
+    env = environment(PYTHONWARNINGS="ignore::DeprecationWarning")
+    program = PROGRAMS / "measure_in_children.py"
+    done = run_command(sys.executable, program, server.base, tmp_path, kind, env=env)
     assert done.stderr == ""
     if kind == "os.fork" or kind.startswith("pool"):  # they may end without running anything
         spool = Spool(server.base, tmp_path)

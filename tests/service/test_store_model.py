@@ -1,7 +1,5 @@
 """A server answers any sequence of calls of two clients as a dictionary would."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from typing import cast

@@ -1,7 +1,5 @@
 """`dejavu-cache pages`: the server's pages for the records of any store."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

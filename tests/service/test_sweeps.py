@@ -1,7 +1,5 @@
 """A sweep keeps measurements until the server has them, and names those it refused."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Identity tokens of other issuers, exchanged for short-lived tokens of this server."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading

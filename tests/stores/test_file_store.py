@@ -1,10 +1,10 @@
 """A file store loses nothing, whatever happens to its files, its disk and its writers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
+import random
+import runpy
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from hypothesis import given
+from support.checkout import ROOT
 from support.processes import run_python
 from support.records import MOMENT, context, measurement, record
 from support.strategies import RECORDS
@@ -462,3 +463,31 @@ def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     store.put(context(), [record(64)])
     monkeypatch.undo()
     assert len(list(FileStore(store.root).records(context()))) == 1
+
+
+def test_a_packed_file_is_read_as_it_was_and_damage_passed_over(
+    store: FileStore, tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    runpy.run_path(str(ROOT / "tools/ship_attention_records.py"))["pack_records"](
+        store.root, package
+    )
+    (path,) = package.rglob("*.json.gz")
+    unnamed = measurement().model_copy(update={"by": ""})  # a package names nobody
+    records = [record(16, unnamed), record(32, unnamed)]
+    texts = FileStore(package, read_only=True).scenario_texts(context())
+    assert [*texts] == [*store.scenario_texts(context())]
+    content, draw = path.read_bytes(), random.Random(1)
+    FileStore(package).put(context(), [record(64)])
+    assert [*FileStore(package).records(context())] == [*records, record(64)]
+    only_file(FileStore(package)).unlink()  # and there is no other
+    places = range(0, len(content), 5)
+    changed = [content[:at] + draw.randbytes(1) + content[at + 1 :] for at in places]
+    for damaged in (content, *changed, *(content[:at] for at in places)):
+        path.write_bytes(damaged)
+        packed = FileStore(package, read_only=True)
+        found = [packed.get(context(), one.scenario) for one in records]
+        assert all(one is None or one.record in records for one in found)
+        assert damaged != content or None not in found
+        assert [*packed.records(context())] == records or packed.problems()

@@ -1,7 +1,5 @@
 """Every local store keeps the contract after any calls, whoever else writes it or is killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -12,6 +10,7 @@ from threading import Lock
 
 import pytest
 from dejavu_client.static_sets import StaticStore, make_key, publish
+from dejavu_client.static_sets.sources import Files
 from support.processes import in_own_process
 from support.records import context, record
 from support.store_machine import StoreMachine, run_steps
@@ -59,8 +58,8 @@ class Publishing(StaticStore):
         self._source, self._turn = FileStore(root / "store"), Lock()
         self._paths = root / "set", root / "key.pem"
         make_key(root / "key.pem")
-        place, key = (root / "set").as_uri(), publish([], *self._paths)
-        super().__init__(place, key, wait=1, folder=root / "copies")
+        source, key = Files((root / "set").as_uri(), wait=1), publish([], *self._paths)
+        super().__init__(source, key, folder=root / "copies")
 
     def put(self, context: Context, records: Iterable[Record], *, now: bool = False) -> None:
         with self._turn:

@@ -1,7 +1,5 @@
 """A kernel that adds one, to be decorated in many ways, and a benchmark of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

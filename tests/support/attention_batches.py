@@ -1,7 +1,5 @@
 """Batches for the attention tests: random, ragged, and with NaN wherever no kernel may look."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
@@ -107,11 +105,15 @@ class Drawn:
     def __post_init__(self) -> None:
         self.expected = self.run("reference").clone()
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, which a plan takes of each layer."""
+        return self.arguments["q"], self.arguments["k_cache"], self.arguments["v_cache"]
+
     def error_of_layer(self, planned: Any, **options: Any) -> float:
         """Return the relative error of a plan's layer, whose output was filled with NaN."""
-        q, keys, values = (self.arguments[name] for name in ("q", "k_cache", "v_cache"))
-        out = torch.full_like(q, float("nan"))
-        assert planned.run(q, keys, values, out=out, **options) is out
+        out = torch.full_like(self.arguments["q"], float("nan"))
+        assert planned.run(*self.tensors, out=out, **options) is out
         return relative_error(out, self.expected)
 
     def run(self, implementation: str) -> torch.Tensor:

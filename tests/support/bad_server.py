@@ -1,7 +1,5 @@
 """A server that hangs, drips or sends what a test wants."""
 
-from __future__ import annotations
-
 import select
 import socket
 import threading
@@ -65,13 +63,21 @@ def hang(peer: socket.socket) -> None:
             raise ConnectionAbortedError("the client gave up")
 
 
-def drip(peer: socket.socket) -> None:
-    """Answer a byte at a time."""
-    until = time.monotonic() + SLOW_SECONDS
-    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while time.monotonic() < until:
-        peer.sendall(b" ")
-        time.sleep(0.05)
+def drips(head: bytes, piece: bytes) -> Callable[[socket.socket], None]:
+    """Return the treatment that sends a head, and then a piece more often than any timeout."""
+
+    def treat(peer: socket.socket) -> None:
+        until = time.monotonic() + SLOW_SECONDS
+        peer.sendall(head)
+        while time.monotonic() < until:
+            peer.sendall(piece)
+            time.sleep(0.05)
+
+    return treat
+
+
+drip = drips(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" ")
+"""Answers a byte at a time."""
 
 
 def answer(status: str, body: bytes, *headers: str) -> bytes:

@@ -1,7 +1,5 @@
 """Paths of this checkout, and the environment of processes that import it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,12 +1,11 @@
 """The command line in this process, which starts faster than a process of its own."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
+import resource
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -67,3 +66,14 @@ def list_commands() -> dict[str, Any]:
 def without_colours(text: str) -> str:
     """Return text without a terminal's escape sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow beyond 64 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

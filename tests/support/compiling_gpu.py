@@ -5,8 +5,6 @@ kernel on a stream. Unlike `pretended_gpu`, what a launch returns has all of the
 the last one, the binary, holds the assembler's text and options, since no assembler runs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Changes of a kernel's code by what lies beside its text, each of which changes its code."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple

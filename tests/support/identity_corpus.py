@@ -1,7 +1,5 @@
 """Kernels with each kind of feature that an identity must see, as text with their launches."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

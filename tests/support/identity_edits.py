@@ -1,7 +1,5 @@
 """Edits of a module's text: harmless ones, and ones that may change its kernel's code."""
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -1,7 +1,5 @@
 """An issuer of identity tokens, such as GitHub is for its jobs."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading

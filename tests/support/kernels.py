@@ -1,7 +1,5 @@
 """Kernels as source text, importing them, and launching them."""
 
-from __future__ import annotations
-
 import importlib.util
 import linecache
 import textwrap

@@ -1,7 +1,5 @@
 """Binding a launch as Triton does, up to where it would compile: no GPU, no tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 from types import SimpleNamespace

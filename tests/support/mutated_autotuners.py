@@ -4,8 +4,6 @@ Programs read and write an autotuner's attributes: its cache, its configs, its f
 are changed alike on a pretended GPU, and after each change both must launch the same config.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

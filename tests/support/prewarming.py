@@ -1,7 +1,5 @@
 """Helpers of the prewarming tests."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

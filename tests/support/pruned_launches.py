@@ -4,8 +4,6 @@ Each rule draws its answer from all that a pruning function is promised to see, 
 so that any part that a key lacks shows as a config that was left out.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

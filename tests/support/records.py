@@ -1,7 +1,5 @@
 """Records, contexts and configs with made-up values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """Checkers of launches that are functions of their arguments, and such launches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -91,6 +89,16 @@ def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1000, generator=generator).to(dtype)
     return {"x": x, "out": torch.full_like(x, float("nan")), "n": 1000}
+
+
+def both(write: Write, more: Callable[[dict[str, Any]], object]) -> Write:
+    """Return a function that writes what another one does, and more."""
+
+    def write_both(arguments: dict[str, Any]) -> None:
+        write(arguments)
+        more(arguments)
+
+    return write_both
 
 
 def half_of_it(arguments: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Records to send, databases to keep them in, servers to send them to, and who may."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

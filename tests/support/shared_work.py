@@ -1,7 +1,5 @@
 """What is made once for all workers of pytest-xdist, and only read by them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The dictionary has the contract of put, pin, delete and copy, without any storage.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Records of any shape, for property tests."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from hypothesis import strategies as st

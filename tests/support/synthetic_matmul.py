@@ -4,8 +4,6 @@ Tiles are rounded up, run in waves over the units, and are slowed by small block
 register spills: enough for different configs to win in different places, as they do on real GPUs.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable

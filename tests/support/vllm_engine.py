@@ -1,7 +1,5 @@
 """vLLM's settings and metadata of a step, as its attention backends get them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

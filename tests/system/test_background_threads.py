@@ -1,7 +1,5 @@
 """Threads write, end before the interpreter does, and survive handlers of signals, as do locks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A user without a home or a writable folder can do everything, and files are replaced whole."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

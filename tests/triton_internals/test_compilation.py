@@ -1,7 +1,5 @@
 """Recorded launches give Triton the same keys again, and its launchers tell what they expand."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton's version and tools, and its digest of its own files."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Where a kernel is defined, and what of its code counts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a launch brings to the compiler is in its scenario, in the key for it, and in its form."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any, NamedTuple
 

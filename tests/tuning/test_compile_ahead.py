@@ -1,7 +1,5 @@
 """Configs compile at once and ahead of launches, and those that lost are let go of."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -1,7 +1,5 @@
 """A config space is a sequence of `triton.Config`, built when it is looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

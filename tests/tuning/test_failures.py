@@ -1,7 +1,5 @@
 """Tell failures apart: the config's own, the machine's, and those that end the process."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Sequence
 from typing import Any

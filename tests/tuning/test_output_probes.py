@@ -1,7 +1,5 @@
 """Outputs are found and filled, so that what they held before a launch proves nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 import torch
 from support.result_checks import (
     Write,
+    both,
     checker,
     compare_tensors,
     double,
@@ -121,15 +120,8 @@ def test_arguments_hold_what_they_held_before_an_error() -> None:
 
 
 def test_a_check_takes_three_launches() -> None:
-    launches: list[None] = []
-
-    def counted(write: Write) -> Write:
-        def launch(arguments: dict[str, Any]) -> None:
-            launches.append(None)
-            write(arguments)
-
-        return launch
-
+    launches: list[Any] = []
+    counted = partial(both, more=launches.append)
     many = launch_arguments() | {f"x{number}": torch.randn(8) for number in range(20)}
     rows = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
     for write, arguments, known in (

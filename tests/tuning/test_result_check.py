@@ -1,7 +1,5 @@
 """Results are compared with the default config's: what is right passes, what is wrong is told."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -10,6 +8,7 @@ import pytest
 import torch
 from support.result_checks import (
     Write,
+    both,
     checker,
     compare_tensors,
     double,
@@ -29,9 +28,7 @@ def input_overwritten(arguments: dict[str, Any]) -> None:
     arguments["out"].copy_(arguments["x"] * 3)
 
 
-def infinite(arguments: dict[str, Any]) -> None:
-    double(arguments)
-    arguments["out"][3] = float("inf")
+infinite = both(double, lambda arguments: arguments["out"][3].fill_(float("inf")))
 
 
 @pytest.mark.parametrize(
@@ -48,22 +45,12 @@ def test_a_config_that_differs_is_wrong_and_the_argument_is_named(
 
 def test_a_race_is_found_though_the_first_launch_was_right() -> None:
     launches = iter([1.0, 0.0])
-
-    def racy(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["out"].mul_(next(launches))
-
+    racy = both(double, lambda arguments: arguments["out"].mul_(next(launches)))
     assert checker(launch_arguments(), double).judge(racy).outcome == "wrong"
 
 
-def slightly_off(arguments: dict[str, Any]) -> None:
-    double(arguments)
-    arguments["out"].mul_(1.05)
-
-
-def with_scratch(arguments: dict[str, Any]) -> None:
-    double(arguments)
-    arguments["scratch"].fill_(5)
+slightly_off = both(double, lambda arguments: arguments["out"].mul_(1.05))
+with_scratch = both(double, lambda arguments: arguments["scratch"].fill_(5))
 
 
 @pytest.mark.parametrize(
@@ -174,14 +161,7 @@ def test_integers_must_be_equal_and_nan_must_stand_in_the_same_places(
 def test_an_output_that_the_default_does_not_repeat_excuses_itself_alone() -> None:
     arguments = {**launch_arguments(), "order": torch.zeros(4)}
     launches = iter(range(1, 100))
-
-    def with_noise(write: Write) -> Write:
-        def write_noise(arguments: dict[str, Any]) -> None:
-            write(arguments)
-            arguments["order"].fill_(next(launches))
-
-        return write_noise
-
+    with_noise = partial(both, more=lambda seen: seen["order"].fill_(next(launches)))
     made = checker(arguments, with_noise(double))
     for write, outcome in ((half_of_it, "wrong"), (double, "equal")):
         verdicts = made.verdicts(with_noise(write))
@@ -198,10 +178,7 @@ def test_large_tensors_are_compared_in_pieces(
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0)).mul(100).to(dtype).t()
     arguments = {"x": x, "out": torch.zeros_like(x)}
 
-    def last_element_off(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["out"][-1, -1] += 100
-
+    last_element_off = both(double, lambda arguments: arguments["out"][-1, -1].add_(100))
     made = checker(arguments, double)
     assert made.judge(double).outcome == "equal"
     verdict = made.verdicts(last_element_off)["out"]
@@ -212,11 +189,7 @@ def test_large_tensors_are_compared_in_pieces(
 def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dejavu_cache.tuning.expected_results.free_memory", lambda device: 5000.0)
     arguments = {**launch_arguments(), "total": torch.zeros(1)}
-
-    def double_and_add_up(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        arguments["total"].copy_(arguments["out"].sum()[None])
-
+    double_and_add_up = both(double, lambda seen: seen["total"].copy_(seen["out"].sum()[None]))
     made = checker(arguments, double_and_add_up, outputs=["out", "total"])
     verdicts = made.verdicts(double_and_add_up)
     assert verdicts["total"].outcome == "equal"
@@ -228,14 +201,7 @@ def test_outputs_that_fit_nowhere_are_not_compared(monkeypatch: pytest.MonkeyPat
 def test_an_argument_that_cannot_be_copied_is_not_compared() -> None:
     negative = torch.conj(torch.ones(4, dtype=torch.complex64)).imag
     arguments = {**launch_arguments(), "x2": negative, "out2": torch.zeros(4)}
-
-    def with_more(write: Write) -> Write:
-        def write_more(arguments: dict[str, Any]) -> None:
-            write(arguments)
-            arguments["out2"].copy_(arguments["x2"] + 1)
-
-        return write_more
-
+    with_more = partial(both, more=lambda seen: seen["out2"].copy_(seen["x2"] + 1))
     verdicts = checker(arguments, with_more(double)).verdicts(with_more(half_of_it))
     outcomes = {name: verdict.outcome for name, verdict in verdicts.items()}
     assert outcomes == {"out": "wrong", "out2": "equal", "x2": "not_compared"}
@@ -252,11 +218,7 @@ def test_tensors_of_any_type_are_compared_or_say_why_not(dtype: torch.dtype) -> 
         arguments = {**launch_arguments(), "other": memory.view(dtype)}
     except (RuntimeError, TypeError) as error:  # quantized
         pytest.skip(str(error))
-
-    def write(arguments: dict[str, Any]) -> None:
-        double(arguments)
-        memory.fill_(0x35)
-
+    write = both(double, lambda _: memory.fill_(0x35))
     verdicts = checker(arguments, write, outputs=["out", "other"]).verdicts(double)
     assert verdicts["out"].outcome == "equal"
     other = verdicts["other"]

@@ -1,7 +1,5 @@
 """How configs are measured: what is measured again, in which order, within which budget."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

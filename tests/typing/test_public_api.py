@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import run_command
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,12 +43,8 @@ def test_pyright_accepts_the_public_api(tmp_path: Path) -> None:
         "reportUnnecessaryTypeIgnoreComment": "error",
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
-    check = subprocess.run(
-        [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    command = (sys.executable, "-m", "basedpyright", "-p", tmp_path, "--pythonpath", sys.executable)
+    check = run_command(*command, env={**os.environ, "NO_COLOR": "1"}, check=False)
     assert check.returncode == 0, check.stdout + check.stderr
 
 

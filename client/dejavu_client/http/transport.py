@@ -112,6 +112,7 @@ class Transport(Finisher):
         seconds: float | None = None,
         repeatable: bool = True,
         largest: int = 0,
+        is_inline: bool = False,
         **request: Any,
     ) -> ServerAnswer:
         """Send a request, and return its answer, whatever its status.
@@ -125,6 +126,7 @@ class Transport(Finisher):
             seconds: deadline of the request and its whole answer; `WHOLE_SECONDS` by default.
             repeatable: whether to send the request again if the connection is lost meanwhile.
             largest: bytes beyond which the answer is not read; 0 stands for `LARGEST_BODY`.
+            is_inline: whether this thread sends it, for which no other one waits too long.
             **request: `params`, `headers`, `content` and others as httpx takes them.
 
         Raises:
@@ -135,10 +137,13 @@ class Transport(Finisher):
         seconds = WHOLE_SECONDS if seconds is None else seconds
         seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
         # The deadline is kept here. A socket's own comes later, where no thread can be started.
-        timeout = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
+        longest = silence if is_inline else seconds + CONNECT_SECONDS
+        timeout = httpx.Timeout(longest, connect=CONNECT_SECONDS)
         request |= {"method": method, "url": url, "timeout": timeout}
         exchange = partial(self._exchange, server, 2 if repeatable else 1, largest, request)
         try:
+            if is_inline:
+                return exchange(_Progress(seconds))
             return self._wait_for(exchange, silence, seconds)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
@@ -156,7 +161,7 @@ class Transport(Finisher):
         self, exchange: Callable[[_Progress], ServerAnswer], silence: float, seconds: float
     ) -> ServerAnswer:
         """Return what an exchange returns in a thread of its own, unless it takes too long."""
-        progress = _Progress()
+        progress = _Progress(seconds)
         outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -209,7 +214,7 @@ class Transport(Finisher):
 
         try:
             with self._open_client().stream(**request, extensions={"trace": trace}) as response:
-                body = _read_body(response, server, largest or LARGEST_BODY)
+                body = _read_body(response, server, largest or LARGEST_BODY, progress)
             return ServerAnswer(response.status_code, response.headers, body)
         except _LOST:
             if attempts == 1 or progress.is_left:
@@ -248,10 +253,12 @@ class _Progress:
 
     Attributes:
         is_left: whether nobody waits for the answer any more.
+        until: time after which no more is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = math.inf) -> None:
         self._silence = [0.0, 0.0]
+        self.until = time.monotonic() + seconds
         self._is_waiting = self._is_exchange = self.is_left = False
 
     def trace(self, event: str) -> None:
@@ -267,12 +274,14 @@ class _Progress:
         return max(self._silence)
 
 
-def _read_body(response: httpx.Response, server: str, largest: int) -> bytes:
+def _read_body(response: httpx.Response, server: str, largest: int, progress: _Progress) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
     body = bytearray()
     for piece in response.iter_bytes():
+        if time.monotonic() > progress.until:
+            raise SilenceError("had not answered in time")
         body += piece
         if len(body) > largest:
             raise NonsenseError(f"{server} sent more than {size_text(largest)}")

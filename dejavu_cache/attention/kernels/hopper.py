@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ...triton_internals.binder import RepeatedLaunch
-from ...triton_internals.environment import is_interpreting
+from ...triton_internals.environment import is_interpreting, pretended_device
 from ...triton_internals.versions import COVERED
 from ..batch import Batch, LayerTensors, NewTokens, Repeat
 from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import SHARED_MEMORY
 from .kernel_call import KernelCall, num_sms, zeros
-
-__all__ = ["CAST_STAGES", "HopperLayers", "available", "prepare", "run", "suits", "tiles_of"]
-
 
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
 """Dtypes of caches whose tiles the kernel converts; `hopper_pages` says how."""
@@ -77,6 +74,8 @@ def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
 @cache
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on a device at all."""
+    if pretended := pretended_device():
+        return COVERED and pretended.arch == "sm_90"
     if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9

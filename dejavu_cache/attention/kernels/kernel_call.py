@@ -15,7 +15,7 @@ import torch
 
 from ...system.fork_lock import ForkLock
 from ...triton_internals.binder import RepeatedLaunch, current_stream, form_of_launch
-from ...triton_internals.environment import is_interpreting
+from ...triton_internals.environment import is_interpreting, pretended_device
 from ...triton_internals.identity import jit_function
 from ...triton_internals.versions import only_alignment_counts
 from ...tuning.compile_ahead import begins_compilation
@@ -56,9 +56,9 @@ class KernelCall(NamedTuple):
         Returns:
             None where calling it does, and nothing can be repeated.
         """
-        if begins_compilation(*self):
-            return None
         form = None if is_interpreting() else form_of_launch(self.kernel, self.args, self.kwargs)
+        if begins_compilation(*self, form):
+            return None
         given = dict(zip(self.kernel.arg_names, self.args, strict=False))
         kept = _kept.get(form)
         if kept is not None:
@@ -127,6 +127,8 @@ def _shared_zeros(device: torch.device, stream: int, count: int) -> torch.Tensor
 @cache
 def num_sms(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 2 for Triton's interpreter."""
+    if pretended := pretended_device():
+        return pretended.units
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -27,6 +27,7 @@ from vllm.v1.attention.backend import (
 from ...attention import NewTokens
 from ...runtime.service_phase import without_benchmarks
 from .planned_attention import (
+    CACHE_DTYPES,
     LayerFeatures,
     LayerShape,
     ServingLimits,
@@ -131,14 +132,6 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
             # The V2 model runner of 0.26 and 0.29 captures one token a request, also for these.
             step.max_query_len = step.num_tokens
         return step
-
-
-CACHE_DTYPES = {
-    "fp8": torch.float8_e4m3fn,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
-"""Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
 
 
 class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]

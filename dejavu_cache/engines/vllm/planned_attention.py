@@ -23,6 +23,13 @@ from ...runtime.service_phase import without_benchmarks
 from ...system.notices import logger
 from ...tuning.compile_ahead import compile_together
 
+CACHE_DTYPES = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
+
 
 class LayerFeatures(NamedTuple):
     """What a layer asks of attention, beside its queries and its cache.
@@ -357,8 +364,8 @@ _warmed_up: set[tuple[Any, ...]] = set()
 def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> None:
     """Launch attention for the batches to expect, once per process for layers alike.
 
-    Configs come from records. The launches benchmark nothing, and put what has
-    no record on the worklist.
+    Of batches that need the same kernels, one is launched. Configs come from records. The launches
+    benchmark nothing, and put what has no record on the worklist.
 
     Args:
         shape: the layer's.
@@ -373,11 +380,16 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     start = time.perf_counter()
     expected = batches_to_expect(limits)
     launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
-    with compile_together() as is_compiling:
-        for launch in launches if is_compiling else ():
+    needed = []
+    with compile_together() as begun:
+        for launch in launches:
+            before = -1 if begun is None else len(begun)
             with suppress(Exception):  # raised again by the launches that follow
-                launch()
-    for launch in launches:
+                if begun is not None:
+                    launch()
+            if begun is None or len(begun) > before:
+                needed.append(launch)
+    for launch in needed:
         launch()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # vLLM measures what is left for its own cache

@@ -8,10 +8,13 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
+from ...runtime.launch_recorder import record_all_launches
+from ...runtime.prewarmed_binaries import COMPILED, use_prewarmed_binaries
 from ...runtime.service_phase import serving
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import logger
+from ...triton_internals.environment import begin_digest_beside_imports
 
 
 class _Layers:
@@ -47,9 +50,14 @@ def warm_up_when_loaded(layer: Any) -> None:
 def follow_worker(worker_module: Any) -> None:
     """Have the worker warm its layers up, and serve when it has captured its graphs.
 
+    vLLM's own kernels come from prewarmed folders too, and what they are compiled for is recorded.
+
     Args:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
+    begin_digest_beside_imports()
+    use_prewarmed_binaries()
+    record_all_launches()
     worker = worker_module.Worker
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
@@ -62,6 +70,12 @@ def follow_worker(worker_module: Any) -> None:
     def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> object:
         _layers.warm_up()  # some engines are told their memory
         result = warm_up(*args, **kwargs)
+        if COMPILED:
+            logger.warning(
+                "%d kernels had to be compiled (%s): the prewarmed folder is for another GPU, code "
+                "or model; `dejavu-cache doctor` says more",
+                *(len(COMPILED), ", ".join(sorted(set(COMPILED)))),
+            )
         serving()
         return result
 

@@ -1,16 +1,13 @@
 """A record answers a launch only if Triton compiles the same code: compiled without a GPU."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.hidden_changes import CHANGES
-from support.processes import ROOT, environment, run_python
+from support.processes import ROOT, environment, run_command, run_python
 
 SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
 """A fixed sample; `make identity` takes thousands, of every target."""
@@ -20,11 +17,9 @@ SAMPLE = ("--sample", "40", "--settings", "8", "--pairs", "100", "--jobs", "1")
 def findings() -> dict[str, Any]:
     """Return what was found for the fixed sample, in processes in which Triton compiles."""
     env = environment(TRITON_INTERPRET="")
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "identity.py"), *SAMPLE, "--targets", "cuda:90"],
-        env={**env, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT}:{env.get('PYTHONPATH', '')}"},
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+    env["PYTHONPATH"] = f"{ROOT / 'tests'}:{ROOT}:{env.get('PYTHONPATH', '')}"
+    command = (sys.executable, ROOT / "benchmarks" / "identity.py", *SAMPLE, "--targets", "cuda:90")
+    result = run_command(*command, env=env, timeout=900, check=False)
     assert result.stdout.startswith("{"), result.stdout[-2000:] + result.stderr[-4000:]
     return json.loads(result.stdout)["cuda:90"]  # type: ignore[no-any-return]
 

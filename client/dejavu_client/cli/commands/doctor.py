@@ -84,16 +84,9 @@ def _check_versions() -> Iterator[Finding]:
 def _check_device() -> Finding:
     try:
         require_triton()
-        from dejavu_cache.triton_internals.environment import (
-            INTERPRETER_INDEX,
-            current_device,
-            current_environment,
-            is_interpreting,
-        )
+        from dejavu_cache.triton_internals.environment import environment_here
 
-        environment = current_environment(
-            INTERPRETER_INDEX if is_interpreting() else current_device()
-        )
+        environment = environment_here()
     except UnsupportedTritonError as error:
         return Finding("wrong", "triton", str(error))
     except Exception as error:  # drivers raise errors of many kinds

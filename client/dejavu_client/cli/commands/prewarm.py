@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import PREFIX, current_settings
 from dejavu_cache.system.notices import counted, size_text
 
 from ..application import app
 from ..chosen_store import open_existing_store
 from ..errors import require_triton
-from ..options import JsonOption, StoreOption
+from ..options import JsonOption, StoreOption, parse_assignments
 from ..output import note, say, show_json, show_progress
 
 if TYPE_CHECKING:
+    from dejavu_cache.model.scenario import Context
     from dejavu_cache.prewarm.build import PrewarmResult
 
 
 @app.command()
 def prewarm(
-    modules: Annotated[
-        list[str],
-        typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
-    ],
     device: Annotated[
         list[str],
         typer.Option(
@@ -35,6 +33,22 @@ def prewarm(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
+    modules: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODULE…]", help="The kernels' modules; a package is all in it."),
+    ] = None,
+    engine: Annotated[
+        Literal["vllm"] | None,
+        typer.Option("--engine", help="Instead of modules: what this engine launches."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option",
+            metavar="NAME=VALUE",
+            help="A setting of the engine, such as model=config.json; may repeat.",
+        ),
+    ] = None,
     jobs: Annotated[
         int,
         typer.Option(
@@ -49,18 +63,23 @@ def prewarm(
     This needs no GPU. Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted
     read-only.
     """
+    if bool(modules) == bool(engine):
+        raise SettingsError("name the modules of the kernels, or an --engine")
     require_triton()
     settings = current_settings()
     with open_existing_store(store) as records:
-        names = {context.environment.device.name for context in records.contexts()}
+        contexts = list(records.contexts())
 
     from dejavu_cache.prewarm.build import PrewarmSpec
     from dejavu_cache.prewarm.build import prewarm as build
 
     spec = PrewarmSpec(
-        modules=tuple(modules),
+        modules=modules or ["dejavu_cache.attention"],
+        recorded=_modules_of(engine, contexts) if engine else (),
         store=store or settings.url or settings.default_url,
-        devices=_devices(device, names),
+        devices=_devices(device, {context.environment.device.name for context in contexts}),
+        engine=engine or "",
+        options=parse_assignments(option, "--option"),
     )
     show_progress()
     result = build(spec, out, processes=jobs or None)
@@ -71,6 +90,12 @@ def prewarm(
         show_json({"notes": result.notes, **manifest})
     else:
         _say_result(result, out)
+
+
+def _modules_of(engine: str, contexts: list[Context]) -> list[str]:
+    """Return the modules of an engine's own kernels that a store has records of."""
+    names = {context.kernel.name.rpartition(".")[0] for context in contexts}
+    return sorted(name for name in names if name.startswith(f"{engine}."))
 
 
 def _devices(texts: list[str], recorded: set[str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from dejavu_cache.system.notices import counted
 from dejavu_cache.triton_internals.environment import triton_version
 
 from ..application import app
-from ..chosen_store import open_chosen_store, open_complete_store
+from ..chosen_store import COMMAND_WAIT, open_chosen_store, open_complete_store
 from ..errors import NothingFoundError, PartlyDoneError
 from ..options import DeviceOption, KernelOption, StoreOption, refuse_empty
 from ..output import note, open_output, say
@@ -47,6 +47,7 @@ def export_records(
     ] = "-",
     sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
     new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
+    empty: Annotated[bool, typer.Option("--empty", help="Recall all that --sign signed.")] = False,
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
@@ -63,8 +64,8 @@ def export_records(
 
     A line is a context and its records; the order is always the same. An earlier FILE is replaced
     once the new one is complete. With --vllm or --sglang, the winners of fused experts become tuned
-    tables in the engine's own format. With --sign, FILE is a folder for a web server to serve; the
-    set has no names of users and hosts.
+    tables in the engine's own format. With --sign, FILE is a folder for a web server to serve, or
+    oci://host/repository:tag; the set has no names of users and hosts.
     """
     engines = {"vllm": vllm, "sglang": sglang}
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
@@ -75,9 +76,12 @@ def export_records(
             for engine, folder in folders.items():
                 _export_tables(source, engine, folder, triton)
         return
-    if sign or new_key:
+    if sign or new_key or empty:
         with open_complete_store(store) as source:
-            _export_signed(source, contexts_of(source, kernel, device), file, sign, new_key)
+            contexts = [] if empty else contexts_of(source, kernel, device)
+            if not (contexts or empty):
+                raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
+            _export_signed(source, contexts, file, sign, new_key)
         return
     with open_output(file) as out, open_complete_store(store) as source:
         contexts = contexts_of(source, kernel, device)
@@ -93,11 +97,11 @@ def _export_signed(
     """Publish the records of some contexts, and print who may read them how."""
     if folder == "-" or not key_file:
         raise SettingsError("a signed set needs a folder and a key: export FOLDER --sign PEM")
-    if not contexts:
-        raise NothingFoundError(f"{source.url} has no such records, so {folder} stays as it is")
     if "static+" in source.url:
         raise SettingsError(f"{source.url} has a stranger's set: name your own by --store")
-    from ...static_sets import make_key, publish  # imports httpx, which `export` else does not need
+    # It imports httpx, which `export` else does not need.
+    from ...static_sets import make_key, publish
+    from ...static_sets.registry import Registry
 
     if is_new:
         make_key(Path(key_file))
@@ -105,9 +109,13 @@ def _export_signed(
         RecordSet(context=context, records=tuple(map(for_strangers, source.records(context))))
         for context in contexts
     )
-    public = publish(sets, Path(folder).absolute(), Path(key_file))
+    is_artifact = folder.startswith("oci://")
+    if is_artifact:
+        public = Registry(folder, COMMAND_WAIT).publish(sets, Path(key_file))
+    else:
+        public = publish(sets, Path(folder).absolute(), Path(key_file))
     note(f"{_count_kernels(contexts)} of {source.url} signed in {folder}")
-    say(f"dejavu-cache use https://… --key {public}")
+    say(f"dejavu-cache use {folder if is_artifact else 'https://…'} --key {public}")
 
 
 @app.command("import")

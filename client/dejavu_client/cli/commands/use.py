@@ -50,8 +50,7 @@ def use(
     total = sum(entry.size for entry in entries)
     note(f"{counted(len(entries), 'context')}, {size_text(total)}, for {about}")
     if not dry_run:
-        for entry in entries:
-            list(store.records(entry.context))
+        store.fetch(entries)
     settings = current_settings()
     urls = dict.fromkeys([*split_urls(settings.url or settings.default_url), store.url])
     say(f"export DEJAVU_CACHE_URL='{','.join(urls)}'")
@@ -61,6 +60,4 @@ def _this_device() -> str:
     """Return the name of this machine's GPU; empty without one."""
     if environment.triton_version() is None or not environment.has_device():
         return ""
-    is_cpu = environment.is_interpreting()
-    index = environment.INTERPRETER_INDEX if is_cpu else environment.current_device()
-    return environment.current_environment(index).device.name
+    return environment.environment_here().device.name

@@ -1,0 +1,135 @@
+"""Signed sets as artifacts of an OCI registry, which `oras pull` reads: `oci://host/repository:tag`.
+
+Each file of the set is a blob under its digest, which the manifest of the tag lists by name. A new
+manifest takes the tag once all blobs are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.record import RecordSet
+
+from ..http.errors import RefusedError
+from ..http.transport import ServerAnswer
+from .signed_index import INDEX, LARGEST_INDEX, publish, refusal
+from .sources import Source, ask, content_of
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+TITLE = "org.opencontainers.image.title"
+"""Annotation by which clients name a blob's file."""
+
+LARGEST_MANIFEST = 4 * 2**20
+"""Bytes of a manifest, of which registries take no more."""
+
+_PLACE = re.compile(r"oci://([^/@]+)/([a-z0-9._/-]+):(\w[\w.-]*)", re.ASCII)
+
+
+class Registry(Source):
+    """A set's files in a registry, with the credentials that `docker login` has kept."""
+
+    def __init__(self, url: str, wait: float) -> None:
+        """Read nothing yet."""
+        super().__init__(url, wait)
+        match = _PLACE.fullmatch(url)
+        if match is None:
+            raise SettingsError(f"{url!r} names no artifact: write oci://host/repository:tag")
+        self._host, repository, self._tag = match.groups()
+        is_local = urlsplit(f"//{self._host}").hostname in ("localhost", "127.0.0.1")
+        self._scheme = "http://" if is_local else "https://"
+        self._base = f"{self._scheme}{self._host}/v2/{repository}/"
+        self._authorization: dict[str, str] = {}
+
+    def read(self, name: str, largest: int, etag: str = "") -> tuple[bytes, str] | None:
+        """Return a file; the index has the entity tag of the manifest."""
+        if name != INDEX:
+            return self._read_blob(f"sha256:{name.removesuffix('.json')}", largest), ""
+        answer = self._ask("GET", f"manifests/{self._tag}", etag=etag)
+        if answer.status == 304 and etag:
+            return None
+        manifest, etag = content_of(answer, self.url)
+        try:
+            layers = json.loads(manifest)["layers"]
+            digest = {layer["annotations"][TITLE]: layer["digest"] for layer in layers}[INDEX]
+        except (ValueError, LookupError, TypeError):
+            raise refusal(self.url, "it is no artifact with an index") from None
+        return self._read_blob(digest, largest), etag
+
+    def _read_blob(self, digest: str, largest: int) -> bytes:
+        return content_of(self._ask("GET", f"blobs/{digest}", largest), self.url)[0]
+
+    def publish(self, record_sets: Iterable[RecordSet], key_file: Path) -> str:
+        """Sign record sets as `signed_index.publish` does, push them, and return the public key."""
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            with suppress(RefusedError):  # there is none yet
+                data, _ = self.read(INDEX, LARGEST_INDEX) or (b"", "")
+                (folder / INDEX).write_bytes(data)
+            public = publish(record_sets, folder, key_file)
+            layers = [self._push(path.read_bytes(), path.name) for path in folder.iterdir()]
+        config = self._push(b"{}", "") | {"mediaType": "application/vnd.oci.empty.v1+json"}
+        types = {"mediaType": MANIFEST, "artifactType": "application/vnd.dejavu-cache.records"}
+        manifest = {"schemaVersion": 2, **types, "config": config, "layers": layers}
+        content = json.dumps(manifest).encode()
+        self._change("PUT", f"manifests/{self._tag}", content=content, kind=MANIFEST)
+        return public
+
+    def _push(self, data: bytes, name: str) -> dict[str, Any]:
+        """Upload a blob that is not there yet, and return its descriptor."""
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        if self._ask("HEAD", f"blobs/{digest}").status != 200:
+            url = self._change("POST", "blobs/uploads/").headers.get("location", "")
+            self._change("PUT", f"{url}{'&' if '?' in url else '?'}digest={digest}", content=data)
+        described = {"mediaType": "application/json", "digest": digest, "size": len(data)}
+        return described | ({"annotations": {TITLE: name}} if name else {})
+
+    def _change(self, method: str, path: str, **request: Any) -> ServerAnswer:
+        """Send a request, and raise an error unless the registry has done what it asks."""
+        answer = self._ask(method, path, **request)
+        if answer.status not in (201, 202):
+            text = answer.body[:200].decode(errors="replace")
+            raise RefusedError(f"{self.url} is not written: {answer.status} {text}", answer.status)
+        return answer
+
+    def _ask(
+        self, method: str, path: str, largest: int = LARGEST_MANIFEST, **request: Any
+    ) -> ServerAnswer:
+        """Send a request, again with a token if the registry asks for one."""
+        kind, etag = request.pop("kind", "application/octet-stream"), request.pop("etag", "")
+        headers = {"Accept": f"{MANIFEST}, */*", "Content-Type": kind}
+        headers |= {"If-None-Match": etag} if etag else {}
+        url = urljoin(self._base, path)
+        if urlsplit(url).netloc != self._host:  # an upload may go elsewhere: not with the login
+            return ask(method, url, largest, headers, **request)
+        answer = ask(method, url, largest, headers | self._authorization, **request)
+        if answer.status == 401:
+            self._authorization = self._authorize(answer.headers.get("www-authenticate", ""))
+            answer = ask(method, url, largest, headers | self._authorization, **request)
+        return answer
+
+    def _authorize(self, challenge: str) -> dict[str, str]:
+        """Return the header that answers a challenge, with a token if that asks for one."""
+        folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
+        header = {}
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            logins = json.loads(Path(folder, "config.json").read_bytes())["auths"]
+            header = {"Authorization": f"Basic {logins[self._host]['auth']}"}
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
+        realm = asked.pop("realm", "")
+        if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
+            answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
+            with suppress(ValueError, LookupError, AttributeError):
+                token = json.loads(answer.body)
+                header = {"Authorization": f"Bearer {token.get('token') or token['access_token']}"}
+        return header

@@ -1,0 +1,95 @@
+"""Sweep suite of flash-linear-attention's operations, forward and backward, in bfloat16.
+
+    DEJAVU_CACHE_POLICY=records/fla_policy.toml dejavu-cache sweep records/fla_suite.py
+
+Heads and widths are those of models: Qwen3-Next (gated delta rule), Kimi Linear (KDA), and the
+library's own of 1.3B parameters. Inputs are batch and length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from operation_cases import DEVICE, cases_of, operations_of, randn
+
+from dejavu_cache.sweep.suite import Case
+
+INPUTS = ((1, 2048), (4, 4096), (1, 32768))
+HELD_OUT = ((1, 8192), (4, 1536))
+
+
+def _gate(*shape: int) -> Any:
+    """Return logarithms of numbers between 0 and 1."""
+    gate = torch.nn.functional.logsigmoid(torch.randn(*shape, device=DEVICE))
+    return gate.requires_grad_()
+
+
+def _share(*shape: int) -> Any:
+    return torch.rand(*shape, device=DEVICE).bfloat16().requires_grad_()
+
+
+def gated_delta_rule(batch: int, length: int, **options: Any) -> Any:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    q, k = (randn(batch, length, 16, 128) for _ in range(2))
+    v, share = randn(batch, length, 32, 128), _share(batch, length, 32)
+    gate = _gate(batch, length, 32)
+    return chunk_gated_delta_rule(q, k, v, gate, share, use_qk_l2norm_in_kernel=True, **options)[0]
+
+
+def kda(batch: int, length: int, **options: Any) -> Any:
+    from fla.ops.kda import chunk_kda
+
+    q, k, v = (randn(batch, length, 32, 128) for _ in range(3))
+    gate, share = _gate(batch, length, 32, 128), _share(batch, length, 32)
+    return chunk_kda(q, k, v, gate, share, use_qk_l2norm_in_kernel=True, **options)[0]
+
+
+@torch.no_grad()
+def gated_delta_rule_prompt(batch: int, length: int) -> Any:
+    return gated_delta_rule(batch, length, output_final_state=True)
+
+
+@torch.no_grad()
+def kda_prompt(batch: int, length: int) -> Any:
+    return kda(batch, length, output_final_state=True)
+
+
+def gated_norm(batch: int, length: int) -> Any:
+    from fla.modules.norm.fused_norm_gate import rms_norm_gated
+
+    x, gate = (randn(batch, length, 32, 128) for _ in range(2))
+    return rms_norm_gated(x, gate, randn(128), None)
+
+
+def short_convolution(batch: int, length: int) -> Any:
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    return causal_conv1d(randn(batch, length, 8192), randn(8192, 4), activation="silu")[0]
+
+
+def norm(batch: int, length: int) -> Any:
+    from fla.modules.norm.layernorm import rms_norm
+
+    return rms_norm(randn(batch, length, 2048), randn(2048), None)
+
+
+def delta_rule(batch: int, length: int) -> Any:
+    from fla.ops.delta_rule import chunk_delta_rule
+
+    q, k, v = (randn(batch, length, 16, 128) for _ in range(3))
+    share = _share(batch, length, 16)
+    return chunk_delta_rule(q, k, v, share, use_qk_l2norm_in_kernel=True)[0]
+
+
+FUNCTIONS = (
+    *(gated_delta_rule, gated_delta_rule_prompt, kda, kda_prompt),
+    *(gated_norm, short_convolution, norm, delta_rule),
+)
+
+
+def suite(only: str = "") -> Iterator[Case]:
+    """Yield a case for each launch of the operations."""
+    yield from cases_of(operations_of(FUNCTIONS, INPUTS, only))

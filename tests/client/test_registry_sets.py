@@ -1,0 +1,132 @@
+"""Signed sets in a registry: Debian's own, with and without a login, and one that wants tokens."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from dejavu_client.cli.main import run_command
+from dejavu_client.static_sets import INDEX, StaticStore, make_key, open_static
+from dejavu_client.static_sets.registry import MANIFEST, TITLE, Registry
+from support.service import free_port
+from support.signed_sets import KNOWN, SETS, Publisher, read_all
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.stores import FileStore
+
+PROGRAM = shutil.which("docker-registry") or ""
+HASH = "$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a"  # of the password
+
+
+def log_in(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    login = base64.b64encode(b"me:secret").decode()
+    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": login}}}))
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+
+
+@pytest.fixture(params=["open", "login"])
+def registry(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    host, users = f"127.0.0.1:{free_port()}", tmp_path / "users"
+    users.write_text(f"me:{HASH}\n")
+    config = {
+        "version": 0.1,
+        "log": {"level": "error"},
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "blobs")}},
+        "http": {"addr": host},
+    }
+    if request.param == "login":
+        config["auth"] = {"htpasswd": {"realm": "sets", "path": str(users)}}
+        log_in(tmp_path, host, monkeypatch)
+    (tmp_path / "config.yml").write_text(json.dumps(config))
+    with subprocess.Popen([PROGRAM, "serve", tmp_path / "config.yml"]) as process:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
+            client.get(f"http://{host}/v2/")
+        yield host
+        process.terminate()
+
+
+@pytest.mark.skipif(not PROGRAM, reason="docker-registry is not installed")
+def test_a_set_is_pushed_pulled_and_recalled(registry: str, tmp_path: Path) -> None:
+    url = f"oci://{registry}/team/records:v1"
+    make_key(make := tmp_path / "key.pem")
+    with pytest.raises(StoreError, match="check the set's URL"):
+        read_all(StaticStore(Registry(url, 5), "A" * 43, folder=tmp_path / "none"))
+    key = Registry(url, 5).publish(SETS, make)
+    store = StaticStore(Registry(url, 5), key, folder=tmp_path / "copies")
+    assert read_all(store) == KNOWN
+    assert Registry(url, 5).publish(SETS[:1], make) == key
+    assert [entry.context for entry in store.entries(fresh=True)] == [SETS[0].context]
+    make_key(tmp_path / "other.pem")
+    with pytest.raises(StoreError, match="signed by another key"):
+        Registry(url, 5).publish(SETS, tmp_path / "other.pem")
+
+
+@pytest.mark.skipif(not PROGRAM, reason="docker-registry is not installed")
+def test_commands_name_an_artifact(
+    registry: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `oras pull` reads of it: a title for each blob."""
+    store, url = FileStore(tmp_path / "store"), f"oci://{registry}/team/records:v1"
+    store.put(SETS[0].context, SETS[0].records)
+    words = ["--sign", str(tmp_path / "key.pem"), "--new-key", "--store", store.url]
+    assert run_command(["export", url, *words]) == 0
+    printed = capsys.readouterr().out.split()
+    assert run_command([*printed[1:], "--device", "H200", "--triton", "3.6.0"]) == 0
+    fetched = open_static(capsys.readouterr().out.split("'")[1].split(",")[-1])
+    assert [entry.records for entry in fetched.entries()] == [2]
+    address, headers = f"http://{registry}/v2/team/records/manifests/v1", {"Accept": MANIFEST}
+    manifest = httpx.get(address, auth=("me", "secret"), headers=headers).json()
+    assert manifest["artifactType"] == "application/vnd.dejavu-cache.records"
+    titles = [layer["annotations"][TITLE] for layer in manifest["layers"]]
+    assert sorted(titles) == [fetched.entries()[0].file, INDEX]
+
+
+def test_a_registry_that_wants_a_token_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = Publisher(tmp_path)
+    by_path = {
+        f"/v2/team/records/blobs/sha256:{path.stem}": path.read_bytes()
+        for path in publisher.folder.glob("*.json")
+    } | {"/v2/team/records/blobs/index": publisher.index.read_bytes()}
+    layer = {"digest": "index", "annotations": {TITLE: INDEX}}
+    by_path["/v2/team/records/manifests/v1"] = json.dumps({"layers": [layer]}).encode()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path, _, query = self.path.partition("?")
+            sent = self.headers.get("Authorization", "")
+            if path == "/token" and sent.startswith("Basic ") and "scope=pull" in query:
+                self.answer(200, b'{"access_token": "granted"}')
+            elif sent == "Bearer granted":
+                self.answer(200, by_path[path])
+            else:
+                self.answer(401, b"")
+
+        def answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            realm = f'Bearer realm="http://{self.headers["Host"]}/token",service="s",scope="pull"'
+            self.send_header("WWW-Authenticate", realm)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        log_in(tmp_path, host, monkeypatch)
+        source = Registry(f"oci://{host}/team/records:v1", 5)
+        assert read_all(StaticStore(source, publisher.key, folder=publisher.copies)) == KNOWN
+        elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/index"
+        assert source._ask("GET", elsewhere).status == 401  # the login is for one host
+        server.shutdown()

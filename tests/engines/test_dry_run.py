@@ -1,0 +1,82 @@
+"""Prewarming a vLLM engine: from its model's config, and from what a start recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from support.checkout import ROOT
+from support.command_line import run_cli
+from support.processes import dejavu, fork_program
+
+from dejavu_cache.engines.vllm.dry_run import EngineSettings, describe
+from dejavu_cache.engines.vllm.planned_attention import LayerShape
+from dejavu_cache.prewarm.build import Compiler, PrewarmSpec
+from dejavu_cache.stores.manifest import read_manifest
+
+LLAMA = ROOT / "benchmarks/vllm_engine/models/llama3-8b"
+
+
+def test_a_plan_has_what_attention_launches_for_a_model_on_each_gpu(tmp_path: Path) -> None:
+    """From an empty store, and for a GPU of which there are no records."""
+    spec = PrewarmSpec(
+        modules=("dejavu_cache.attention",),
+        store=tmp_path.as_uri(),
+        devices=("NVIDIA H100 80GB HBM3", "NVIDIA H200"),
+        folder=str(tmp_path / "folder"),
+        engine="vllm",
+        options={"model": str(LLAMA), "max-model-len": "16384", "max-num-seqs": "64"},
+    )
+    with closing(Compiler(spec)) as process:
+        plan = process.plan()
+    assert (plan.notes, plan.fallbacks) == ((), ())
+    assert Counter(job.kernel.rpartition(".")[2] for job in plan.jobs) == {
+        "few_sequences_kernel": 2,
+        "merge_kernel": 1,
+        "schedule_kernel": 5,
+        "hopper_kernel": 4,
+        "write_cache_kernel": 1,
+    }
+
+
+def test_a_model_s_config_says_what_its_layers_ask() -> None:
+    config = {"num_attention_heads": 32, "num_key_value_heads": 2, "hidden_size": 2048}
+    config |= {"max_position_embeddings": 4096, "sliding_window": 128}
+    options = {"model": "", "kv-cache-dtype": "fp8", "tensor-parallel-size": "4"}
+    shape, features, limits = describe(EngineSettings.model_validate(options), config)
+    assert shape == LayerShape(8, 1, 64, 16, torch.bfloat16, torch.float8_e4m3fn)
+    assert [layer.window for layer in features] == [(-1, -1), (127, 0)]
+    assert limits.max_context == 4096
+
+
+def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
+    """Kernels of the engine's own, which nobody has decorated."""
+    store, out, folder = tmp_path / "records", tmp_path / "out", tmp_path / "stand-in"
+
+    def start(url: str, number: int = 48) -> tuple[int, bool]:
+        """Return how many kernels were compiled, and whether a warning says so."""
+        compiled = tmp_path / f"{number} {url.partition(':')[0]}"
+        done = fork_program(
+            "start_compiling_engine.py", str(folder), str(number), DEJAVU_CACHE_URL=url,
+            TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(compiled),
+        )  # fmt: skip
+        is_said = "1 kernels had to be compiled (fill)" in done.stderr
+        return len([*compiled.rglob("*.cubin")]), is_said
+
+    assert start(store.as_uri()) == (1, False)
+    words = ("--engine", "vllm", "--device", "H100", "--store", store, "--out", out)
+    made = dejavu("prewarm", *words, PYTHONPATH=str(folder))
+    assert made.returncode == 0, made.stderr
+    kernels = {kernel.name: kernel.binaries for kernel in read_manifest(out).kernels}
+    assert kernels == {"vllm.v1.worker.gpu_worker.fill": 1}
+    assert start(f"prewarmed://{out}") == (0, False)
+    assert start(f"prewarmed://{out}", 49) == (1, True)
+
+
+def test_modules_or_an_engine_are_named(tmp_path: Path) -> None:
+    places = ("--device", "H200", "--store", tmp_path.as_uri(), "--out", tmp_path / "out")
+    for words in ((), ("--engine", "vllm", "products")):
+        said = run_cli("prewarm", *words, *places)
+        assert "name the modules of the kernels, or an --engine" in said.stderr

@@ -1,0 +1,42 @@
+"""Start a stand-in for vLLM's worker, whose kernel Triton compiles for a pretended GPU.
+
+Arguments: a folder for the stand-in's package, and the number that its kernel stores.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from support.compiling_gpu import pretend_gpu
+
+from dejavu_cache.engines.vllm.plugin import register
+from dejavu_cache.runtime.launch_recorder import QUIET_SECONDS
+
+WORKER = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def fill(x):
+    tl.store(x, NUMBER)
+
+class Worker:
+    def determine_available_memory(self):
+        pass
+
+    def compile_or_warm_up_model(self, x):
+        fill[(1,)](x)
+"""
+pretend_gpu("cuda:90")
+worker_file = Path(sys.argv[1], "vllm/v1/worker/gpu_worker.py")
+worker_file.parent.mkdir(parents=True, exist_ok=True)
+worker_file.write_text(WORKER.replace("NUMBER", sys.argv[2]))
+Path(sys.argv[1], "vllm/__init__.py").touch()  # it comes before an installed vLLM
+sys.path.insert(0, sys.argv[1])
+register()
+import_module("vllm.v1.worker.gpu_worker").Worker().compile_or_warm_up_model(torch.empty(64))
+time.sleep(3 * QUIET_SECONDS)

@@ -1,0 +1,39 @@
+"""A suite of operations tunes what they launch, and a library finds it for other inputs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.checkout import PROGRAMS, ROOT
+from support.sweeping import Sweeps
+
+from dejavu_cache.stores import FileStore
+
+
+def test_an_operation_is_tuned_over_its_inputs_forward_and_backward(tmp_path: Path) -> None:
+    sweeps, path = Sweeps(tmp_path), str(ROOT / "records")
+    sweeps.suite = PROGRAMS / "operation_suite.py"
+    strict = {"DEJAVU_CACHE_MODE": "strict", "DEJAVU_CACHE_URL": sweeps.store.as_uri()}
+    program, env = (
+        [sys.executable, str(sweeps.suite)],
+        sweeps.environment(PYTHONPATH=path, **strict),
+    )
+    assert subprocess.run(program, env=env, timeout=240).returncode == 1, "nothing is tuned"
+    assert "4 cases tuned, 8 configs measured" in sweeps.run(PYTHONPATH=path)
+    store = FileStore(sweeps.store)
+    records = [record for context in store.contexts() for record in store.records(context)]
+    forward, backward = ({*(record.measurements[0].cases or ())} for record in records)
+    for number in (1, 2):
+        names = {f"scale {length}: scale_kernel {number}" for length in (100, 300)}
+        assert names in (forward, backward)
+    assert subprocess.run(program, env=env, timeout=240).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "records/sets").iterdir()))
+def test_a_set_has_winners_alone_and_names_nobody(name: str) -> None:
+    store = FileStore(ROOT / "records/sets" / name, read_only=True)
+    records = [record for context in store.contexts() for record in store.records(context)]
+    assert len(records) > 5
+    assert all(record.winner for record in records)
+    assert {entry.by for record in records for entry in record.measurements} == {""}
