@@ -92,8 +92,8 @@ class FileStore(Store):
         method = _folder_name(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
         path = self.root.joinpath(*map(_folder_name, folders), f"{method}-{context.digest}.json")
-        packed = path.with_name(f"{path.name}.gz")
-        return packed if os.path.exists(packed) and not os.path.exists(path) else path
+        packed = f"{path}.gz"
+        return Path(packed) if os.path.exists(packed) and not os.path.exists(path) else path
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
