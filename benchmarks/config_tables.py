@@ -1,4 +1,4 @@
-"""Measure every config of 80 drawn scenarios of four kernels, as tables for `config_transfer.py`.
+"""Measure every config of 80 drawn scenarios of four kernels, as tables for `prediction.py`.
 
     python benchmarks/config_tables.py FOLDER     # on a GPU; writes FOLDER/configs-GPU.json
 
