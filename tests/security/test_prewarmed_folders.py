@@ -21,12 +21,7 @@ from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import open_store
 from dejavu_cache.stores.manifest import File, Manifest, read_manifest
-from dejavu_cache.triton_internals.hooks import (
-    CUDA_UTILS,
-    cache_manager,
-    cuda_utils_key,
-    sealed_cache,
-)
+from dejavu_cache.triton_internals import hooks
 
 KEY = "a" * 40
 
@@ -62,7 +57,7 @@ def tuned(tmp_path: Path) -> Path:
     folder = tmp_path / "tuned"
     for key, files in {
         KEY: {"__grp__k.json": '{"child_paths": {"k.cubin": "k.cubin"}}', "k.cubin": "ELF"},
-        cuda_utils_key(): {CUDA_UTILS: "ELF"},
+        hooks.cuda_utils_key(): {hooks.CUDA_UTILS: "ELF"},
     }.items():
         for name, text in files.items():
             path = folder / "binaries" / key / name
@@ -81,8 +76,10 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def find(folder: Path) -> tuple[str | None, dict[str, str] | None]:
     """Return what Triton is handed: the driver's module and the kernel's group."""
-    cache = sealed_cache([SealedBinaries(folder, read_manifest(folder))], cache_manager())
-    return cache("b" * 40).get_file(CUDA_UTILS), cache(KEY).get_group("k.json")
+    cache = hooks.sealed_cache(
+        [SealedBinaries(folder, read_manifest(folder))], hooks.cache_manager()
+    )
+    return cache("b" * 40).get_file(hooks.CUDA_UTILS), cache(KEY).get_group("k.json")
 
 
 def decorate_in_a_process(url: str) -> subprocess.CompletedProcess[str]:
@@ -144,7 +141,7 @@ def test_a_file_that_others_changed_is_compiled_instead(
     tuned: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cubin = tuned / "binaries" / KEY / "k.cubin"
-    module = tuned / "binaries" / cuda_utils_key() / CUDA_UTILS
+    module = tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
     assert find(tuned) == (str(module), {"k.cubin": str(cubin)})
     if change == "unlisted":
         manifest = read_manifest(tuned)
@@ -219,7 +216,9 @@ def test_a_refused_folder_still_serves_its_records(tuned: Path) -> None:
 def test_a_link_to_the_folder_is_resolved_once(tuned: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to(tuned)
     ran = decorate_in_a_process(f"prewarmed://{tmp_path / 'current'}")
-    assert ran.stdout.strip() == str(tuned / "binaries" / cuda_utils_key() / CUDA_UTILS), ran.stderr
+    assert ran.stdout.strip() == str(
+        tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
+    ), ran.stderr
 
 
 @pytest.fixture(autouse=True)
