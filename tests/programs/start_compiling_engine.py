@@ -25,9 +25,7 @@ def fill(x):
     tl.store(x, NUMBER)
 
 class Worker:
-    def determine_available_memory(self):
-        pass
-
+    determine_available_memory = print
     def compile_or_warm_up_model(self, x):
         fill[(1,)](x)
 """

@@ -76,9 +76,8 @@ def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def find(folder: Path) -> tuple[str | None, dict[str, str] | None]:
     """Return what Triton is handed: the driver's module and the kernel's group."""
-    cache = hooks.sealed_cache(
-        [SealedBinaries(folder, read_manifest(folder))], hooks.cache_manager()
-    )
+    sealed = SealedBinaries(folder, read_manifest(folder))
+    cache = hooks.sealed_cache([sealed], hooks.cache_manager())
     return cache("b" * 40).get_file(hooks.CUDA_UTILS), cache(KEY).get_group("k.json")
 
 
@@ -216,9 +215,8 @@ def test_a_refused_folder_still_serves_its_records(tuned: Path) -> None:
 def test_a_link_to_the_folder_is_resolved_once(tuned: Path, tmp_path: Path) -> None:
     (tmp_path / "current").symlink_to(tuned)
     ran = decorate_in_a_process(f"prewarmed://{tmp_path / 'current'}")
-    assert ran.stdout.strip() == str(
-        tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
-    ), ran.stderr
+    module = tuned / "binaries" / hooks.cuda_utils_key() / hooks.CUDA_UTILS
+    assert ran.stdout.strip() == str(module), ran.stderr
 
 
 @pytest.fixture(autouse=True)
