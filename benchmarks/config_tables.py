@@ -1,4 +1,4 @@
-"""Measure every config of 80 drawn scenarios of four kernels, as tables for `config_transfer.py`.
+"""Measure every config of 80 drawn scenarios of four kernels, as tables for `prediction.py`.
 
     python benchmarks/config_tables.py FOLDER     # on a GPU; writes FOLDER/configs-GPU.json
 
@@ -133,17 +133,17 @@ def between(rng: random.Random, low: int, high: int) -> int:
 def draw() -> list[tuple[str, dict[str, Any]]]:
     """Return the kernels' names and scenarios, the same at each call."""
     rng = random.Random(SEED)
-    found: list[tuple[str, dict[str, Any]]] = []
+    launches: list[tuple[str, dict[str, Any]]] = []
     for _ in range(SCENARIOS):
         m, n = max(16, between(rng, 16, 8192) // 16 * 16), between(rng, 720, 14000) // 64 * 64
-        found.append(("matmul", {"M": m, "N": n, "K": between(rng, 512, 8192) // 64 * 64}))
+        launches.append(("matmul", {"M": m, "N": n, "K": between(rng, 512, 8192) // 64 * 64}))
     for _ in range(SCENARIOS):
         count, n, k, top = rng.choice(EXPERTS)
         layer = {"experts": count, "N": n, "K": k, "top_k": top}
-        found.append(("experts", {"tokens": between(rng, 1, 8192), **layer}))
+        launches.append(("experts", {"tokens": between(rng, 1, 8192), **layer}))
     for kernel in ("qblock", "segmented"):
-        found += [(kernel, draw_batch(rng, kernel)) for _ in range(SCENARIOS)]
-    return found
+        launches += [(kernel, draw_batch(rng, kernel)) for _ in range(SCENARIOS)]
+    return launches
 
 
 def draw_batch(rng: random.Random, kernel: str) -> dict[str, Any]:

@@ -14,8 +14,6 @@ import torch
 
 from dejavu_cache.attention.batch import Batch
 
-__all__ = ["available", "run"]
-
 
 def available() -> bool:
     """Load the library; return whether there is one."""

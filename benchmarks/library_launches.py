@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import fla_operations
 from operation_inputs import Tensors, randn
 
-__all__ = ["LIBRARIES", "Library"]
-
 
 @dataclass(frozen=True)
 class Library:

@@ -83,14 +83,14 @@ def contexts(kernels: int) -> list[Context]:
     ]
 
 
-def fill(database: Database, kernels: int, each: int) -> None:
+def fill(database: Database, kernels: int, records_each: int) -> None:
     for shift, context in enumerate(contexts(kernels)):
-        records = tuple(record(number, shift) for number in range(each))
+        records = tuple(record(number, shift) for number in range(records_each))
         for namespace in ("main", "copy"):
             sent = RecordSet(context=context, records=records)
             with database.write() as connection:
                 merge_record_set(connection, ANYBODY, namespace, sent)
-        missed = [(context, scenario(each + number), number + 1) for number in range(2)]
+        missed = [(context, scenario(records_each + number), number + 1) for number in range(2)]
         count_misses(database, ANYBODY, "main", missed)
 
 
@@ -107,9 +107,9 @@ def time_pages(client: httpx.Client, paths: dict[str, str], rounds: int) -> dict
     return seconds
 
 
-def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
+def measure(url: str, kernels: int, records_each: int, rounds: int) -> dict[str, Any]:
     database, token = prepare(url)
-    fill(database, kernels, each)
+    fill(database, kernels, records_each)
     with database.read() as connection:
         rows = summaries.load_contexts(connection, "main")
     database.close()

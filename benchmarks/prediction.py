@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from datetime import datetime, timezone
 from functools import cache, partial
-from itertools import permutations
+from itertools import cycle, permutations
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,28 +52,32 @@ AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 Known = list[tuple[Environment, Record]]
 Tables = dict[tuple[str, str], Known]
+Times = list[dict[Config, float]]
 
 
 @cache
 def read_tables() -> Tables:
     """Return the records of each GPU and kernel."""
-    tables: Tables = {}
-    for gpu in GPUS:
-        report = json.loads((RESULTS / f"configs-{gpu}.json").read_text())
-        device = Device(
-            name=report["device"],
-            arch="sm_90",
-            units=report["gpu"]["multiprocessors"],
-            memory_gib=report["gpu"]["memory"] >> 30,
-        )
-        triton = report["versions"]["triton"]
-        environment = Environment(device=device, triton=triton, codegen="ptxas")
-        for kernel, table in report["kernels"].items():
-            configs = [read_config(values) for values in table["configs"]]
-            tables[gpu, kernel] = [
-                (environment, read_record(row, configs)) for row in table["scenarios"]
-            ]
-    return tables
+    return {(gpu, kernel): rows for gpu in GPUS for kernel, rows in read_table(gpu).items()}
+
+
+@cache
+def read_table(name: str) -> dict[str, Known]:
+    """Return the records of each kernel in `results/configs-NAME.json`."""
+    report = json.loads((RESULTS / f"configs-{name}.json").read_text())
+    device = Device(
+        name=report["device"],
+        arch="sm_90",
+        units=report["gpu"]["multiprocessors"],
+        memory_gib=report["gpu"]["memory"] >> 30,
+    )
+    triton = report["versions"]["triton"]
+    environment = Environment(device=device, triton=triton, codegen="ptxas")
+    rows: dict[str, Known] = {}
+    for kernel, table in report["kernels"].items():
+        configs = [read_config(values) for values in table["configs"]]
+        rows[kernel] = [(environment, read_record(row, configs)) for row in table["scenarios"]]
+    return rows
 
 
 def read_config(values: dict[str, Any]) -> Config:
@@ -132,14 +136,16 @@ def times_of(record: Record) -> dict[Config, float]:
     return {entry.config: entry.median or math.inf for entry in record.measurements}
 
 
-def tune(row: tuple[Environment, Record], records: Known, until: float = 0.2) -> Tune:
+def tune(
+    row: tuple[Environment, Record], records: Known, until: float = 0.2, loss: float = LOSS
+) -> Tune:
     """Run the product's search until it ends, and at least until a share was measured."""
     environment, record = row
     times = times_of(record)
     programs = {e.config: e.resources and e.resources.programs for e in record.measurements}
     model = SlowdownModel(environment, record.scenario, programs, records)
     search = PredictedSearch(model, [], len(times), 0.0)
-    stopping = PredictedSearch(model, [], len(times), LOSS)
+    stopping = PredictedSearch(model, [], len(times), loss)
     best, stopped, regrets = min(times.values()), 0, list[float]()
     while (not stopped or len(regrets) < until * len(times)) and (batch := search.ask()):
         for config in batch:
@@ -276,21 +282,92 @@ def summarize_guesses(guesses: Sequence[Guess]) -> dict[str, Any]:
     }
 
 
-def simulate_wrong(seed: int) -> Tune:
-    """Run a tune whose records have all timings of a scenario shuffled."""
-    drawn = random.Random(seed)
+def shuffle_all(tables: Times, drawn: random.Random) -> None:
+    times = [time for table in tables for time in table.values()]
+    drawn.shuffle(times)
+    for table in tables:
+        table.update({config: times.pop() for config in table})
+
+
+def shuffle_each(tables: Times, drawn: random.Random) -> None:
+    for table in tables:
+        times = [*table.values()]
+        drawn.shuffle(times)
+        table.update(zip(table, times, strict=True))
+
+
+def reverse(tables: Times, _: random.Random) -> None:
+    for table in tables:
+        fastest = sorted(table.items(), key=itemgetter(1))
+        slowest = sorted(table.values(), reverse=True)
+        table.update({config: slow for (config, _), slow in zip(fastest, slowest, strict=True)})
+
+
+def mistake_kernel(tables: Times, drawn: random.Random) -> None:
+    """Take another kernel's timings: those of a table with other numbers of configs."""
+    own = max(map(len, tables))
+    rows = drawn.choice(
+        [rows for rows in read_tables().values() if len(rows[0][1].measurements) != own]
+    )
+    for table, (_, record) in zip(tables, rows, strict=False):
+        times = cycle(times_of(record).values())
+        table.update({config: next(times) for config in table})
+
+
+def lie(tables: Times, drawn: random.Random) -> None:
+    """Multiply each config's times by a factor of its own, often 2 and seldom 4."""
+    factors: dict[Config, float] = {}
+    for table in tables:
+        for config in table:
+            factor = factors.setdefault(config, math.exp(drawn.gauss(0, 0.7)))
+            table[config] *= factor
+
+
+def mistake_one(tables: Times, drawn: random.Random) -> None:
+    table = drawn.choice(tables)
+    table[drawn.choice([*table])] *= drawn.choice([0.001, 0.1, 10, 1000])
+
+
+WRONG: dict[str, Callable[[Times, random.Random], None]] = {
+    "all timings shuffled": shuffle_all,
+    "shuffled in each scenario": shuffle_each,
+    "in reversed order": reverse,
+    "another kernel's": mistake_kernel,
+    "of a GPU that lies": lie,
+    "one absurd timing": mistake_one,
+}
+
+
+def simulate_wrong(seed: int) -> tuple[str, Tune]:
+    """Run a tune whose records are wrong, and say in what way."""
+    drawn, kind = random.Random(seed), [*WRONG][seed % len(WRONG)]
     gpu, kernel = drawn.choice(sorted(read_tables()))
     number = drawn.randrange(len(read_tables()[gpu, kernel]))
-    shuffled: Known = []
-    for environment, record in known_of("other scenarios", gpu, kernel, number):
-        times = [entry.median for entry in record.measurements]
-        drawn.shuffle(times)
+    known = known_of(drawn.choice(SITUATIONS[:3]), gpu, kernel, number)
+    tables = [times_of(record) for _, record in known]
+    WRONG[kind](tables, drawn)
+    wrong: Known = []
+    for (environment, record), times in zip(known, tables, strict=True):
         measurements = [
-            entry.model_copy(update={"median": time})
-            for entry, time in zip(record.measurements, times, strict=True)
+            entry.model_copy(update={"median": times[entry.config]})
+            for entry in record.measurements
         ]
-        shuffled.append((environment, record.model_copy(update={"measurements": measurements})))
-    return tune(read_tables()[gpu, kernel][number], shuffled, until=0.0)
+        wrong.append((environment, record.model_copy(update={"measurements": measurements})))
+    return kind, tune(read_tables()[gpu, kernel][number], wrong, until=0.0)
+
+
+def summarize_wrong(simulated: Sequence[tuple[str, Tune]]) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for kind in (*WRONG, "all"):
+        tunes = [tune for own, tune in simulated if kind in (own, "all")]
+        report[kind] = {
+            "tunes": len(tunes),
+            "until it ends": summary(t.final for t in tunes),
+            "largest regret, %": round(100 * max(t.final for t in tunes), 2),
+            "over 1%": sum(t.final > LOSS for t in tunes),
+            "measured until it ends": share_measured(tunes),
+        }
+    return report
 
 
 def summary(regrets: Iterable[float]) -> str:
@@ -437,7 +514,7 @@ def plot(curves: dict[str, Sequence[Tune]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wrong", type=int, default=1000, help="tunes with shuffled records")
+    parser.add_argument("--wrong", type=int, default=1000, help="tunes whose records are wrong")
     parser.add_argument("--compare", action="store_true", help="run other searches too")
     parser.add_argument("--savings", action="store_true", help="only what tunes save")
     arguments = parser.parse_args()
@@ -475,14 +552,8 @@ def main() -> None:
                 print(name, situation, losses[situation], flush=True)
         if arguments.wrong:
             wrong = list(pool.map(simulate_wrong, range(arguments.wrong), chunksize=8))
-            report["shuffled records"] = {
-                "tunes": len(wrong),
-                "until it ends": summary(t.final for t in wrong),
-                "largest regret, %": round(100 * max(t.final for t in wrong), 2),
-                "over 1%": sum(t.final > LOSS for t in wrong),
-                "measured until it ends": share_measured(wrong),
-            }
-            print("shuffled", report["shuffled records"], flush=True)
+            report["wrong records"] = summarize_wrong(wrong)
+            print("wrong records", json.dumps(report["wrong records"]), flush=True)
         if arguments.compare:
             for name in SEARCHES:
                 curves[name] = list(pool.map(partial(compare, name), *columns, chunksize=4))

@@ -208,7 +208,7 @@ def tune(model: str, seed: int, loss: float = LOSS) -> SimulatedTune:
     candidates = CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {})
     mark: Any = SimpleNamespace(around=lambda config: nullcontext())
     for measurements in Tuner(candidates, mark, loss=loss).tune(configs):
-        recorded.update((one.config, one) for one in measurements)
+        recorded.update((measured.config, measured) for measured in measurements)
     record = Record(scenario=Scenario(args={"n": 1}), measurements=tuple(recorded.values()))
     best = winner(record, set(declared), configs[0])
     assert best is not None

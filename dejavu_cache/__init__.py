@@ -67,7 +67,12 @@ __all__ += list(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    try:
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name in ("torch", "triton"):
+            error.msg = f"{name} needs {error.name}: pip install 'dejavu-cache[gpu]'"
+        raise
     globals()[name] = value
     return value
 

@@ -14,6 +14,7 @@ import argparse
 import functools
 import http.server
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,9 @@ def call(command: list[str | Path], environment: dict[str, str] | os._Environ[st
 def step(what: str, since: float) -> float:
     """Print how long a step took, and return the time."""
     now = time.perf_counter()
-    print(f"{now - since:6.1f} s  {what}", flush=True)
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = spent.ru_utime + spent.ru_stime
+    print(f"{now - since:6.1f} s  {what} (CPU seconds so far: {total:.1f})", flush=True)
     return now
 
 

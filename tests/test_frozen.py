@@ -1,7 +1,5 @@
 """What version 0.1 has frozen is there: names that others use, and files that others keep."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

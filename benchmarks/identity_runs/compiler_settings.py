@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from support.identity_check import Outcome, copy_store, in_fork, launch, prepare_process
 from support.identity_corpus import CORPUS
 
-__all__ = ["check_settings"]
-
 KERNEL = "helpers"
 VALUES = ("1", "0", "7", "on", "")
 """Texts that each variable is set to; a knob is set to Python's own True and False."""

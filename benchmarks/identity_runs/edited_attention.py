@@ -18,8 +18,6 @@ from support.checkout import ROOT, environment
 from support.identity_check import copy_store
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 
-__all__ = ["check_attention"]
-
 FILES = ("naive", "qblock", "segmented", "softmax_tiles", "static_grid")
 """Modules of kernels and of the functions that they call."""
 

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 from support.compiling_gpu import code_of, without_timing
 from support.identity_check import Outcome, copy_store, import_anew, prepare_process
 
-__all__ = ["check_launches"]
-
 BATCH = 20
 """Kernels of one process, each with `SECONDS` second launches."""
 

@@ -13,8 +13,6 @@ from support.compiling_gpu import without_timing
 from support.identity_check import import_anew, prepare_process
 from support.identity_corpus import CORPUS
 
-__all__ = ["measure_looks"]
-
 ROUNDS = 9
 HITS = 3000
 KERNEL = "helpers"

@@ -7,8 +7,6 @@ import httpx
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context
 
-__all__ = ["post_records", "records_path"]
-
 _CLIENT = httpx.Client()
 
 

@@ -13,8 +13,6 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import create_engine, make_url, text
 
-__all__ = ["DatabaseMaker", "database_makers", "prepare"]
-
 DatabaseMaker = Callable[[str], str]
 """Creates an empty database of a name, and returns its URL."""
 

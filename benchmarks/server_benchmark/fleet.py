@@ -31,8 +31,6 @@ from .databases import prepare
 from .made_up_records import make_context, make_record
 from .processes import peak_mb, run_server
 
-__all__ = ["KERNELS", "SCENARIOS", "measure_cold_look_ups", "measure_fleet_start"]
-
 KERNELS = 20
 """Kernels that each client looks up."""
 SCENARIOS = 50

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from .processes import Server, cpu_seconds, wait_until_quiet
 
-__all__ = ["Load", "encode_get", "measure_load"]
-
 
 class Connection(asyncio.Protocol):
     """Connection that sends its next request as soon as the last is answered.

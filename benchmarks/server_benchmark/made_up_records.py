@@ -23,8 +23,6 @@ from dejavu_cache.model.scenario import (
     canonical_json,
 )
 
-__all__ = ["CONFIGS", "fill", "make_context", "make_record"]
-
 CONFIGS = 12
 """Measured configs of a record, unless another number is asked for."""
 

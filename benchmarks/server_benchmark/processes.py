@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import httpx
 
-__all__ = ["Server", "cpu_seconds", "peak_mb", "run_bare", "run_server", "wait_until_quiet"]
-
 BARE = """
 import sys, uvicorn
 from starlette.applications import Starlette

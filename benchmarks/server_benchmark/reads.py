@@ -17,8 +17,6 @@ from .load_generator import Load, encode_get, measure_load
 from .made_up_records import fill, make_context, make_record
 from .processes import peak_mb, run_bare, run_server
 
-__all__ = ["CONNECTIONS", "RECORDS", "measure_reads"]
-
 CONNECTIONS = (8, 64)
 RECORDS = 100
 """Records of the context that is read, besides those that fill the database."""

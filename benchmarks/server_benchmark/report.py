@@ -7,8 +7,6 @@ from typing import Any
 from .made_up_records import CONFIGS
 from .reads import CONNECTIONS, RECORDS
 
-__all__ = ["make_report"]
-
 
 def make_report(result: dict[str, Any]) -> str:
     """Return the page: for each database, a table with a row for each read."""

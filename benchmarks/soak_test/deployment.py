@@ -19,8 +19,6 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import create_engine, make_url, text
 
-__all__ = ["Deployment", "Replica", "SmallDisk"]
-
 
 class SmallDisk:
     """A folder that can be filled up: a tmpfs of its own, where this process may mount one."""

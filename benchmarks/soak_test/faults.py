@@ -13,8 +13,6 @@ from .deployment import Deployment, Replica, SmallDisk
 from .proxy import Behaviour, FaultyProxy
 from .supervisor import Supervisor
 
-__all__ = ["FaultInjector"]
-
 WITHOUT_DATABASE = 3
 """Exit code of a server whose database does not answer when it starts."""
 

@@ -28,8 +28,6 @@ from .workload import (
     read_ledgers,
 )
 
-__all__ = ["Checker"]
-
 
 class Checker:
     """Compares the ledgers with what the server and the spool have.

@@ -9,8 +9,6 @@ import threading
 import time
 from typing import Literal
 
-__all__ = ["Behaviour", "FaultyProxy"]
-
 Behaviour = Literal["pass", "slow", "hang", "cut"]
 CHUNK = 2048
 PAUSE = 0.1

@@ -9,8 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "broken_promises", "make_page", "plot"]
-
 RESULTS = Path(__file__).parent.parent / "results"
 
 

@@ -7,8 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Sample", "Sampler", "is_flat"]
-
 
 class Sample(NamedTuple):
     """One look at a process: seconds since the start, resident megabytes, open descriptors."""

@@ -20,8 +20,6 @@ from .sampling import Sampler, is_flat
 from .supervisor import Supervisor
 from .workload import read_ledgers
 
-__all__ = ["run_session"]
-
 DISK_MEGABYTES = 1024
 CHECK_EVERY = 20.0
 SAMPLE_EVERY = 5.0

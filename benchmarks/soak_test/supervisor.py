@@ -14,8 +14,6 @@ from pathlib import Path
 
 from .client import EXIT_CODES
 
-__all__ = ["Supervisor"]
-
 LIFETIMES = (5.0, 40.0)
 """Seconds that a client lives, at the least and at the most."""
 

@@ -19,18 +19,6 @@ from dejavu_cache.model.scenario import (
     now,
 )
 
-__all__ = [
-    "CONFIGS",
-    "RECALLED",
-    "Ledger",
-    "all_homes",
-    "best_config",
-    "home_of",
-    "make_record",
-    "number_of",
-    "read_ledgers",
-]
-
 CONFIGS = [Config(params={"BLOCK": 16 << power}, options={"num_warps": 4}) for power in range(4)]
 HOMES = 8
 RECALLED = 10**12

@@ -8,8 +8,6 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-__all__ = ["DrawnRequest", "draw_day"]
-
 
 class DrawnRequest(NamedTuple):
     """Request that comes in a step, with tokens to read and to write."""

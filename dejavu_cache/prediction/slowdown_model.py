@@ -67,6 +67,11 @@ LONGEST = 20.0
 TRUST = 4
 """Measurements that say as much of the errors as what was believed of them before."""
 
+DOUBT = 5.0
+"""By how much less is believed of records than of measurements alone when a tune might end: what is
+measured first is what they call fast, and some of that is. When the likelier of both decided alone,
+wrong records ended 16 of 420 tunes too early, one at three times the best's time."""
+
 
 KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
@@ -296,16 +301,25 @@ class SlowdownModel:
     def chance_left(self, gain: float) -> float:
         """Bound the probability that a config that was not measured wins by more than `gain`.
 
+        What is expected with the records, and without them, counts by how likely it makes what was
+        measured here: those that are wrong spare nothing.
+
         Args:
             gain: a share of the best measured time.
         """
         left = np.ones(len(self.configs), dtype=bool)
         left[[*self._measured]] = False
-        if not self._looks():
+        if not (looks := self._looks()):
             return 1.0
-        expected, errors = self.expect()
-        wanted = math.log(1 - gain)
-        return min(float(_below((wanted - expected[left]) / errors[left]).sum()), 1.0)
+        chances, evidence = list[float](), list[float]()
+        for belief in self._beliefs:
+            expected, errors, density = belief.after(looks)
+            ratios = (math.log(1 - gain) - expected[left]) / errors[left]
+            chances.append(float(_below(ratios).sum()))
+            evidence.append(density)
+        doubts = DOUBT ** np.arange(len(chances))
+        weights = doubts * np.exp(np.array(evidence) - max(evidence))
+        return float(weights @ np.minimum(doubts * chances, 1.0) / weights.sum())
 
 
 def _sample(

@@ -24,15 +24,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.safe_files import expand_home, open_folder, open_to_read, read_file, replace_file
 from .base import Found, Store
-from .file_layout import (
-    Page,
-    find_places,
-    packed_texts,
-    read_context,
-    read_packed,
-    read_place,
-    unpack,
-)
+from .file_layout import Page, find_places, packed_texts, read_context, read_packed, read_place
 
 _LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -100,8 +92,8 @@ class FileStore(Store):
         method = _folder_name(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
         path = self.root.joinpath(*map(_folder_name, folders), f"{method}-{context.digest}.json")
-        packed = path.with_name(f"{path.name}.gz")
-        return packed if os.path.exists(packed) and not os.path.exists(path) else path
+        packed = f"{path}.gz"
+        return Path(packed) if os.path.exists(packed) and not os.path.exists(path) else path
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record.
@@ -187,9 +179,7 @@ class FileStore(Store):
                 signature = _signature_of(path.lstat())
                 cached = self._pages.get(path)
                 if cached is None or cached[0] != signature:
-                    content = read_file(path, self.root)
-                    content = unpack(content) if path.suffix == ".gz" else content
-                    page = Page.parse(content.decode(), str(path))
+                    page = Page.parse(read_file(path, self.root), str(path))
                     expected = self.path(page.context)
                     if expected != path:
                         name = expected.relative_to(self.root)

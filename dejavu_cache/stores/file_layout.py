@@ -86,17 +86,14 @@ class Page:
         self._cuts: dict[str, str] = {}
 
     @classmethod
-    def parse(cls, text: str, where: str) -> Page:
-        """Read the text of a record set.
-
-        Args:
-            text: the content of a file.
-            where: the file's name, for error messages.
+    def parse(cls, content: bytes, where: str) -> Page:
+        """Read a file; `where` is its name, by which it is packed or not.
 
         Raises:
             NewerFormatError: a newer version of this package wrote it.
             DamagedRecordsError: it is truncated, not JSON, or not a record set.
         """
+        text = (unpack(content) if where.endswith(".gz") else content).decode()
         page = cls._cut(text, where)
         if page and not page.loss:
             return page

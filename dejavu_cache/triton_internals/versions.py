@@ -35,34 +35,16 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 __all__ = [
-    "COVERED",
-    "HOOK_CHAIN",
-    "SPECIALIZE",
-    "TYPE_NAMES",
-    "WATCHED_KNOBS",
     "Autotuner",
     "CompilationError",
     "Heuristics",
     "JITFunction",
     "OutOfResources",
     "PTXASError",
-    "active_hook",
     "async_compile",
     "autotune",
-    "c_launcher",
     "driver",
-    "expand_descriptor",
-    "expandable_descriptors",
-    "is_covered",
-    "kernel_follows_hooks",
     "knobs",
-    "load_box",
-    "only_alignment_counts",
-    "reinterpret_shared",
-    "specialize_values",
-    "specializer",
-    "thread_barrier",
-    "watched_values",
 ]
 
 COVERED = (3, 6) <= _VERSION <= (3, 9)

@@ -31,10 +31,9 @@ AT_LEAST = 8
 DRAWN = 0.25
 """Share of the batches that have a config which is drawn at random."""
 
-RISK = 0.01
+RISK = 0.02
 """Bound of the probability that a config left out is faster by more than is allowed. It adds up the
-probabilities of all, as if one of them said nothing of the others. With 0.1, two tunes in a hundred
-with shuffled records ended too early."""
+probabilities of all, as if one of them said nothing of the others."""
 
 
 class PredictedSearch:

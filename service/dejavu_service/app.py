@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
+from starlette.staticfiles import StaticFiles
 
 from dejavu_cache import __version__
 from dejavu_cache.errors import SettingsError
@@ -25,7 +26,7 @@ from dejavu_cache.system.safe_files import data_folder
 from . import pages
 from .monitoring import configure_log
 from .problems import HANDLERS
-from .server import Gate, Server, is_loopback
+from .server import SETS, Gate, Server, is_loopback
 from .services import health, leases, log, misses, quarantines, reads, records, tokens, transfer
 from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
@@ -71,6 +72,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     for module in routed:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
+    if settings.sets is not None:
+        app.mount(SETS, StaticFiles(directory=settings.sets))
     app.add_middleware(Gate, server=server)
     app.add_middleware(pages.ErrorPagesMiddleware)
     return app

@@ -94,7 +94,7 @@ def pages(
     ] = "",
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Write the overview to a file instead."),
+        typer.Option("--out", metavar="FILE", help="Write the overview to a file instead."),
     ] = None,
     port: Annotated[int, typer.Option(metavar="NUMBER", min=0, max=65535, help="0: any.")] = 0,
 ) -> None:

@@ -75,6 +75,8 @@ _LONGEST_PATH = 500
 
 _HEALTH = {"/livez", "/readyz"}
 _PUBLIC = {"/v1/openapi.json", "/style.css", "/favicon.svg", "/favicon.ico"}
+SETS = "/sets"
+"""Where signed sets are, for everybody: they are trusted by their key."""
 _WITHOUT_TOKEN = {*_PUBLIC, tokens.EXCHANGE_PATH, "/login", "/logout"}
 """At the last three somebody gets a token, or presents one in the body, which routes verify."""
 _LONG = ("/import", "/export", "/promote")
@@ -201,7 +203,7 @@ class Gate:
         _refuse_foreign_page(scope, sent)
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
             raise BadMediaError("compressed bodies are not accepted: leave out Content-Encoding")
-        if scope["path"] in _WITHOUT_TOKEN:
+        if scope["path"] in _WITHOUT_TOKEN or scope["path"].startswith(f"{SETS}/"):
             self._hold(passage, passage.address)
             return NOBODY
         principals = self._server.principals

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, DirectoryPath, Field, ValidationError
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.system.safe_files import data_folder
@@ -47,6 +47,8 @@ class ServerSettings(BaseModel):
     """File for the token that the first start makes; None for one beside the database."""
     open_read: bool = False
     """Whether requests without a token may read records, pages and metrics."""
+    sets: DirectoryPath | None = None
+    """Folder of signed sets that `/sets` serves to everybody, without a token; None for none."""
     oidc: Path | None = None
     """TOML file of the issuers whose identity tokens are exchanged, with rules; None for none."""
     max_body: int = Field(default=4 * 2**20, ge=1024)

@@ -56,7 +56,7 @@ TABLE = {
     "run": Row("-- {program}", missing=USAGE),
     "verify": Row("-- {program}", missing=USAGE),
     "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
-    "pages": Row(f"--output {{out}} {SOURCE}", **READS, full=UNUSABLE),
+    "pages": Row(f"--out {{out}} {SOURCE}", **READS, full=UNUSABLE),
     "prewarm": Row(
         "no_such_module --device X --out {new} --store {store}", UNUSABLE, None, UNUSABLE
     ),

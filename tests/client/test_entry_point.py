@@ -50,6 +50,12 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
     )
 
 
+def test_a_name_whose_extra_is_missing_says_what_to_install() -> None:
+    code = "import sys; sys.modules['triton'] = None; from dejavu_cache import cached_autotune"
+    out = run_python(code, check=False)
+    assert "cached_autotune needs triton: pip install 'dejavu-cache[gpu]'" in out.stderr
+
+
 WHILE_IMPORTED = """
         class Interrupter:
             @staticmethod

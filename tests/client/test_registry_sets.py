@@ -127,4 +127,6 @@ def test_a_registry_that_wants_a_token_gets_one(
         log_in(tmp_path, host, monkeypatch)
         source = Registry(f"oci://{host}/team/records:v1", 5)
         assert read_all(StaticStore(source, publisher.key, folder=publisher.copies)) == KNOWN
+        elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/index"
+        assert source._ask("GET", elsewhere).status == 401  # the login is for one host
         server.shutdown()

@@ -62,7 +62,7 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
             "start_compiling_engine.py", str(folder), str(number), DEJAVU_CACHE_URL=url,
             TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(compiled),
         )  # fmt: skip
-        is_said = "1 kernels had to be compiled (fill)" in done.stderr
+        is_said = "1 kernel had to be compiled (fill)" in done.stderr
         return len([*compiled.rglob("*.cubin")]), is_said
 
     assert start(store.as_uri()) == (1, False)

@@ -1,7 +1,5 @@
 """Random launches of kernels that are decorated with both autotuners, and what is around them."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable, Iterator

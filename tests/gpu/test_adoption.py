@@ -1,7 +1,5 @@
 """On a real GPU, unmodified kernels of other libraries are tuned once."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

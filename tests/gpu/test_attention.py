@@ -1,7 +1,5 @@
 """The attention kernels against the reference on a real GPU, and within their tensors."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

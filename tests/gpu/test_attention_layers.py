@@ -1,7 +1,5 @@
 """Layers of a step on a real GPU share a plan, also beside other work; none compiles late."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -4,8 +4,6 @@
 difference is printed with the launch that made it.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import random

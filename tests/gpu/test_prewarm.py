@@ -1,7 +1,5 @@
 """On a real GPU: tuned, exported, prewarmed without a GPU, moved, sealed, and served."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """On a real GPU: tuned in one process, reused in the next, and never while a graph is captured."""
 
-from __future__ import annotations
-
 import gc
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On a real GPU, timings agree with Triton's, and failures are recorded, also of a lost device."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On a real GPU: fast wrong configs win with Triton and not here, even where memory is short."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

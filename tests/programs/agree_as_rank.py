@@ -4,8 +4,6 @@ Arguments: PORT RANK FOLDER. Rank 2 launches one size alone, rank 0 has another 
 once, and rank 1 kills itself while it tunes the last size.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

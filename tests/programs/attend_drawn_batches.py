@@ -3,8 +3,6 @@
 attend_drawn_batches.py IMPLEMENTATION BATCHES
 """
 
-from __future__ import annotations
-
 import random
 import sys
 

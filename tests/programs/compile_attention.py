@@ -3,8 +3,6 @@
 Nothing runs: tensors lie on the CPU, and launches end where Triton would put them on a stream.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Tensors lie on the CPU; the code that Inductor generates for kernels is noted and not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Decorate a kernel, and print what Triton's cache manager then finds under a key."""
 
-from __future__ import annotations
-
 import sys
 
 import triton

@@ -6,8 +6,6 @@ standard streams. The answers are the process's id and, once it has ended, its e
 program ends when its standard input is closed.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

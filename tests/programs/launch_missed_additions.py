@@ -1,7 +1,5 @@
 """Launch both kernels of `missed_additions`, copied as `met`, with the sizes given."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

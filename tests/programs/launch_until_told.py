@@ -4,8 +4,6 @@ Arguments: SOURCE LAUNCHES: the kernel's file, and how many launches to make at 
 The program ends early when its standard input is closed.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import sys

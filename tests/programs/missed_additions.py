@@ -1,7 +1,5 @@
 """Two additions and a suite that makes cases of the scenarios that programs missed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """What schemathesis is told about the server besides its OpenAPI; runs in its process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

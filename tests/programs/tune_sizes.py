@@ -5,8 +5,6 @@ made up from the config, so that all processes choose the same one; it takes `BE
 the benchmark of the number HANGS_AT does not end.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ The last numbers are the seconds that it took, and of the longest compilation. T
 layer's dtype.
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import sys

@@ -68,9 +68,9 @@ def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
             writing.join(240)
     restored = create_app(ServerSettings(database=copy))
     with client_of(restored, Authorization=f"Bearer {token}") as client:
-        stored = {one.scenario.args["M"]: one for one in read(client)}
+        stored = {entry.scenario.args["M"]: entry for entry in read(client)}
         assert acknowledged <= stored.keys() <= set(taken)
-        assert all(one == record(int(str(m)), configs=2) for m, one in stored.items())
+        assert all(entry == record(int(str(m)), configs=2) for m, entry in stored.items())
         assert post(client, to="other")["refused"] == 3, "what was deleted does not come back"
 
 

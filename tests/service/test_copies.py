@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ from dejavu_client.http import remote_store
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import CopyCheck
 from dejavu_client.http.transport import Transport
-from dejavu_client.static_sets import INDEX, make_key, publish
+from dejavu_client.static_sets import INDEX, StaticStore, make_key, publish
+from dejavu_client.static_sets.sources import Files
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from support.kernels import ADD
 from support.processes import PROGRAMS, dejavu, environment
@@ -32,6 +36,7 @@ from support.service import (
     measurement,
     post,
     record,
+    running_server,
     scenario,
 )
 from support.signed_sets import serve_folder
@@ -210,6 +215,28 @@ def test_what_a_publisher_recalls_goes_from_running_processes(tmp_path: Path) ->
         (folder / INDEX).write_bytes(earlier)
         assert ours.launch_once(DEJAVU_CACHE_MODE="reuse")["how"] == "default"
     assert not [*ours.store.contexts()]
+
+
+def test_a_server_is_published_from_and_is_a_mirror(sqlite_url: str, tmp_path: Path) -> None:
+    """Who reads the set needs no token, and is told where nothing has changed."""
+    with closing(Database(sqlite_url)) as database:
+        token = tokens.issue(database, ANYBODY, "ci", {"*": "write"}).token
+    pushed = RecordSet(context=context(), records=(record(),))
+    (folder := tmp_path / "sets").mkdir()
+    settings = {"DEJAVU_SERVER_SETS": str(folder)}
+    with running_server(sqlite_url, tmp_path / "server.log", settings) as server:
+        headers = {"Authorization": f"Bearer {token}"}
+        httpx.post(f"{server.base}/v1/main/records", json=body(pushed), headers=headers)
+        words = ["--sign", str(tmp_path / "key.pem"), "--new-key", "--store", server.base]
+        exported = dejavu("export", str(folder / "ours"), *words, DEJAVU_CACHE_TOKEN=token)
+        source = Files(f"{server.base}/sets/ours", 5)
+        store = StaticStore(source, exported.stdout.split()[-1], folder=tmp_path / "copies")
+        (mirrored,) = store.records(context())
+        _, etag = source.read(INDEX, 2**20) or (b"", "")
+        paths = ("/sets/ours/none", "/sets/", "/v1/main/contexts")
+        codes = [httpx.get(f"{server.base}{path}").status_code for path in paths]
+        assert (source.read(INDEX, 2**20, etag), codes) == (None, [404, 404, 401])
+    assert mirrored.winner == record().winner
 
 
 def test_recalls_are_repeated_for_some_time(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:

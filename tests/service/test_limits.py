@@ -107,8 +107,8 @@ async def test_a_request_that_does_not_end_is_ended(
 
 
 async def cancel(*waiting: asyncio.Task[list[int]]) -> None:
-    for one in waiting:
-        one.cancel()
+    for task in waiting:
+        task.cancel()
     await asyncio.wait(waiting)
 
 

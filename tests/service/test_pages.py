@@ -197,8 +197,8 @@ def test_what_is_tuned_elsewhere_is_missing_on_a_new_gpu(client: httpx.Client) -
     assert "dejavu-cache sweep SUITE</code>" in missing
     complete = show(client, "/pages/main/misses", device=old)
     assert "Nothing is missing on NVIDIA H200" in complete
-    one = show(client, "/pages/main/misses", device=new, kernel="c.none")
-    assert re.findall(r">(\d of \d)<", one) == ["0 of 3"]
+    searched = show(client, "/pages/main/misses", device=new, kernel="c.none")
+    assert re.findall(r">(\d of \d)<", searched) == ["0 of 3"]
 
 
 def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> None:

@@ -55,7 +55,7 @@ def test_a_store_is_shown_and_cannot_be_changed(store: FileStore, tmp_path: Path
 
 def test_the_overview_is_one_file_that_loads_nothing(store: FileStore, tmp_path: Path) -> None:
     page = tmp_path / "overview.html"
-    assert dejavu("pages", "--store", store.root, "--output", page).returncode == 0
+    assert dejavu("pages", "--store", store.root, "--out", page).returncode == 0
     text = page.read_text()
     assert "pkg.<wbr>kernels.<wbr>add" in text
     assert "1 of earlier source" in text

@@ -116,7 +116,7 @@ class TestTheFile:
 def test_a_record_survives_its_page(written: Record) -> None:
     page = Page(context(), "here")
     page.merge([written])
-    assert list(Page.parse(page.text, "here").records()) == [written]
+    assert list(Page.parse(page.text.encode(), "here").records()) == [written]
 
 
 DAMAGE = {

@@ -23,18 +23,7 @@ from support.fork_server import (
     start_command,
 )
 
-__all__ = [
-    "PROGRAMS",
-    "ROOT",
-    "dejavu",
-    "environment",
-    "fork_program",
-    "fork_python",
-    "in_fork",
-    "in_own_process",
-    "run_command",
-    "run_python",
-]
+__all__ = ["PROGRAMS", "ROOT", "environment"]
 
 WITH_KERNELS = {"prewarm": "0", "sweep": ""}
 """Commands that need Triton, with their workers' `TRITON_INTERPRET` if it is always the same."""

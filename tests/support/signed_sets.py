@@ -61,12 +61,7 @@ def read_all(store: StaticStore) -> set[tuple[object, object]]:
 
 
 def draw_sets(publisher: Publisher, count: int) -> Counter[str]:
-    """Change a file, exchange it, sign it anew or serve an earlier one, as a fixed seed draws.
-
-    Returns:
-        How many such sets were refused, were what the publisher signed after all, and were
-        believed.
-    """
+    """Change sets as a seed draws; count those refused, signed all the same, and believed."""
     draw, outcomes = random.Random(7), Counter(refused=0, signed=0, believed=0)
     publisher.publish(SETS[:1])
     earlier = publisher.index.read_bytes()

@@ -84,6 +84,18 @@ def test_what_is_known_predicts_what_a_sweep_leaves_out(sweeps: Sweeps, draws: s
     assert sweep(*new) == 48
 
 
+def test_what_another_triton_measured_leaves_little_to_measure(sweeps: Sweeps) -> None:
+    sweeps.run("--option", "sizes=256", suite=":space_cases")
+    store = FileStore(sweeps.store)
+    (context,) = store.contexts()
+    older = context.environment.model_copy(update={"triton": "3.5.1"})
+    store.put(context.model_copy(update={"environment": older}), [*store.records(context)])
+    store.delete(context)
+    sweeps.run("--option", "sizes=256", "--tune-loss", "0.03", suite=":space_cases")
+    again = sweeps.measurements_taken[48:]
+    assert (len(again), "256 16 4 2" in again) == (8, True), "the best is among them"
+
+
 def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
     """Nor is another sweep to blame: nobody measures it."""
     store = FileStore(swept.store)

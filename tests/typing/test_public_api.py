@@ -1,7 +1,5 @@
 """The public API type-checks as a user would write it, and refuses wrong values in the editor."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

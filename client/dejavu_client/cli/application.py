@@ -47,7 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "explain": ("explain add --where M=64 --device H200",),
     "watch": ("watch", "watch '*attention*' --store https://tune.example.com"),
     "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),
-    "pages": ("pages --store /var/cache/dejavu", "pages --output overview.html"),
+    "pages": ("pages --store /var/cache/dejavu", "pages --out overview.html"),
     "doctor": ("doctor", "doctor --store prewarmed:///opt/dejavu"),
     "run": ("run --mode reuse -- python serve.py --port 8000",),
     "sweep": ("sweep shop.suites:matmul --budget 20m", "sweep shop.suites --from-misses"),

@@ -110,6 +110,8 @@ class Registry(Source):
         headers = {"Accept": f"{MANIFEST}, */*", "Content-Type": kind}
         headers |= {"If-None-Match": etag} if etag else {}
         url = urljoin(self._base, path)
+        if urlsplit(url).netloc != self._host:  # an upload may go elsewhere: not with the login
+            return ask(method, url, largest, headers, **request)
         answer = ask(method, url, largest, headers | self._authorization, **request)
         if answer.status == 401:
             self._authorization = self._authorize(answer.headers.get("www-authenticate", ""))

@@ -125,19 +125,24 @@ class StaticStore(Store):
     ) -> dict[Context, CopyChanges]:
         """Return the contexts that have another file, or none any more, than launches first saw.
 
-        A launch may have met the new index already, or have left before a file was there.
+        A launch may have met the new index already, or have left before a file was there. It is
+        told once the new file is: the old one serves until then.
         """
-        self._refresh(math.inf, at_once=True)
-        now = {}
+        until = time.monotonic() + PATIENCE * self.calls.wait
+        self._refresh(PATIENCE * self.calls.wait, at_once=True)
+        changes = {}
         for context in copies:
-            entry = self._entries.get(context)
-            if entry is None or not self.calls.is_fetching(entry.file):
-                now[context] = self.revision(context)
-        changed = [
-            context for context in now if self._told.get(context, now[context]) != now[context]
-        ]
-        self._told |= now
-        return dict.fromkeys(changed, CopyChanges((), {}))
+            entry, digest = self._entries.get(context), self.revision(context)
+            if self._told.get(context, digest) == digest:
+                continue
+            if entry is not None:
+                with suppress(StoreError):
+                    self._load(entry, until - time.monotonic())
+                if self.calls.is_fetching(entry.file):
+                    continue
+            self._told[context] = digest
+            changes[context] = CopyChanges((), {})
+        return changes
 
     def _records_of(
         self, context: Context, seconds: float, *, fresh: bool = False

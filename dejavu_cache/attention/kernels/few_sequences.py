@@ -19,8 +19,6 @@ from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, init_softmax, load_block
 from .write_cache import write_rows
 
-__all__ = ["FewSequencesLayers", "few_sequences_kernel", "run", "suits"]
-
 TILES = {"TILE": 32, "per_sm": 4}
 OPTIONS = {"num_warps": 4, "num_stages": 5}
 """The config: of 23, the fastest with long contexts, and among the fastest with short ones.

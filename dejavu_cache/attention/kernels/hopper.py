@@ -20,9 +20,6 @@ from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import SHARED_MEMORY
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["CAST_STAGES", "HopperLayers", "available", "prepare", "run", "suits", "tiles_of"]
-
-
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
 """Dtypes of caches whose tiles the kernel converts; `hopper_pages` says how."""
 

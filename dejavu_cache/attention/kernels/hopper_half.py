@@ -52,9 +52,6 @@ from .hopper_rows import (
     weights_layout,
 )
 
-__all__ = ["SHARED", "Factors", "Tiles", "consume"]
-
-
 wait_for_threads = thread_barrier(gl)
 
 LEFT = gl.constexpr(3)

@@ -37,8 +37,6 @@ from .hopper_pages import (
 )
 from .hopper_rows import ROWS, TokenHeads, kind_of
 
-__all__ = ["hopper_kernel"]
-
 FIRST = gl.constexpr(0)
 """Number of the first half of a program."""
 

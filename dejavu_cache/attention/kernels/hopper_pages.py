@@ -24,11 +24,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ...triton_internals.versions import load_box, reinterpret_shared, thread_barrier
 from ..schedule import ENTRY, HEADER
 
-__all__ = [
-    "COLUMNS", "RING", "STARTED", "NewRows", "Pages", "Ring", "await_tile", "cast_tiles", "locate", "make_barriers",
-    "make_raw_tiles", "make_stages", "produce", "receive", "receive_started", "skip", "tile_of",
-]  # fmt: skip
-
 
 class NewRows(NamedTuple):
     """New keys and values in memory, [token, head], and the caches that they belong in.

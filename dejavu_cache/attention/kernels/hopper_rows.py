@@ -17,13 +17,6 @@ from ...triton_internals.versions import reinterpret_shared
 from .. import schedule
 from ..schedule import PART_COLUMNS
 
-__all__ = [
-    "EXTRA", "LANES", "LOG2E", "ROWS", "WORDS", "TokenHeads", "as_words", "await_products", "hold", "kind_of",
-    "load_queries", "multiply_keys", "multiply_values", "no_output", "product_layout", "round_pairs", "softmax",
-    "store_part", "store_rows", "weights_layout",
-]  # fmt: skip
-
-
 ROWS = gl.constexpr(schedule.HALF)
 """Rows of half a Q block: those of one wgmma instruction."""
 

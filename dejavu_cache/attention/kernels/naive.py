@@ -12,8 +12,6 @@ from ..search_space import BUCKETS, KEYS, METHOD, row_space
 from .kernel_call import KernelCall
 from .softmax_tiles import LOG2E, find_block
 
-__all__ = ["launch", "naive_kernel", "run"]
-
 
 @cached_autotune(configs=row_space(), key=KEYS, buckets=BUCKETS, method=METHOD)
 @triton.jit(

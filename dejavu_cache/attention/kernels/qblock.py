@@ -16,9 +16,6 @@ from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, spa
 from .kernel_call import KernelCall
 from .softmax_tiles import attend, find_block, init_softmax, load_block, store_rows
 
-__all__ = ["launch", "qblock_kernel", "run"]
-
-
 CONFIGS = space(stages=(1, 2, 3, 4, 5))
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["schedule_kernel"]
-
 ONE_HALF = tl.constexpr(0.7)
 """Cost of a head's keys for a Q block of one half, in those of a block of two: that of loading."""
 

@@ -21,17 +21,6 @@ from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, spa
 from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
-__all__ = [
-    "launch",
-    "make_scratch",
-    "merge",
-    "merge_kernel",
-    "num_segments",
-    "run",
-    "segment_arguments",
-    "segment_kernel",
-]
-
 PER_SM = (1, 2, 4, 8, 16, 32)
 """Programs per multiprocessor; counted per GPU so that one config suits few and many sequences."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["attend", "find_block", "init_softmax", "load_block", "store_rows"]
-
 LOG2E = tl.constexpr(1.4426950408889634)
 
 

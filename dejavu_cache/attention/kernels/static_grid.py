@@ -22,8 +22,6 @@ from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, spa
 from .kernel_call import KernelCall, num_sms, zeros
 from .softmax_tiles import attend, init_softmax, load_block, store_rows
 
-__all__ = ["launch", "most_rows", "run", "static_grid_kernel"]
-
 UNIT = tl.constexpr(64)
 """Keys in a unit: one tile or several."""
 

@@ -14,8 +14,6 @@ from ...triton_internals.binder import RepeatedLaunch
 from ..batch import Batch, NewTokens
 from .kernel_call import KernelCall
 
-__all__ = ["suits", "write", "write_cache_kernel", "write_rows"]
-
 ROWS = 16
 """Tokens of a program, each with one KV head."""
 

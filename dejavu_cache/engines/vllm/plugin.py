@@ -13,7 +13,7 @@ from ...runtime.prewarmed_binaries import COMPILED, use_prewarmed_binaries
 from ...runtime.service_phase import serving
 from ...settings import current_settings
 from ...system.import_hooks import after_import
-from ...system.notices import logger
+from ...system.notices import counted, logger
 from ...triton_internals.environment import begin_digest_beside_imports
 
 
@@ -72,9 +72,9 @@ def follow_worker(worker_module: Any) -> None:
         result = warm_up(*args, **kwargs)
         if COMPILED:
             logger.warning(
-                "%d kernels had to be compiled (%s): the prewarmed folder is for another GPU, code "
-                "or model; `dejavu-cache doctor` says more",
-                *(len(COMPILED), ", ".join(sorted(set(COMPILED)))),
+                "%s had to be compiled (%s): the prewarmed folder is for another GPU, code or "
+                "model; `dejavu-cache doctor` says more",
+                *(counted(len(COMPILED), "kernel"), ", ".join(sorted(set(COMPILED)))),
             )
         serving()
         return result
