@@ -1,6 +1,6 @@
 """Sweep suite of flash-linear-attention's operations, forward and backward, in bfloat16.
 
-    DEJAVU_CACHE_POLICY=records/fla_policy.toml dejavu-cache sweep records/fla_suite.py
+    dejavu-cache sweep records/fla_suite.py
 
 Heads and widths are those of models: Qwen3-Next (gated delta rule), Kimi Linear (KDA), and the
 library's own of 1.3B parameters. Inputs are batch and length.
