@@ -5,6 +5,8 @@ durations of launches are simulated. For each model of noise, the regret is how 
 winner truly is than the best config.
 
     python benchmarks/tuning_noise.py --tunes 200 --out benchmarks/results/tuning-noise.json
+
+With `--milliseconds 20` launches are long, and what disturbs the device is averaged within each.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ CONFIGS = 40
 
 LOSS = 0.01
 """What a tune of a launch may lose, if nothing else is said."""
+
+SHORT, PART = 0.1, 4.0
+"""Milliseconds of the fastest configs' launches, if nothing else is said; and of the parts of long
+ones, in each of which the device may be slowed differently."""
 
 CACHE_CLEAR = 0.05
 """Milliseconds that pass between two launches."""
@@ -188,17 +194,20 @@ class SimulatedTune(NamedTuple):
     launches: int
 
 
-def tune(model: str, seed: int, loss: float = LOSS) -> SimulatedTune:
-    """Tune configs with random true times under a model of noise."""
+def tune(model: str, seed: int, loss: float = LOSS, fastest: float = SHORT) -> SimulatedTune:
+    """Tune configs with random true times, no less than the fastest, under a model of noise."""
     rng, noise = random.Random(seed), MODELS[model]()
-    times = [0.1 * math.exp(abs(rng.gauss(0, 0.5))) for _ in range(CONFIGS)]
+    times = [fastest * math.exp(abs(rng.gauss(0, 0.5))) for _ in range(CONFIGS)]
     moment, launches = 0.0, 0
 
     def launch(index: int) -> float:
         nonlocal moment, launches
-        moment += times[index] + CACHE_CLEAR
         launches += 1
-        return max(times[index] * noise(rng, moment, index), 1e-5)
+        parts, factors = max(round(times[index] / PART), 1), list[float]()
+        for _ in range(parts):
+            moment += (times[index] + CACHE_CLEAR) / parts
+            factors.append(noise(rng, moment, index))
+        return max(times[index] * statistics.fmean(factors), 1e-5)
 
     declared = DeclaredConfigs(
         "simulated", [triton.Config({"index": index}) for index in range(CONFIGS)]
@@ -229,9 +238,9 @@ class Outcome(NamedTuple):
     launches: int
 
 
-def simulate(model: str, seed: int, loss: float = LOSS) -> Outcome:
+def simulate(model: str, seed: int, loss: float = LOSS, fastest: float = SHORT) -> Outcome:
     """Tune once, and compare the winner's true time with the best's and the default's."""
-    result = tune(model, seed, loss)
+    result = tune(model, seed, loss, fastest)
     time, (default, *_) = result.times[result.winner], result.times.values()
     return Outcome(time / min(result.times.values()) - 1, time / default - 1, result.launches)
 
@@ -254,11 +263,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tunes", type=int, default=200)
     parser.add_argument("--loss", type=float, default=LOSS, help="what a race may lose")
+    parser.add_argument("--milliseconds", type=float, default=SHORT, help="of the fastest launches")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results = {}
     for model in MODELS:
-        results[model] = summarize([simulate(model, seed, args.loss) for seed in range(args.tunes)])
+        outcomes = [
+            simulate(model, seed, args.loss, args.milliseconds) for seed in range(args.tunes)
+        ]
+        results[model] = summarize(outcomes)
         print(f"{model:34}", json.dumps(results[model]), flush=True)
     if args.out:
         args.out.write_text(json.dumps(results, indent=1) + "\n")

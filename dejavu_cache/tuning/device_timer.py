@@ -110,7 +110,7 @@ A clear takes some 0.1 ms, so with the last load a host may need 0.3 ms for a la
 """
 
 GRAPH_REPLAYS = 5
-"""Replays of a graph of many launches for one timing."""
+"""Most replays of a graph of launches for one timing."""
 
 GRAPH_MILLISECONDS = 0.3
 """Least duration of a graph of launches.
@@ -123,8 +123,16 @@ CONFIRMATIONS = 2
 """Timings that confirm that a launch is slow: one may have met another process's load."""
 
 
+LONG = 16.0
+"""Milliseconds at which a launch needs half of the repetitions of a short one: what disturbs the
+device is averaged within it."""
+
+
 class Effort(NamedTuple):
-    """The length of a measurement: repetitions that fill some milliseconds, within bounds."""
+    """The length of a measurement: repetitions that fill some milliseconds, within bounds.
+
+    The least is that of short launches; the longer one takes, the fewer need to be timed.
+    """
 
     milliseconds: float
     least: int
@@ -133,7 +141,8 @@ class Effort(NamedTuple):
     def repetitions(self, estimate: float) -> int:
         """Return the number of launches for an estimated duration of one, in milliseconds."""
         wanted = math.ceil(self.milliseconds / max(estimate, 1e-4))
-        return min(max(wanted, self.least), self.most)
+        least = math.ceil(self.least / (1 + estimate / LONG))
+        return min(max(wanted, least), self.most)
 
 
 SCREENING = Effort(1.5, least=3, most=10)
@@ -197,14 +206,18 @@ class DeviceTimer:
         """
         launch()  # loads the binary, and raises at once if it cannot run
         self._device.synchronize()
-        first = self._events(launch, 1)
+        timed = TimedLaunch(launch) if self.by_graph else launch  # a graph has all parts
+        first = self._events(timed, 1)
         for _ in range(CONFIRMATIONS):
             if first.times[0] <= limit:
                 break
-            first = self._events(launch, 1)
+            first = self._events(timed, 1)
         if first.times[0] > limit:
             return first
         repetitions = effort.repetitions(first.times[0])
+        if first.times[0] > LONG:  # what a graph saves is nothing beside that
+            more = self._events(timed, repetitions - 1) if repetitions > 1 else Sample([], True)
+            return Sample([*first.times, *more.times], first.steady and more.steady)
         if not self.by_graph:
             return self._events(launch, repetitions)
         if self.cold:
@@ -212,7 +225,8 @@ class DeviceTimer:
         launches = math.ceil(
             max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
         )
-        replays = self._events(self._graph(launch, launches), GRAPH_REPLAYS)
+        graph = self._graph(launch, launches)
+        replays = self._events(graph, min(GRAPH_REPLAYS, repetitions))
         return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:

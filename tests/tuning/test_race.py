@@ -15,7 +15,7 @@ from support.processes import ROOT
 
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
-from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer, TimedLaunch
+from dejavu_cache.tuning.device_timer import FULL, SCREENING, TURN, DeviceTimer, TimedLaunch
 from dejavu_cache.tuning.race import MOST_ROUNDS, Race
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -207,6 +207,22 @@ def test_work_around_the_timed_part_is_not_measured(machine: Machine, timer: Dev
     sample = timer.sample(Launch(lambda: machine.work(0.03, KERNEL)), FULL)
     assert sample.steady
     assert sample.times == pytest.approx([KERNEL] * len(sample.times))
+
+
+@pytest.mark.parametrize("method", ["events-cold", "cudagraph-warm"])
+@pytest.mark.parametrize(("kernel", "counts"), [(20.0, (3, 2)), (50.0, (2, 1))])
+def test_a_long_launch_is_timed_few_times_with_all_that_a_graph_would_have(
+    kernel: float, counts: tuple[int, int], method: str, machine: Machine, timer: DeviceTimer
+) -> None:
+    class Launch(TimedLaunch):
+        def begin(self) -> None:
+            machine.work(0.01, 1.0)
+
+    timer.by_graph, timer.cold = method == "cudagraph-warm", method.endswith("cold")
+    launch = Launch(lambda: machine.work(0.01, kernel))
+    for effort, count in zip((TURN, SCREENING), counts, strict=True):
+        times = timer.sample(launch, effort).times
+        assert times == pytest.approx([kernel + timer.by_graph] * count)
 
 
 @pytest.mark.parametrize("around", range(4))
