@@ -280,6 +280,11 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
             for environment in environments
             for context in _contexts_of(environment, contexts)
         ]
+    if not selected:
+        raise PrewarmError(
+            f"{spec.store} says nothing of what the engine launches: start it once with this store "
+            "and what is installed here, or name its model by --option model=config.json"
+        )
     jobs = JobList(selected)
     target = FileStore(Path(spec.folder) / RECORDS)
     for records in selected:
@@ -397,8 +402,9 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
         PrewarmError: there is none, or there are several.
     """
     devices = {context.environment.device for context in contexts}
-    if spec.engine and all(device.name != name for device in devices):
-        devices |= {device for device in GPUS if device.name == name}
+    if spec.engine:
+        recorded = {device.name for device in devices}
+        devices |= {device for device in GPUS if device.name not in recorded}
     named = [device for device in devices if device.name == name]
     if len(named) == 1:
         return named[0]
@@ -413,8 +419,8 @@ def _device(name: str, contexts: Sequence[Context], spec: PrewarmSpec) -> Device
             f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they "
             "are installed here: tune them first, or look with `dejavu-cache ls`"
         )
-    recorded = ", ".join(sorted(repr(device.name) for device in devices))
-    raise PrewarmError(f"--device {name!r}: no records; there are some for {recorded}")
+    others = ", ".join(sorted(repr(device.name) for device in devices))
+    raise PrewarmError(f"--device {name!r}: no records; choose among {others}")
 
 
 def _contexts_of(environment: Environment, contexts: Sequence[Context]) -> Iterator[Context]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch
 from support.checkout import ROOT
 from support.command_line import run_cli
 from support.processes import dejavu, fork_program
 
-from dejavu_cache.engines.vllm.dry_run import EngineSettings, describe
+from dejavu_cache.engines.vllm.dry_run import EngineSettings, describe, launch_all
 from dejavu_cache.engines.vllm.planned_attention import LayerShape
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.prewarm.build import Compiler, PrewarmSpec
 from dejavu_cache.stores.manifest import read_manifest
 
@@ -51,6 +54,21 @@ def test_a_model_s_config_says_what_its_layers_ask() -> None:
     assert limits.max_context == 4096
 
 
+def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
+    config, file = json.loads((LLAMA / "config.json").read_text()), tmp_path / "config.json"
+    for options, changed, problem in (
+        ({"max-seqs": "8"}, {}, "max-seqs: Extra inputs"),
+        ({"kv-cache-dtype": "fp9"}, {}, "kv-cache-dtype: Input should be 'auto', 'fp8'"),
+        ({"tensor-parallel-size": "3"}, {}, "tensor-parallel-size 3 does not divide 32 heads"),
+        ({}, {"kv_lora_rank": 512}, "the model has kv_lora_rank"),
+        ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
+        ({"dtype": "half"}, {"head_dim": 320}, "head sizes up to 256 are supported"),
+    ):
+        file.write_text(json.dumps(config | changed))
+        with pytest.raises(SettingsError, match=f"^the engine's options: .*{problem}.*; without"):
+            launch_all({"model": str(file), **options})
+
+
 def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
     """Kernels of the engine's own, which nobody has decorated."""
     store, out, folder = tmp_path / "records", tmp_path / "out", tmp_path / "stand-in"
@@ -79,3 +97,7 @@ def test_modules_or_an_engine_are_named(tmp_path: Path) -> None:
     for words in ((), ("--engine", "vllm", "products")):
         said = run_cli("prewarm", *words, *places)
         assert "name the modules of the kernels, or an --engine" in said.stderr
+    said = run_cli("prewarm", "products", "--option", "model=m", *places)
+    assert "an --option is a setting of an --engine" in said.stderr
+    said = run_cli("prewarm", "--engine", "vllm", *places[:1], "NVIDIA H200", *places[2:])
+    assert "start it once with this store" in said.stderr

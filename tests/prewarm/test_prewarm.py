@@ -148,7 +148,7 @@ def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_pat
     ("stamp", "device", "expected"),
     [
         ({"triton": "3.3.1"}, "NVIDIA H200", "(pip install triton==3.3.1)"),
-        ({}, "NVIDIA H100 80GB HBM3", "no records; there are some for 'AMD Instinct MI300X', 'NVI"),
+        ({}, "NVIDIA H100 80GB HBM3", "no records; choose among 'AMD Instinct MI300X', 'NVI"),
     ],
 )
 def test_records_that_do_not_fit_are_refused(

@@ -8,13 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import ConfigDict
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from ...attention.kernels import hopper, kernel_call
 from ...errors import SettingsError
+from ...model.record import first_problem
 from ...model.scenario import FrozenModel
 from .planned_attention import (
     CACHE_DTYPES,
@@ -35,14 +43,41 @@ class EngineSettings(FrozenModel):
     model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
 
     model: Path
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    tensor_parallel_size: int = 1
-    block_size: int = 16
-    max_model_len: int = 0
-    max_num_seqs: int = 1024
-    max_num_batched_tokens: int = 8192
-    num_speculative_tokens: int = 0
+    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
+    tensor_parallel_size: PositiveInt = 1
+    block_size: Annotated[PositiveInt, Field(multiple_of=16)] = 16
+    max_model_len: NonNegativeInt = 0
+    max_num_seqs: PositiveInt = 1024
+    max_num_batched_tokens: PositiveInt = 8192
+    num_speculative_tokens: NonNegativeInt = 0
+
+
+class ModelConfig(FrozenModel):
+    """What a model's `config.json` says of usual attention."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    num_attention_heads: PositiveInt
+    hidden_size: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    max_position_embeddings: PositiveInt | None = None
+    dtype: Literal["float16", "bfloat16", "float32"] | None = Field(
+        None, validation_alias=AliasChoices("dtype", "torch_dtype")
+    )
+    model_type: str = ""
+    sliding_window: PositiveInt | None = None
+    use_sliding_window: bool | None = True
+    attn_logit_softcapping: float | None = None
+
+
+UNUSUAL = ("kv_lora_rank", "multi_query", "alibi", "global_head_dim", "mamba_", "linear_")
+"""Beginnings of the names by which a config asks for attention that it does not describe.
+
+These are latent attention, families that say their KV heads or positions in another way, heads of
+several sizes, and states beside the cache, of which vLLM makes the block size when it starts.
+"""
 
 
 def launch_all(options: Mapping[str, str]) -> None:
@@ -57,15 +92,16 @@ def launch_all(options: Mapping[str, str]) -> None:
         settings = EngineSettings.model_validate(dict(options))
         path = settings.model / "config.json" if settings.model.is_dir() else settings.model
         config = json.loads(path.read_text(encoding="utf-8"))
-        shape, features, limits = describe(settings, {**config, **config.get("text_config", {})})
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        config |= config.get("text_config") or {}
+        shape, features, limits = describe(settings, config)
+        for layer in features:
+            for batch in batches_to_expect(limits):
+                launch_batch(shape, layer, batch, torch.device("meta"))
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        why = first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise SettingsError(
-            f"the engine's options: {type(error).__name__}: {error}; without options, what was "
-            "recorded of a start is taken"
+            f"the engine's options: {why}; without options, what was recorded of a start is taken"
         ) from None
-    for layer in features:
-        for batch in batches_to_expect(limits):
-            launch_batch(shape, layer, batch, torch.device("meta"))
 
 
 def describe(
@@ -74,29 +110,46 @@ def describe(
     """Return the shape of a model's layers on one GPU, what they ask of attention, and the limits.
 
     Raises:
-        Exception: the config lacks something, or has it in another form.
+        ValueError: the config lacks something or has it in another form, or settings do not fit it.
     """
-    heads, ranks = config["num_attention_heads"], settings.tensor_parallel_size
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    name = settings.dtype
-    if name == "auto":
-        name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    dtype = getattr(torch, name)
+    model = ModelConfig.model_validate(config)
+    heads, ranks = model.num_attention_heads, settings.tensor_parallel_size
+    kv_heads = model.num_key_value_heads or heads
+    length = settings.max_model_len or model.max_position_embeddings
+    quantized = config.get("quantization_config") or {}
+    problems = {
+        f"the model has {name}": config[name] for name in config if name.startswith(UNUSUAL)
+    } | {
+        f"tensor-parallel-size {ranks} does not divide {heads} heads": heads % ranks,
+        "config.json has no head_dim": model.model_type.startswith("gemma") and not model.head_dim,
+        "max-model-len is neither given nor in config.json": not length,
+        "the model says how its cache is quantized: give kv-cache-dtype": (
+            settings.kv_cache_dtype == "auto"
+            and (quantized.get("kv_cache_scheme") or quantized.get("kv_cache_quant_algo"))
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ValueError(problem)
+    head_size = model.head_dim or model.hidden_size // heads
+    # vLLM runs models of float32 in bfloat16 unless it is told otherwise.
+    stored = "float16" if model.dtype == "float16" else "bfloat16"
+    dtype = getattr(torch, stored if settings.dtype == "auto" else settings.dtype)
     shape = LayerShape(
         num_heads=heads // ranks,
-        num_kv_heads=max((config.get("num_key_value_heads") or heads) // ranks, 1),
+        num_kv_heads=max(kv_heads // ranks, 1),
         head_size=head_size,
         page=settings.block_size,
         dtype=dtype,
         cache_dtype=CACHE_DTYPES.get(settings.kv_cache_dtype, dtype),
     )
-    has_sinks = config.get("model_type") == "gpt_oss"
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    has_sinks = model.model_type == "gpt_oss"
+    window = model.sliding_window if model.use_sliding_window else None
     features = [
         LayerFeatures(
             scale=head_size**-0.5,
             window=(-1, -1) if size is None else (size - 1, 0),
-            softcap=float(config.get("attn_logit_softcapping") or 0.0),
+            softcap=model.attn_logit_softcapping or 0.0,
             sinks=torch.empty(shape.num_heads, dtype=dtype, device="meta") if has_sinks else None,
         )
         for size in dict.fromkeys((None, window))  # some models have layers of both kinds
@@ -104,7 +157,7 @@ def describe(
     limits = ServingLimits(
         max_requests=min(settings.max_num_seqs, settings.max_num_batched_tokens),
         max_tokens=settings.max_num_batched_tokens,
-        max_context=settings.max_model_len or config["max_position_embeddings"],
+        max_context=length or 0,
         decoded_at_once=1 + settings.num_speculative_tokens,
     )
     return shape, features, limits

@@ -65,6 +65,8 @@ def prewarm(
     """
     if bool(modules) == bool(engine):
         raise SettingsError("name the modules of the kernels, or an --engine")
+    if option and not engine:
+        raise SettingsError("an --option is a setting of an --engine: name one")
     require_triton()
     settings = current_settings()
     with open_existing_store(store) as records:
