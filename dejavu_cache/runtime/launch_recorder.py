@@ -3,7 +3,7 @@
 A record holds what its winner was compiled with when it was tuned. Later the same scenario may be
 launched with arguments for which Triton compiles again, and a module's untuned kernels have no
 record at all. While a process may tune, a compilation listener records what Triton compiles of the
-modules that contain a cached kernel, and in an engine's worker of all modules. Each such record is
+modules that contain a cached kernel, and in an engine's worker of the engine's. Each such record is
 of the kernel alone: it has an empty scenario, no measurements, and the launches. Nobody waits for
 them: a thread writes them a moment later.
 """
@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from threading import Event
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -110,13 +109,16 @@ def record_launches(autotuner: Any) -> None:
     _add_listener()
 
 
-def record_all_launches() -> None:
-    """Record the launches of all modules from now on, as the process's mode and store allow."""
-    _records_all.set()
+def record_launches_of(package: str) -> None:
+    """Record the launches of a package's modules, as the process's mode and store allow.
+
+    Other modules' would fill the store for nobody: `torch.compile` makes new ones for each model.
+    """
+    _packages.add(package)
     _add_listener()
 
 
-_records_all = Event()
+_packages: set[str] = set()
 
 
 @cache
@@ -168,8 +170,8 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     owner = autotuner or _autotuner_of_module.get(python.__module__)
     # Another process finds a kernel by its name in its module.
     is_found = hasattr(sys.modules.get(python.__module__), python.__qualname__)
-    is_recorded = owner is not None or (_records_all.is_set() and is_found)
-    if not is_recorded or (owner or current_settings()).mode is not Mode.TUNE:
+    is_found = is_found and python.__module__.partition(".")[0] in _packages
+    if not (owner is not None or is_found) or (owner or current_settings()).mode is not Mode.TUNE:
         return
     store = _own_store() if owner is None else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):

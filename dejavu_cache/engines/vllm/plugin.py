@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from ...runtime.launch_recorder import record_all_launches
+from ...runtime.launch_recorder import record_launches_of
 from ...runtime.prewarmed_binaries import COMPILED, use_prewarmed_binaries
 from ...runtime.service_phase import serving
 from ...settings import current_settings
@@ -57,7 +57,7 @@ def follow_worker(worker_module: Any) -> None:
     """
     begin_digest_beside_imports()
     use_prewarmed_binaries()
-    record_all_launches()
+    record_launches_of("vllm")
     worker = worker_module.Worker
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
