@@ -104,7 +104,7 @@ class FileStore(Store):
         if path not in self._pages:
             with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
                 if path.suffix == ".gz":
-                    record = read_packed(file.read(), scenario, str(path))
+                    record = read_packed(file, context, scenario, str(path))
                     return Found(record, self.url) if record else None
                 if path in self._places:
                     start = self._places_in(file, path, context).get(scenario.text)
@@ -129,7 +129,7 @@ class FileStore(Store):
         if path not in self._pages:
             with suppress(*_UNREADABLE), open_to_read(path, self.root) as file:
                 if path.suffix == ".gz":
-                    return iter(packed_texts(file.read()))
+                    return iter(packed_texts(file, context))
                 return iter(sorted(self._places_in(file, path, context)))
         page = self._page(context)
         return iter(page.scenario_texts() if page else ())
@@ -232,7 +232,7 @@ class FileStore(Store):
 
     def damaged_copies(self) -> list[Path]:
         """Return the files that were kept as they were before a write left out what was damaged."""
-        return self._find(r"\.json\.damaged-", None, [])
+        return self._find(r"\.json(\.gz)?\.damaged-", None, [])
 
     def _walk(self, kernel: str | None = None) -> Iterator[tuple[Path, Context | Exception | None]]:
         """Yield a kernel's files, or all, and the context of each or why it cannot be read.
@@ -362,12 +362,11 @@ class FileStore(Store):
     def _write(self, path: Path, page: Page) -> None:
         text = page.text
         if page.loss:
-            copy = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-            try:
-                replace_file(copy, read_file(path, self.root), self.root)
-            except OSError as error:
-                raise describe_failure(error, copy, "written") from error
-            warn_once(f"write {path}", f"{path} was damaged; it is kept as {copy.name}")
+            self._keep_copy(path, "was damaged")
+        beside = Path(f"{path}.gz")
+        if os.path.lexists(beside):  # of a killed writer, and read again were this one deleted
+            self._keep_copy(beside, f"was not read, beside {path.name}")
+            _remove_file(beside, self.root)
         plain = path.with_suffix("") if path.suffix == ".gz" else path
         if text:
             try:
@@ -380,6 +379,14 @@ class FileStore(Store):
         self._pages.pop(path, None)
         with suppress(OSError):  # what was written is durable, whether or not it can be looked at
             self._pages[plain] = _signature_of(plain.lstat()), page
+
+    def _keep_copy(self, path: Path, reason: str) -> None:
+        copy = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        try:
+            replace_file(copy, read_file(path, self.root), self.root)
+        except OSError as error:
+            raise describe_failure(error, copy, "written") from error
+        warn_once(f"write {path}", f"{path} {reason}; it is kept as {copy.name}")
 
 
 def _remove_file(path: Path, root: Path) -> None:

@@ -38,7 +38,9 @@ import os
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import IO
 
 from pydantic import ValidationError
@@ -47,8 +49,7 @@ from ..errors import DamagedRecordsError, NewerFormatError
 from ..model.merge import merge_records, without_parts
 from ..model.record import FORMAT, Record, RecordSet, first_problem, version_of
 from ..model.scenario import Context, Scenario, canonical_json
-from ..system.notices import warn_once
-from ..system.safe_files import MAX_BYTES
+from ..system.notices import size_text, warn_once
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -61,6 +62,9 @@ _FIRST_LINE = re.compile(rb'\n\{(?:"scenario": (.*),\n)?')
 
 _BLOCK = 1 << 16
 """Bytes that a search reads at a time."""
+
+LARGEST_PACKED = 1 << 26
+"""Bytes of a packed file, packed and unpacked."""
 
 _GZIP = zlib.MAX_WBITS | 16
 _MEMBER = re.compile(rb"\x1f\x8b\x08\x08.{6}[0-9a-f]{24}\0", re.DOTALL)
@@ -277,29 +281,58 @@ def read_context(file: IO[bytes]) -> Context:
 
 
 def unpack(data: bytes) -> bytes:
-    """Return the content of a packed file; what is beyond `MAX_BYTES` bytes is left out."""
-    texts, room = list[bytes](), MAX_BYTES
-    while data and room:
-        member = zlib.decompressobj(_GZIP)
-        texts.append(member.decompress(data, room))
-        data, room = member.unused_data, room - len(texts[-1])
+    """Return the content of a packed file, in which a note stands for each damaged member.
+
+    Raises:
+        ValueError: it is too large.
+    """
+    starts = [0, *(match.start() for match in _MEMBER.finditer(data, 1)), len(data)]
+    texts, room = list[bytes](), LARGEST_PACKED
+    for start, stop in pairwise(starts):
+        member, text = zlib.decompressobj(_GZIP), b""
+        with suppress(zlib.error):
+            text = member.decompress(data[start:stop], room)
+        room -= len(text)
+        if not room:
+            raise ValueError(f"it unpacks to {size_text(LARGEST_PACKED)} or more")
+        texts.append(text if member.eof else b"")
+        if not member.eof or member.unused_data:
+            end = "\n{" if stop < len(data) else ""
+            texts.append(f"what is packed at byte {start}{end}".encode())
     return b"".join(texts)
 
 
-def read_packed(data: bytes, scenario: Scenario, where: str) -> Record | None:
-    """Return a scenario's record in a packed file; None if there is none, or it is damaged."""
+def read_packed(file: IO[bytes], context: Context, scenario: Scenario, where: str) -> Record | None:
+    """Return a scenario's record in a packed file; None if there is none, or it is damaged.
+
+    Raises:
+        ValueError: the file has another layout, or the record's name lies.
+        zlib.error: the record cannot be unpacked.
+    """
+    data = _packed_data(file, context)
     name = data.find(f"{scenario.digest}\0".encode())
     if name < 0:
         return None
-    cut = zlib.decompressobj(_GZIP).decompress(data[name - 10 :], MAX_BYTES).decode()
+    cut = zlib.decompressobj(_GZIP).decompress(data[name - 10 :], LARGEST_PACKED).decode()
+    if not cut.startswith(f"{_SCENARIO}{scenario.text}{_LINE_END}"):
+        raise ValueError("a record has the name of another")
     return _read_record(cut.removesuffix(",\n{").removesuffix(_CLOSING), where)
 
 
-def packed_texts(data: bytes) -> list[str]:
+def packed_texts(file: IO[bytes], context: Context) -> list[str]:
     """Return the scenarios' text; of a record, 4096 bytes are unpacked, and no more."""
+    data = _packed_data(file, context)
     starts = [match.start() for match in _MEMBER.finditer(data)]
     lines = (zlib.decompressobj(_GZIP).decompress(data[at : at + _BLOCK], 4096) for at in starts)
     return sorted(line[len(_SCENARIO) : line.index(b",\n")].decode() for line in lines)
+
+
+def _packed_data(file: IO[bytes], context: Context) -> bytes:
+    """Return a packed file, whose first member is all that precedes the first record."""
+    data, head = file.read(LARGEST_PACKED), f"{_head(context)}\n{{".encode()
+    if zlib.decompressobj(_GZIP).decompress(data[:_BLOCK], len(head) + 1) != head:
+        raise ValueError("it begins otherwise")
+    return data
 
 
 @lru_cache(maxsize=256)

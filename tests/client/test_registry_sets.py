@@ -23,6 +23,7 @@ from dejavu_cache.errors import StoreError
 from dejavu_cache.stores import FileStore
 
 PROGRAM = shutil.which("docker-registry") or ""
+DIGEST = f"sha256:{0:064}"
 HASH = "$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a"  # of the password
 
 
@@ -98,8 +99,8 @@ def test_a_registry_that_wants_a_token_gets_one(
     by_path = {
         f"/v2/team/records/blobs/sha256:{path.stem}": path.read_bytes()
         for path in publisher.folder.glob("*.json")
-    } | {"/v2/team/records/blobs/index": publisher.index.read_bytes()}
-    layer = {"digest": "index", "annotations": {TITLE: INDEX}}
+    } | {f"/v2/team/records/blobs/{DIGEST}": publisher.index.read_bytes()}
+    layer = {"digest": DIGEST, "annotations": {TITLE: INDEX}}
     by_path["/v2/team/records/manifests/v1"] = json.dumps({"layers": [layer]}).encode()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -127,6 +128,8 @@ def test_a_registry_that_wants_a_token_gets_one(
         log_in(tmp_path, host, monkeypatch)
         source = Registry(f"oci://{host}/team/records:v1", 5)
         assert read_all(StaticStore(source, publisher.key, folder=publisher.copies)) == KNOWN
-        elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/index"
+        elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/{DIGEST}"
         assert source._ask("GET", elsewhere).status == 401  # the login is for one host
+        with pytest.raises(StoreError, match="refused"):
+            source._authorize('Bearer realm="http://[::1"')  # which is no URL
         server.shutdown()

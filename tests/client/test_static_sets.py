@@ -12,14 +12,14 @@ import pytest
 from dejavu_client.cli.main import run_command
 from dejavu_client.static_sets import StaticStore, publish
 from dejavu_client.static_sets.sources import Files
-from support.bad_server import BadServer, drip
+from support.bad_server import BadServer, drip, drips
 from support.kernels import ADD, write_source
 from support.processes import fork_program
 from support.records import record
 from support.signed_sets import KNOWN, SETS, Publisher, draw_sets, read_all, serve_folder
 from support.sweeping import wait_until
 
-from dejavu_cache.errors import StoreError
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record, RecordSet
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
@@ -63,9 +63,12 @@ def test_an_earlier_index_is_refused_and_the_later_one_serves(publisher: Publish
     earlier = shutil.copytree(publisher.folder, publisher.root / "earlier")
     publisher.publish(SETS[:1])
     assert len(read_all(publisher.open())) == 2
+    (copied,) = (path.read_bytes() for path in publisher.copies.glob("*.index"))
     publisher.publish([])
     assert not read_all(publisher.open())
     assert not list(publisher.copies.glob("*.json")), "no copy of what was recalled"
+    (publisher.copies / f"{10**19}.index").write_bytes(copied)
+    assert not read_all(publisher.open()), "a copy's name lies"
     shutil.copytree(earlier, publisher.folder, dirs_exist_ok=True)
     assert not read_all(publisher.open())
     with pytest.raises(StoreError, match="is not after"):
@@ -163,3 +166,15 @@ def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
         assert launch.get(SETS[0].context, record(m).scenario) is None
     assert (server.connections, server.finished) == (1, 0)
     server.close()
+
+
+def test_a_redirect_with_an_endless_body_is_followed_at_once(publisher: Publisher) -> None:
+    server = BadServer(drips(b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", bytes(2**16)))
+    with pytest.raises(StoreError, match="redirects"):
+        publisher.open(server.url).entries(fresh=True)
+    server.close()
+
+
+def test_a_private_key_is_not_published(publisher: Publisher) -> None:
+    with pytest.raises(SettingsError, match="move it out"):
+        publish([], publisher.root, publisher.root / "mine.pem")

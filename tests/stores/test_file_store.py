@@ -1,9 +1,11 @@
 """A file store loses nothing, whatever happens to its files, its disk and its writers."""
 
 import errno
+import gzip
 import json
 import os
 import random
+import re
 import runpy
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, SettingsEr
 from dejavu_cache.model.merge import part_digest
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, file, make_absolute, open_store
-from dejavu_cache.stores.file_layout import Page
+from dejavu_cache.stores.file_layout import LARGEST_PACKED, Page
 from dejavu_cache.stores.tiered import as_tiers
 from dejavu_cache.system import safe_files
 
@@ -481,13 +483,24 @@ def test_a_packed_file_is_read_as_it_was_and_damage_passed_over(
     content, draw = path.read_bytes(), random.Random(1)
     FileStore(package).put(context(), [record(64)])
     assert [*FileStore(package).records(context())] == [*records, record(64)]
-    only_file(FileStore(package)).unlink()  # and there is no other
+    path.write_bytes(content)  # beside the file that stands for it
+    assert FileStore(package).delete(context()) == 3
+    assert [*FileStore(package).contexts()] == [], "a packed file came back"
+    assert len(FileStore(package).damaged_copies()) == 1
     places = range(0, len(content), 5)
     changed = [content[:at] + draw.randbytes(1) + content[at + 1 :] for at in places]
+    names = [one.scenario.digest.encode() for one in records]
+    changed.append(re.sub(b"|".join(names), lambda name: names[name[0] == names[0]], content))
     for damaged in (content, *changed, *(content[:at] for at in places)):
         path.write_bytes(damaged)
         packed = FileStore(package, read_only=True)
         found = [packed.get(context(), one.scenario) for one in records]
-        assert all(one is None or one.record in records for one in found)
+        assert all(one is None or one.record == r for one, r in zip(found, records, strict=True))
         assert damaged != content or None not in found
         assert [*packed.records(context())] == records or packed.problems()
+    last = content.index(names[1])
+    path.write_bytes(content[: last + 60] + bytes(9) + content[last + 69 :])
+    assert [*FileStore(package).records(context())] == records[:1], "the other member is whole"
+    path.write_bytes(content[: last + 25] + gzip.compress(bytes(LARGEST_PACKED))[10:])
+    assert FileStore(package).get(context(), records[1].scenario) is None
+    assert "64.0 MiB" in str(FileStore(package).problems())

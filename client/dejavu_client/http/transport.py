@@ -228,7 +228,8 @@ class Transport(Finisher):
         with uninterrupted(), self._lock:
             if self._client is None:
                 try:  # to set up OpenSSL
-                    self._client = httpx.Client(transport=self._handler)
+                    hooks = {"response": [_read_no_redirect]}
+                    self._client = httpx.Client(transport=self._handler, event_hooks=hooks)
                 except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
                     raise UnreachableError(
                         "no connection is possible with the proxies and certificates of this "
@@ -272,6 +273,13 @@ class _Progress:
         if self._is_waiting:
             self._silence[self._is_exchange] += TICK
         return max(self._silence)
+
+
+def _read_no_redirect(response: httpx.Response) -> None:
+    """Leave out the body of a redirect, which httpx reads without a limit before it follows."""
+    if response.has_redirect_location and isinstance(response.stream, httpx.SyncByteStream):
+        response.stream.close()
+        response.stream = httpx.ByteStream(b"")
 
 
 def _read_body(response: httpx.Response, server: str, largest: int, progress: _Progress) -> bytes:

@@ -23,7 +23,7 @@ from dejavu_cache.model.record import RecordSet
 from ..http.errors import RefusedError
 from ..http.transport import ServerAnswer
 from .signed_index import INDEX, LARGEST_INDEX, publish, refusal
-from .sources import Source, ask, content_of
+from .sources import Source, ask, content_of, without_login
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -32,6 +32,8 @@ TITLE = "org.opencontainers.image.title"
 
 LARGEST_MANIFEST = 4 * 2**20
 """Bytes of a manifest, of which registries take no more."""
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 _PLACE = re.compile(r"oci://([^/@]+)/([a-z0-9._/-]+):(\w[\w.-]*)", re.ASCII)
 
@@ -44,7 +46,9 @@ class Registry(Source):
         super().__init__(url, wait)
         match = _PLACE.fullmatch(url)
         if match is None:
-            raise SettingsError(f"{url!r} names no artifact: write oci://host/repository:tag")
+            raise SettingsError(
+                f"{without_login(url)!r} names no artifact: write oci://host/repository:tag"
+            )
         self._host, repository, self._tag = match.groups()
         is_local = urlsplit(f"//{self._host}").hostname in ("localhost", "127.0.0.1")
         self._scheme = "http://" if is_local else "https://"
@@ -62,6 +66,8 @@ class Registry(Source):
         try:
             layers = json.loads(manifest)["layers"]
             digest = {layer["annotations"][TITLE]: layer["digest"] for layer in layers}[INDEX]
+            if not _DIGEST.fullmatch(digest):
+                raise ValueError(digest)
         except (ValueError, LookupError, TypeError):
             raise refusal(self.url, "it is no artifact with an index") from None
         return self._read_blob(digest, largest), etag
@@ -110,7 +116,8 @@ class Registry(Source):
         headers = {"Accept": f"{MANIFEST}, */*", "Content-Type": kind}
         headers |= {"If-None-Match": etag} if etag else {}
         url = urljoin(self._base, path)
-        if urlsplit(url).netloc != self._host:  # an upload may go elsewhere: not with the login
+        if not url.startswith(f"{self._scheme}{self._host}/"):
+            # An upload may go elsewhere, or to the same host without TLS: not with the login.
             return ask(method, url, largest, headers, **request)
         answer = ask(method, url, largest, headers | self._authorization, **request)
         if answer.status == 401:

@@ -161,6 +161,8 @@ def publish(record_sets: Iterable[RecordSet], folder: Path, key_file: Path) -> s
     Raises:
         StoreError: a file cannot be read or written, or is too large.
     """
+    if key_file.resolve().is_relative_to(folder.resolve()):
+        raise SettingsError(f"{key_file} would be served with the set: move it out of {folder}")
     private = read_private_key(key_file)
     public = base64.urlsafe_b64encode(private.public_key().public_bytes_raw()).decode().rstrip("=")
     path, entries = folder / INDEX, []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dejavu_cache.errors import StoreError
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.system import safe_files
 from dejavu_cache.system.background_threads import start_thread
 from dejavu_cache.system.notices import size_text
@@ -130,8 +131,13 @@ def ask(
             headers=headers,
             **request,
         )
-    except NonsenseError as error:
-        raise refusal(url, error) from None
+    except (NonsenseError, SettingsError) as error:  # the latter of a URL that a server has sent
+        raise refusal(url[:200], str(error)[:200]) from None
+
+
+def without_login(url: str) -> str:
+    """Return a URL as messages may show it."""
+    return re.sub("//.*@", "//", url)
 
 
 def content_of(answer: ServerAnswer, url: str) -> tuple[bytes, str]:

@@ -32,7 +32,7 @@ from ..http.circuit import PATIENCE
 from ..http.errors import UnreachableError
 from .registry import Registry
 from .signed_index import INDEX, LARGEST_INDEX, IndexEntry, SignedIndex, read_index, refusal
-from .sources import Files, Source
+from .sources import Files, Source, without_login
 
 MOST_CONTEXTS = 64
 """Contexts of which a process keeps the records in memory."""
@@ -236,7 +236,7 @@ class StaticStore(Store):
             self._adopt(index, data, etag if etag.isascii() else "")
         # Copies are named by their serial: of two processes, none can put an earlier one back.
         self._keep(self._folder / f"{index.serial:020}.index", f"{self._etag}\n".encode() + data)
-        self._drop_others({entry.file for entry in index.entries})
+        self._drop_others(index)
 
     def _adopt(self, index: SignedIndex, data: bytes, etag: str) -> None:
         self._entries = {entry.context: entry for entry in index.entries}
@@ -244,12 +244,16 @@ class StaticStore(Store):
 
     def _read_copy(self) -> None:
         """Take the latest index whose copy is signed, if it is later than the present one."""
+        known = self._index.serial if self._index else 0
         for path in sorted(self._folder.glob("*.index"), reverse=True):
             with suppress(OSError, StoreError, ValueError):
-                if self._index is None or int(path.stem) > self._index.serial:
-                    etag, _, data = read_file(path, self._folder).partition(b"\n")
-                    self._adopt(read_index(data, self._key, str(path)), data, etag.decode())
-                return
+                if int(path.stem) <= known:
+                    return
+                etag, _, data = read_file(path, self._folder).partition(b"\n")
+                index = read_index(data, self._key, str(path))
+                if index.serial == int(path.stem):  # else its name lies
+                    self._adopt(index, data, etag.decode())
+                    return
 
     def _keep(self, path: Path, data: bytes) -> None:
         """Write a copy; without room for it, files are fetched again."""
@@ -258,9 +262,10 @@ class StaticStore(Store):
         except OSError as error:
             warn_once(f"static {path.parent}", f"no copies are kept in {path.parent}: {error}")
 
-    def _drop_others(self, files: set[str]) -> None:
-        """Delete copies that the newest index does not name."""
-        earlier = sorted(self._folder.glob("*.index"))[:-1]
+    def _drop_others(self, index: SignedIndex) -> None:
+        """Delete copies of earlier indexes, and what this one does not name."""
+        files, name = {entry.file for entry in index.entries}, f"{index.serial:020}.index"
+        earlier = [path for path in self._folder.glob("*.index") if path.name < name]
         gone = [path for path in self._folder.glob("*.json") if path.name not in files]
         for path in (*earlier, *gone):
             with suppress(OSError):
@@ -279,7 +284,7 @@ def open_static(url: str) -> StaticStore:
     is_known = is_known or (parts.scheme == "file" and parts.netloc in ("", "localhost"))
     is_whole = is_known and "@" not in parts.netloc and not parts.fragment and url.isprintable()
     if not is_whole or not re.fullmatch(r"key=[A-Za-z0-9_-]{43}", parts.query):
-        raise SettingsError(f"{url!r} names no signed set: {_USAGE}")
+        raise SettingsError(f"{without_login(url)!r} names no signed set: {_USAGE}")
     place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
     source = Registry if parts.scheme == "oci" else Files
     return StaticStore(source(place, current_settings().wait), key)
