@@ -12,14 +12,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TypeVar
 
-from .record import (
-    MOST_LAUNCHES,
-    MOST_MEASUREMENTS,
-    Measurement,
-    Pin,
-    Record,
-    Winner,
-)
+from .record import MOST_LAUNCHES, MOST_MEASUREMENTS, Measurement, Pin, Record, Winner
 from .scenario import Scenario, canonical_json, moment_after
 
 _Dated = TypeVar("_Dated", Measurement, Pin, Winner)

@@ -18,13 +18,7 @@ from pydantic import Field
 from ..errors import PrewarmError
 from ..model.record import RecordedLaunch
 from ..model.scenario import Config, FrozenModel
-from ..stores.manifest import (
-    MANIFEST,
-    RECORDS,
-    Manifest,
-    describe_file,
-    files_of,
-)
+from ..stores.manifest import MANIFEST, RECORDS, Manifest, describe_file, files_of
 from ..system.notices import Progress, counted
 from ..system.workers import Worker, WorkerLostError, WorkerPool
 

@@ -50,12 +50,7 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.generated_code import generates_equal_code
 from ..triton_internals.hooks import noting_compilations, platform_key, set_target
-from ..triton_internals.identity import (
-    find_jit_function,
-    identify,
-    is_decorated_alike,
-    kernel_name,
-)
+from ..triton_internals.identity import find_jit_function, identify, is_decorated_alike, kernel_name
 from ..triton_internals.versions import TYPE_NAMES
 from ..tuning.compile_ahead import compile_together
 from .build import BuildPlan, CompileJob, PrewarmSpec

@@ -17,14 +17,7 @@ from pydantic import ValidationError
 
 from ..errors import StoreError
 from ..model.record import Record
-from ..model.scenario import (
-    Config,
-    Context,
-    Difference,
-    Scenario,
-    canonical_json,
-    differences,
-)
+from ..model.scenario import Config, Context, Difference, Scenario, canonical_json, differences
 from ..model.selection import value_distance
 from ..stores import Found, MemoryStore, TieredStore
 from ..system.notices import warn_once

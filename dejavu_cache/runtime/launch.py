@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
-    DejavuError,
-    NoValidConfigError,
-    ScenarioNotTuned,
-    UncomparedResultsError,
-)
+from ..errors import DejavuError, NoValidConfigError, ScenarioNotTuned, UncomparedResultsError
 from ..model.selection import distance
 from ..settings import Mode, current_settings
 from ..system.background_threads import is_from_signal_handler

@@ -21,14 +21,7 @@ from .argument_reads import Answers, ReadArguments
 from .binder import typed_constant
 from .config_names import LAUNCH_OPTIONS
 from .environment import backend_for, current_target, is_interpreting
-from .identity import (
-    PROCESS,
-    dtype_name,
-    heuristics_of,
-    is_jit,
-    jit_function,
-    value_text,
-)
+from .identity import PROCESS, dtype_name, heuristics_of, is_jit, jit_function, value_text
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig

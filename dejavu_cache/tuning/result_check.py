@@ -45,13 +45,7 @@ from ..triton_internals.compilation import compile_config
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_interpreting
 from .compile_ahead import compile_failure_of, failed_measurement, is_out_of_memory
-from .expected_results import (
-    LACKS_MEMORY,
-    Output,
-    copy_of,
-    copyable_tensors,
-    spans_of_arguments,
-)
+from .expected_results import LACKS_MEMORY, Output, copy_of, copyable_tensors, spans_of_arguments
 from .measurement_marks import MeasurementMark
 from .tuner import CandidateLaunch, ConfigLaunch
 

@@ -22,12 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dejavu_cache.errors import SettingsError
 
-from .errors import (
-    AccessDeniedError,
-    InvalidRequestError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from .errors import AccessDeniedError, InvalidRequestError, UnauthenticatedError, UnavailableError
 from .services import tokens
 from .services.access import EVERYWHERE, NAMESPACE_PATTERN, Principal, Role
 from .services.retention import TOKENS_DAYS

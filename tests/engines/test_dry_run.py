@@ -35,13 +35,11 @@ def test_a_plan_has_what_attention_launches_for_a_model_on_each_gpu(tmp_path: Pa
     with closing(Compiler(spec)) as process:
         plan = process.plan()
     assert (plan.notes, plan.fallbacks) == ((), ())
-    assert Counter(job.kernel.rpartition(".")[2] for job in plan.jobs) == {
-        "few_sequences_kernel": 2,
-        "merge_kernel": 1,
-        "schedule_kernel": 5,
-        "hopper_kernel": 4,
-        "write_cache_kernel": 1,
-    }
+    counts = Counter(job.kernel.rpartition(".")[2] for job in plan.jobs)
+    assert sorted(counts.items()) == [
+        ("few_sequences_kernel", 2), ("hopper_kernel", 4), ("merge_kernel", 1),
+        ("schedule_kernel", 5), ("write_cache_kernel", 1),
+    ]  # fmt: skip
 
 
 def test_a_model_s_config_says_what_its_layers_ask() -> None:
@@ -57,10 +55,8 @@ def test_a_model_s_config_says_what_its_layers_ask() -> None:
 def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
     config, file = json.loads((LLAMA / "config.json").read_text()), tmp_path / "config.json"
     for options, changed, problem in (
-        ({"max-seqs": "8"}, {}, "max-seqs: Extra inputs"),
         ({"kv-cache-dtype": "fp9"}, {}, "kv-cache-dtype: Input should be 'auto', 'fp8'"),
-        ({"tensor-parallel-size": "3"}, {}, "tensor-parallel-size 3 does not divide 32 heads"),
-        ({}, {"kv_lora_rank": 512}, "the model has kv_lora_rank"),
+        ({"tensor-parallel-size": "3"}, {"kv_lora_rank": 0}, "3 does not divide 32 heads"),
         ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
         ({"dtype": "half"}, {"head_dim": 320}, "head sizes up to 256 are supported"),
     ):

@@ -17,15 +17,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from gpu.random_launches import (
-    CONFIGS,
-    DEVICES,
-    GPU,
-    KERNELS,
-    Case,
-    Pair,
-    reads_a_global,
-)
+from gpu.random_launches import CONFIGS, DEVICES, GPU, KERNELS, Case, Pair, reads_a_global
 from support.addition import equal_times
 from triton.runtime.jit import JITFunction
 

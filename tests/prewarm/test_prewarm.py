@@ -186,10 +186,7 @@ def test_a_module_that_cannot_be_imported_is_named(records: FileStore, tmp_path:
     (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
     made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
     assert made.returncode == 2
-    assert (
-        "lacking cannot be imported: there is no flash_attn_that_nobody_has on the builder"
-        in made.stderr
-    )
+    assert "lacking cannot be imported: there is no flash_attn_that_nobody_has" in made.stderr
     assert not (tmp_path / "out").exists()
 
 

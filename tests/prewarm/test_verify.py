@@ -39,10 +39,8 @@ def test_an_untuned_scenario_is_named(tmp_path: Path) -> None:
     """After one run has tuned two scenarios, these two are hits, and a third is not."""
     tuning = verify(tmp_path, 100, 200)
     assert tuning.returncode == 1
-    assert (
-        "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (tuned: BLOCK="
-        in tuning.stdout
-    )
+    said = "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (tuned: BLOCK="
+    assert said in tuning.stdout
     missed = verify(tmp_path, 100, 200, 5000, DEJAVU_CACHE_MODE="reuse")
     assert missed.returncode == 1
     named = (

@@ -222,9 +222,8 @@ def change_value(value: Any, chance: random.Random) -> None:
 def test_nothing_runs_whatever_the_artefacts_are(tmp_path: str) -> None:
     honest, watch = Path(tmp_path, "honest"), Watch()
     write_honest_artefacts(honest)
-    assert (
-        watch.read(shutil.copytree(honest, Path(tmp_path, "first"))) == []
-    )  # imports what it needs
+    read = watch.read(shutil.copytree(honest, Path(tmp_path, "first")))
+    assert read == []  # imports what it needs
     sys.addaudithook(watch.audit)
     cases = ["", *HOSTILE_FILES, "link", "pipe", "folder", *range(40)]
     for number, case in enumerate(cases):

@@ -73,9 +73,8 @@ def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
 
 @pytest.mark.parametrize("screened", [(), (1.0,), (1.0, 3.5, 20.0)])
 def test_a_config_that_no_other_comes_close_to_needs_no_race(screened: tuple[float, ...]) -> None:
-    assert (
-        run_race(Race(screening_of(*screened), LEFT), lambda config: pytest.fail(str(config))) == []
-    )
+    race = Race(screening_of(*screened), LEFT)
+    assert run_race(race, lambda config: pytest.fail(str(config))) == []
 
 
 @pytest.mark.parametrize("seed", range(60))

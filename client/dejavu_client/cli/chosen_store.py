@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import (
-    FileStore,
-    Store,
-    TieredStore,
-    open_store,
-    tiers_of,
-    wait_longer,
-)
+from dejavu_cache.stores import FileStore, Store, TieredStore, open_store, tiers_of, wait_longer
 
 from .errors import NoSuchStoreError
 from .output import note

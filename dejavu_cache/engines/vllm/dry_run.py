@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import (
-    AliasChoices,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-)
+from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from ...attention.kernels import hopper, kernel_call
 from ...errors import SettingsError

@@ -6,15 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Double,
-    Integer,
-    Table,
-    func,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, Double, Integer, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler

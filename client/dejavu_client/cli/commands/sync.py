@@ -18,12 +18,7 @@ from dejavu_cache.stores.copies import take_over
 from dejavu_cache.system.notices import counted, size_text
 
 from ..application import app
-from ..chosen_store import (
-    open_chosen_store,
-    open_complete_store,
-    open_server,
-    split_urls,
-)
+from ..chosen_store import open_chosen_store, open_complete_store, open_server, split_urls
 from ..options import KernelOption, refuse_empty
 from ..output import say
 from ..queries import kernel_matches, record_sets_of

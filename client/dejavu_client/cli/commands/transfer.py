@@ -14,12 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.engines.tuned_tables import TABLE_FILES, collect_tables, write_table
-from dejavu_cache.errors import (
-    DamagedRecordsError,
-    NewerFormatError,
-    SettingsError,
-    StoreError,
-)
+from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, StoreError
 from dejavu_cache.model.record import RecordSet, record_set_line
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
