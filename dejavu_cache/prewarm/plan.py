@@ -171,7 +171,7 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
             f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
             "or name modules that do without"
         ) from error
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingsError(
             f"{name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
@@ -187,7 +187,7 @@ def _import_each(names: Iterable[str], left_out: dict[str, str]) -> Iterator[Mod
             continue
         try:
             yield importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             left_out[name] = f"{type(error).__name__}: {error}"
 
 
@@ -279,6 +279,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         raise PrewarmError(
             f"{spec.store} says nothing of what the engine launches: start it once with this store "
             "and what is installed here, or name its model by --option model=config.json"
+            + "".join(f" ({note})" for note in notes[:1])
         )
     jobs = JobList(selected)
     target = FileStore(Path(spec.folder) / RECORDS)

@@ -329,7 +329,8 @@ def packed_texts(file: IO[bytes], context: Context) -> list[str]:
 
 def _packed_data(file: IO[bytes], context: Context) -> bytes:
     """Return a packed file, whose first member is all that precedes the first record."""
-    data, head = file.read(LARGEST_PACKED), f"{_head(context)}\n{{".encode()
+    size, head = os.fstat(file.fileno()).st_size, f"{_head(context)}\n{{".encode()
+    data = file.read(min(size, LARGEST_PACKED))  # the buffer has this size at once
     if zlib.decompressobj(_GZIP).decompress(data[:_BLOCK], len(head) + 1) != head:
         raise ValueError("it begins otherwise")
     return data

@@ -189,6 +189,8 @@ class TieredStore(Store):
         for tier in sorted(self.tiers, key=attrgetter("remote", "keeps_copies")):
             if best is not None and tier.remote and not fresh:
                 break
+            if best is not None and tier.keeps_copies and best.record.winner is not None:
+                break  # what strangers found fills what the team lacks, and overrules nothing
             with self._passed_over_if_it_fails(tier):
                 found = tier.get(context, scenario, fresh=fresh)
                 if best is not None and found is not None:

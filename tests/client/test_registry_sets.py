@@ -132,4 +132,7 @@ def test_a_registry_that_wants_a_token_gets_one(
         assert source._ask("GET", elsewhere).status == 401  # the login is for one host
         with pytest.raises(StoreError, match="refused"):
             source._authorize('Bearer realm="http://[::1"')  # which is no URL
+        by_path["/v2/team/records/manifests/v1"] = b"[" * 2**20
+        with pytest.raises(StoreError, match="no artifact"):
+            source.read(INDEX, 2**20)
         server.shutdown()

@@ -15,7 +15,7 @@ from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip, drips
 from support.kernels import ADD, write_source
 from support.processes import fork_program
-from support.records import record
+from support.records import MOMENT, measurement, record, tuned_record
 from support.signed_sets import KNOWN, SETS, Publisher, draw_sets, read_all, serve_folder
 from support.sweeping import wait_until
 
@@ -81,6 +81,8 @@ def test_a_new_key_takes_the_place_of_an_old_one(publisher: Publisher) -> None:
     new = publisher.root / "other.pem"
     with pytest.raises(StoreError, match="signed by another key"):
         publish([], publisher.folder, new)
+    with pytest.raises(SettingsError, match="move it out"):
+        publish([], publisher.root, new)
     publisher.index.unlink()
     key, source = publish([], publisher.folder, new), Files(publisher.folder.as_uri(), 2)
     assert not read_all(StaticStore(source, key, folder=publisher.root / "new"))
@@ -142,6 +144,11 @@ def test_no_stores_of_a_team_get_what_is_a_strangers(publisher: Publisher) -> No
     merged = tiers.get(SETS[0].context, scenario, fresh=True)
     assert merged
     assert (merged.record, [*near.record_sets()]) == (record(16), [])
+    ours, later = (tuned_record(scenario, [measurement(at=at)]) for at in (MOMENT, now()))
+    far.put(SETS[0].context, [ours])
+    publisher.publish([RecordSet(context=SETS[0].context, records=(later,))])
+    found = TieredStore([publisher.open(), far]).get(SETS[0].context, scenario, fresh=True)
+    assert found == (ours, far.url, False), "overruled by a stranger's later one"
 
 
 def test_a_launch_waits_briefly_and_a_later_one_has_the_file(publisher: Publisher) -> None:
@@ -172,9 +179,3 @@ def test_a_redirect_with_an_endless_body_is_followed_at_once(publisher: Publishe
     server = BadServer(drips(b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", bytes(2**16)))
     with pytest.raises(StoreError, match="redirects"):
         publisher.open(server.url).entries(fresh=True)
-    server.close()
-
-
-def test_a_private_key_is_not_published(publisher: Publisher) -> None:
-    with pytest.raises(SettingsError, match="move it out"):
-        publish([], publisher.root, publisher.root / "mine.pem")

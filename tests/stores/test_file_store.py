@@ -467,14 +467,10 @@ def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
     assert len(list(FileStore(store.root).records(context()))) == 1
 
 
-def test_a_packed_file_is_read_as_it_was_and_damage_passed_over(
-    store: FileStore, tmp_path: Path
-) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    runpy.run_path(str(ROOT / "tools/ship_attention_records.py"))["pack_records"](
-        store.root, package
-    )
+def test_a_packed_file_is_read_and_damage_passed_over(store: FileStore, tmp_path: Path) -> None:
+    (package := tmp_path / "package").mkdir()
+    pack_records = runpy.run_path(str(ROOT / "tools/ship_attention_records.py"))["pack_records"]
+    pack_records(store.root, package)
     (path,) = package.rglob("*.json.gz")
     unnamed = measurement().model_copy(update={"by": ""})  # a package names nobody
     records = [record(16, unnamed), record(32, unnamed)]

@@ -65,7 +65,7 @@ _LOST = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 """Errors of requests that no server can have received."""
 
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 """Characters of a bearer token (RFC 6750)."""
 
 
@@ -339,7 +339,7 @@ def _token_headers(text: str, source: str) -> dict[str, str]:
     token = text.strip().strip("\"'").strip()
     if not token:
         return {}
-    if _TOKEN.fullmatch(token) is None:
+    if TOKEN.fullmatch(token) is None:
         warn_once(
             f"token of {source}",
             f"{source} has characters that no token has, so no token is sent: copy it again",

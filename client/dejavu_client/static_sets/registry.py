@@ -17,11 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from pydantic_core import from_json
+
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import RecordSet
 
 from ..http.errors import RefusedError
-from ..http.transport import ServerAnswer
+from ..http.transport import TOKEN, ServerAnswer
 from .signed_index import INDEX, LARGEST_INDEX, publish, refusal
 from .sources import Source, ask, content_of, without_login
 
@@ -64,7 +66,7 @@ class Registry(Source):
             return None
         manifest, etag = content_of(answer, self.url)
         try:
-            layers = json.loads(manifest)["layers"]
+            layers = from_json(manifest)["layers"]
             digest = {layer["annotations"][TITLE]: layer["digest"] for layer in layers}[INDEX]
             if not _DIGEST.fullmatch(digest):
                 raise ValueError(digest)
@@ -131,12 +133,17 @@ class Registry(Source):
         header = {}
         with suppress(OSError, ValueError, LookupError, TypeError):
             logins = json.loads(Path(folder, "config.json").read_bytes())["auths"]
-            header = {"Authorization": f"Basic {logins[self._host]['auth']}"}
+            header = _login("Basic", logins[self._host]["auth"])
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = asked.pop("realm", "")
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
             answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
             with suppress(ValueError, LookupError, AttributeError):
-                token = json.loads(answer.body)
-                header = {"Authorization": f"Bearer {token.get('token') or token['access_token']}"}
+                token = from_json(answer.body)
+                header = _login("Bearer", token.get("token") or token["access_token"])
         return header
+
+
+def _login(kind: str, secret: object) -> dict[str, str]:
+    """Return the header of a login; of a text that can be none, no error message may tell."""
+    return {"Authorization": f"{kind} {secret}"} if TOKEN.fullmatch(f"{secret}") else {}

@@ -50,7 +50,7 @@ class Source(ABC):
         """Read nothing yet."""
         self.url, self.wait = url, wait
         self._failure, self._next_try = "", 0.0
-        self._fetches: dict[str, Future[Any]] = {}
+        self._fetches: dict[str, tuple[Future[Any], float]] = {}
         self._slow, self._process = "", os.getpid()
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Source(ABC):
         return name in self._fetches
 
     def fetch(self, name: str, work: Callable[[], _T], seconds: float) -> _T:
-        """Do what fetches a file, once at a time, and wait for it up to some seconds.
+        """Do what fetches a file, once at a time, and wait until it has taken some seconds.
 
         It goes on without who has left, in a thread, and no launch that could do without waits for
         a second file meanwhile. After a failure, the place is left alone for a while.
@@ -76,7 +76,7 @@ class Source(ABC):
         if time.monotonic() < self._next_try:
             raise UnreachableError(f"{self._failure}; it is asked again later")
         fetches, mine = self._fetches, Future[_T]()
-        future: Future[_T] = fetches.setdefault(name, mine)
+        future, since = fetches.setdefault(name, (mine, time.monotonic()))
 
         def run() -> None:
             try:
@@ -94,7 +94,9 @@ class Source(ABC):
         elif seconds <= self.wait and self._slow in fetches:
             seconds = 0.0
         try:
-            return future.result(None if seconds == math.inf else seconds)
+            left = since + seconds - time.monotonic()
+            outcome: _T = future.result(None if seconds == math.inf else max(left, 0.0))
+            return outcome
         except NotYetError:
             self._slow = name
             raise SilenceError(f"{self.url}/{name} is being fetched, and used later") from None
