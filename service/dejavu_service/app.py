@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 import gc
 import logging
+import os
+import re
 import resource
 import socket
 import time
@@ -51,6 +53,15 @@ _ARENAS = 2
 """Arenas from which all threads allocate."""
 
 
+class _SignedSets(StaticFiles):
+    """The files of a folder's signed sets; a key that lies beside them is not served."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """Return where a file is, and None if there is none."""
+        is_of_a_set = re.fullmatch(r"(.*/)?(index\.signed|[0-9a-f]{64}\.json)", path)
+        return super().lookup_path(path) if is_of_a_set else ("", None)
+
+
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server(settings)
@@ -73,7 +84,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     if settings.sets is not None:
-        app.mount(SETS, StaticFiles(directory=settings.sets))
+        app.mount(SETS, _SignedSets(directory=settings.sets))
     app.add_middleware(Gate, server=server)
     app.add_middleware(pages.ErrorPagesMiddleware)
     return app

@@ -227,15 +227,15 @@ def test_a_server_is_published_from_and_is_a_mirror(sqlite_url: str, tmp_path: P
     with running_server(sqlite_url, tmp_path / "server.log", settings) as server:
         headers = {"Authorization": f"Bearer {token}"}
         httpx.post(f"{server.base}/v1/main/records", json=body(pushed), headers=headers)
-        words = ["--sign", str(tmp_path / "key.pem"), "--new-key", "--store", server.base]
+        words = ["--sign", str(folder / "key.pem"), "--new-key", "--store", server.base]
         exported = dejavu("export", str(folder / "ours"), *words, DEJAVU_CACHE_TOKEN=token)
         source = Files(f"{server.base}/sets/ours", 5)
         store = StaticStore(source, exported.stdout.split()[-1], folder=tmp_path / "copies")
         (mirrored,) = store.records(context())
         _, etag = source.read(INDEX, 2**20) or (b"", "")
-        paths = ("/sets/ours/none", "/sets/", "/v1/main/contexts")
+        paths = ("/sets/key.pem", "/sets/ours/none", "/sets/", "/v1/main/contexts")
         codes = [httpx.get(f"{server.base}{path}").status_code for path in paths]
-        assert (source.read(INDEX, 2**20, etag), codes) == (None, [404, 404, 401])
+        assert (source.read(INDEX, 2**20, etag), codes) == (None, [404, 404, 404, 401])
     assert mirrored.winner == record().winner
 
 
