@@ -63,7 +63,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sync": ("sync", "sync --push-only --store /node1,https://tune.example.com"),
     "promote": ("promote --to main --store 'https://tune.corp?namespace=pr-7'",),
     "use": ("use https://host/set --key KEY --dry-run",),
-    "prewarm": ("prewarm shop.kernels --device H200 --out /opt/dejavu",),
+    "prewarm": (
+        "prewarm shop.kernels --device H200 --out /opt/dejavu",
+        "prewarm --engine vllm --option model=. --device H100 --out /opt",
+    ),
     "verify": ("verify --expect-hits -- python serve.py",),
     "serve": ("serve --database postgresql://db/dejavu --host 0.0.0.0",),
     "db upgrade": ("db upgrade --database postgresql://db/dejavu",),

@@ -35,7 +35,7 @@ def prewarm(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
     modules: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODULE…]", help="The kernels' modules; a package is all in it."),
+        typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
     ] = None,
     engine: Annotated[
         Literal["vllm"] | None,
