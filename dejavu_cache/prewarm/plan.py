@@ -561,9 +561,8 @@ def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
     """Return whether a launch fits a scenario's dtypes and its values that are compiled in."""
     for name, dtype in scenario.dtypes.items():
         type_ = launch.signature.get(name, "")
-        if type_.startswith("*") and TYPE_NAMES.get(dtype, type_.lstrip("*k")) != type_.lstrip(
-            "*k"
-        ):
+        element = type_.lstrip("*k")
+        if type_.startswith("*") and TYPE_NAMES.get(dtype, element) != element:
             return False
     return all(
         launch.constants[name] == value or name not in launch.signature
