@@ -18,8 +18,9 @@ from support.sweeping import Sweeps
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
+from dejavu_cache.model.worth import Worth
 from dejavu_cache.stores import FileStore, Found, Store
-from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome, Worth
+from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import load_suite

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.model.worth import Worth
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
@@ -260,12 +261,23 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         cells = [
             [
                 miss.count,
+                _saving_text(miss.worth),
+                f"{miss.worth.takes:.2g} s" if miss.worth.takes else None,
                 _minute(miss.last_seen),
                 *(row.get(name) for name in varying),
             ]
             for miss, row in zip(launches, values, strict=True)
         ]
-        show_table(["count", "last_seen", *varying], cells, optional=["last_seen"])
+        names = ["count", "saves", "tune", "last_seen", *varying]
+        show_table(names, cells, optional=["last_seen", "tune"])
+
+
+def _saving_text(worth: Worth) -> str:
+    """Return what a tune would have saved, its bound, and whether it is not worth it."""
+    if worth.saves is None:
+        return "unknown"
+    doubt = "" if worth.pays else ", not worth it"
+    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}"
 
 
 def _minute(moment: str) -> str:
