@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.cli.main import run_command
-from dejavu_client.static_sets import StaticStore, publish
+from dejavu_client.static_sets import StaticStore, publish, sources
 from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip, drips
 from support.kernels import ADD, write_source
@@ -172,6 +172,16 @@ def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
         launch = TieredStore([MemoryStore(), store])
         assert launch.get(SETS[0].context, record(m).scenario) is None
     assert (server.connections, server.finished) == (1, 0)
+    server.close()
+
+
+def test_headers_that_drip_have_a_deadline(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "SILENT_SECONDS", 0.5)
+    server = BadServer(drips(b"HTTP/1.1 200 OK\r\nX: ", b"x"))
+    with pytest.raises(StoreError, match="had not answered"):
+        publisher.open(server.url).entries(fresh=True)
     server.close()
 
 
