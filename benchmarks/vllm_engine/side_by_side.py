@@ -3,7 +3,7 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `prewarmed`, `mamba`, `compiled`.
+three), `float8`, `profile`, `cold`, `prewarmed`, `by_another`, `mamba`, `gated_delta`, `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -16,6 +16,7 @@ import re
 import shutil
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,13 @@ def run_cold() -> None:
 
 
 def time_start(
-    name: str, backend: str, cache: str, url: str = "", profiled: bool = False, **variables: str
+    name: str,
+    backend: str,
+    cache: str,
+    url: str = "",
+    profiled: bool = False,
+    model: str = MODEL.name,
+    **variables: str,
 ) -> str:
     """Start an engine; keep what it compiled, its seconds and its first prompts.
 
@@ -297,7 +304,7 @@ def time_start(
         shutil.copytree(of_vllm, VLLM / "caches" / cache / "vllm", dirs_exist_ok=True)
     if url:
         variables["DEJAVU_CACHE_URL"] = url
-    engine = start_one(name, backend, cache=cache, **variables)
+    engine = start_one(name, backend, model, cache=cache, **variables)
     said = (OUT / f"{PLAN}-{name}.log").read_text()
     keep("init engine s", name, value=re.findall(r"init engine .*?([\d.]+) s(?:econds)?\b", said))
     lines = [line for line in said.splitlines() if "compiled" in line or "is ready" in line]
@@ -404,16 +411,28 @@ def has_time_for(name: str) -> bool:
     return seconds_left() >= 40
 
 
-def run_mamba_starts() -> None:
-    """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
+def run_by_another() -> None:
+    """Prewarm a model with what another one's start says of vLLM's own kernels."""
+    store = VLLM / "recorded-of-another"
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(parents=True)
+    gpu = time_start("another", "CUSTOM", "another", store.as_uri(), model="qwen2.5-1.5b")
+    for attention in store.glob("dejavu_cache.*"):
+        shutil.rmtree(attention)
+    url = build_folder("folder-by-another", gpu, store, model=str(MODEL), **LIMITS)
+    time_start("by-another", "CUSTOM", "by-another", url)
+
+
+def run_autotuned(model: str) -> None:
+    """Start a model whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
         for number in ("first", "second"):
             engine = start_one(
-                f"mamba-{kind}-{number}",
+                f"{model}-{kind}-{number}",
                 "none",
-                "mamba2",
+                model,
                 {"kv_cache_memory_bytes": 6 << 30},
-                cache=f"mamba-{kind}",
+                cache=f"{model}-{kind}",
                 **variables,
             )
             for command in (
@@ -446,7 +465,9 @@ def run_compiled() -> None:
     "day": run_day,
     "cold": run_cold,
     "prewarmed": run_prewarmed,
-    "mamba": run_mamba_starts,
+    "by_another": run_by_another,
+    "mamba": partial(run_autotuned, "mamba2"),
+    "gated_delta": partial(run_autotuned, "gated-delta"),
     "compiled": run_compiled,
 }[PLAN]()
 log("done")
