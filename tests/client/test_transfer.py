@@ -123,7 +123,7 @@ def test_nothing_of_a_damaged_record_file_is_imported(
     assert "doctor" not in out.stderr + caplog.text, "no store has the file"
     assert "aside" not in out.stderr + caplog.text
     for folder in (store.url, store.root):
-        merged = run_cli("import", folder, "--into", tmp_path / "copy")
+        merged = run_cli("import", folder, "--store", tmp_path / "copy")
         assert (merged.returncode, merged.stdout) == (3, "")
         assert str(path) in merged.stderr
         assert not (tmp_path / "copy").exists()
@@ -134,7 +134,7 @@ def test_a_short_copy_says_nothing_and_a_long_one_how_many(
 ) -> None:
     source = FileStore(tmp_path / "source")
     source.put(context(), [record(32), record(64)])
-    words = ["import", str(source.root), "--into", str(tmp_path / "target")]
+    words = ["import", str(source.root), "--store", str(tmp_path / "target")]
     assert run_command(words) == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(notices, "LINE_EVERY", 0.0)
@@ -144,7 +144,7 @@ def test_a_short_copy_says_nothing_and_a_long_one_how_many(
 
 @pytest.mark.parametrize(
     "command",
-    ["export {out} --store {store}", "import file://{store} --into {new}", "diff {store} {other}"],
+    ["export {out} --store {store}", "import file://{store} --store {new}", "diff {store} {other}"],
 )
 def test_records_that_could_not_be_read_are_not_left_out_silently(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
