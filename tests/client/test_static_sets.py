@@ -175,17 +175,14 @@ def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
     server.close()
 
 
-def test_headers_that_drip_have_a_deadline(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [("200 OK\r\nX: ", "had not answered"), ("302 Found\r\nLocation: /\r\n\r\n", "redirects")],
+)
+def test_endless_headers_and_a_redirect_with_an_endless_body_are_left(
+    head: str, said: str, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "SILENT_SECONDS", 0.5)
-    server = BadServer(drips(b"HTTP/1.1 200 OK\r\nX: ", b"x"))
-    with pytest.raises(StoreError, match="had not answered"):
-        publisher.open(server.url).entries(fresh=True)
-    server.close()
-
-
-def test_a_redirect_with_an_endless_body_is_followed_at_once(publisher: Publisher) -> None:
-    server = BadServer(drips(b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", bytes(2**16)))
-    with pytest.raises(StoreError, match="redirects"):
+    monkeypatch.setattr(sources, "SILENT_SECONDS", 3.0)
+    server = BadServer(drips(f"HTTP/1.1 {head}".encode(), b"x"))
+    with pytest.raises(StoreError, match=said):
         publisher.open(server.url).entries(fresh=True)
