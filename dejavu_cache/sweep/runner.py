@@ -70,7 +70,7 @@ class Sweep:
         hosts: the hosts; the sweep closes them.
         measures: whether the cases are measured; else the sweep only tells which ones are due.
         budget: seconds for the whole sweep; None is without limit.
-        only_worthy: whether tunes that take longer than what they save are left out, and those
+        only_worthwhile: whether tunes that take longer than what they save are left out, and those
             that save most per second of their own are first; else, those that save most.
     """
 
@@ -80,11 +80,11 @@ class Sweep:
         *,
         measures: bool = True,
         budget: float | None = None,
-        only_worthy: bool = False,
+        only_worthwhile: bool = False,
     ) -> None:
         """Let the hosts start; the arguments are described at the class."""
         self._hosts = hosts
-        self._measures, self._only_worthy = measures, only_worthy
+        self._measures, self._only_worthwhile = measures, only_worthwhile
         self._budget = math.inf if budget is None else budget
         self._pool: WorkerPool[CaseJob] = WorkerPool(hosts)
         self._deadline = math.inf
@@ -154,7 +154,7 @@ class Sweep:
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
-            if worth and worth.pays is False and self._only_worthy and not is_known:
+            if worth and worth.pays is False and self._only_worthwhile and not is_known:
                 self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.
             elif self._measures and (first.status == "due" or len(group) > 1):
@@ -168,7 +168,7 @@ class Sweep:
         if worth is None:
             return 0, 0.0, 0
         kind, saves, launches = worth.order
-        return kind, saves / max(worth.takes, 0.001) if self._only_worthy else saves, launches
+        return kind, saves / max(worth.takes, 0.001) if self._only_worthwhile else saves, launches
 
     def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> dict[str, CaseOutcome]:
         """Have the hosts do something with cases, and return the outcomes."""
