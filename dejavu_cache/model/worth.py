@@ -37,6 +37,9 @@ class MissCount(NamedTuple):
         return MissCount(self.launches + later.launches, later.saving or self.saving)
 
 
+ONCE = MissCount()
+
+
 class Worth(FrozenModel):
     """What a tune is worth to programs: seconds, over the launches that they have counted so far.
 
@@ -72,7 +75,10 @@ class Worth(FrozenModel):
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """A key that sorts tunes: those that pay by what they save, unknown ones, and the rest."""
+        """A key that sorts tunes: those that pay by what they save, unknown ones, then the rest.
+
+        An unknown one may be worth much: nothing of its kernel may be tuned.
+        """
         return 1 if self.pays is None else 2 * (not self.pays), -(self.saves or 0), -self.launches
 
     def __str__(self) -> str:

@@ -16,7 +16,6 @@ from support.service import free_port, make_token, running_server
 
 from dejavu_cache.model.record import Pin, RecordSet
 from dejavu_cache.model.scenario import Scenario, canonical_json
-from dejavu_cache.model.worth import MissCount
 from dejavu_cache.stores import FileStore
 
 OK, NO, USAGE, UNUSABLE, REFUSED = 0, 1, 2, 3, 4
@@ -120,7 +119,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         store = RemoteStore(client, wait=30.0)
         with store:
             fill(store)
-            store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}), MissCount())
+            store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
             assert store.sender.flush(240)
         yield Service(server.base, secrets)
 

@@ -28,7 +28,6 @@ from support.store_machine import (
 
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, now
-from dejavu_cache.model.worth import MissCount
 from dejavu_cache.stores import FileStore, MemoryStore, Store
 from dejavu_cache.stores.copies import take_over
 
@@ -130,7 +129,7 @@ class ServerMachine(StoreMachine):
 
     @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS))
     def miss(self, number: int, home: Context, scenario: Scenario) -> None:
-        self.use(number).miss(home, scenario, MissCount())
+        self.use(number).miss(home, scenario)
         self.server_model.missed.add((home, scenario))
 
     @rule(number=HANDLES)

@@ -128,7 +128,7 @@ def pin(
     return client.put(where, json=wish, headers=headers)
 
 
-def miss(m: int, count: int = 1, of: Context | None = None, *saving: object) -> dict[str, Any]:
+def miss(m: int, count: int = 1, *saving: object, of: Context | None = None) -> dict[str, Any]:
     """Return a miss of a scenario, as a request carries it; some have what a tune saves."""
     sent = {"context": body(of or context()), "scenario": body(scenario(m)), "count": count}
     named = dict(zip(("expected", "at_least", "takes"), saving, strict=False))

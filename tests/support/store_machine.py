@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, now
-from dejavu_cache.model.worth import MissCount
 from dejavu_cache.stores import FileStore, Store
 from dejavu_cache.stores.file_layout import read_set
 
@@ -336,7 +335,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS))
     def miss(self, number: int, home: Context, scenario: Scenario) -> None:
-        self.use(number).miss(home, scenario, MissCount())
+        self.use(number).miss(home, scenario)
 
     @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS))
     def lease(self, number: int, home: Context, scenario: Scenario) -> None:

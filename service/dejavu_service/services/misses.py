@@ -42,9 +42,8 @@ _ROOM_OF_WRITERS = 2
 _LONGEST = 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
-_WORTH = ("expected", "at_least", "takes")
-"""Columns of what a tune is worth."""
-
+_WORTH = tuple(Saving.model_fields)
+"""Columns of what a tune saves."""
 
 _Report = Sequence[tuple[Context, Scenario, MissCount]]
 
@@ -135,13 +134,12 @@ def list_misses(
     rows: slice,
     device: str | None = None,
 ) -> list[Any]:
-    """List the scenarios without a winner or a pin.
+    """List the scenarios without a winner or a pin, in the order of `Worth.order`.
 
-    Those whose tune saves more than it takes are first, by what it saves, then those of which
-    nobody knows it, by launches, and then the others, as `Worth.order` has it. Contexts and
-    scenarios are JSON texts, and times are seconds since 1970.
+    Contexts and scenarios are JSON texts, and times are seconds since 1970.
     """
     saves = misses.c.count * misses.c.expected
+    ties = misses.c.count.desc(), misses.c.last_seen.desc()
     kind = case((saves.is_(None), 1), (saves >= 1e3 * misses.c.takes, 0), else_=2)
     query = (
         select(
@@ -155,12 +153,7 @@ def list_misses(
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~_is_tuned)
         .order_by(
-            kind,
-            func.coalesce(saves, 0.0).desc(),
-            misses.c.count.desc(),
-            misses.c.last_seen.desc(),
-            misses.c.scenario,
-            contexts.c.digest,
+            kind, func.coalesce(saves, 0.0).desc(), *ties, misses.c.scenario, contexts.c.digest
         )
         .slice(rows.start, rows.stop)
     )
@@ -201,10 +194,7 @@ def count_by_device(
 
 
 class Miss(BaseModel):
-    """A scenario without a record, how often it was launched since the last report, and its worth.
-
-    `saving` is what a tune would save each launch, in milliseconds, and takes, in seconds.
-    """
+    """A scenario without a record, its launches since the last report, and what each would save."""
 
     model_config = ConfigDict(extra="forbid")
 
