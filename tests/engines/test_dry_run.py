@@ -23,7 +23,6 @@ LLAMA = ROOT / "benchmarks/vllm_engine/models/llama3-8b"
 
 
 def test_a_plan_has_what_attention_launches_for_a_model_on_each_gpu(tmp_path: Path) -> None:
-    """From an empty store, and for a GPU of which there are no records."""
     spec = PrewarmSpec(
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
