@@ -57,7 +57,8 @@ def follow_worker(worker_module: Any) -> None:
     """
     begin_digest_beside_imports()
     use_prewarmed_binaries()
-    record_launches_of("vllm")
+    for package in ("vllm", "dejavu_cache"):
+        record_launches_of(package)
     worker = worker_module.Worker
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
