@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from ..system.notices import counted
 from .scenario import Config, FrozenModel
 
-_Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_Amount = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Saving(BaseModel, frozen=True):

@@ -67,7 +67,7 @@ def test_misses_add_up_and_what_is_worth_most_is_first(client: httpx.Client) -> 
     assert (first["context"], unknown["saving"]) == (body(context()), None)
     assert first["first_seen"] <= first["last_seen"]
     assert first["saving"] == {"expected": 6.0, "at_least": 1.0, "takes": 3.0}
-    for absurd in ((-1.0, *worth), (1.0, 1.0, 1e300), (1.0, "NaN", 1.0), (1.0,)):
+    for absurd in ((-1.0, *worth), (1.0, 1.0, 1e300), (1.0, "1", 1.0), (1.0,)):
         sent = {"misses": [miss(1, 1, *absurd)]}
         assert client.post("/v1/main/misses", json=sent).status_code == 422
 
