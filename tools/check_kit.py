@@ -360,7 +360,7 @@ def servers(
     """Run replicas on one SQLite file; `stop-N` in the folder stops one of them."""
     database = f"sqlite:///{folder / 'server.sqlite3'}"
     environ = {**os.environ, "DEJAVU_SERVER_DATABASE": database, "DEJAVU_SERVER_DRAIN": "1"}
-    environ |= {"DEJAVU_SERVER_PROXIES": "127.0.0.1", "DEJAVU_SERVER_LOG_LEVEL": "debug"}
+    environ |= {"DEJAVU_SERVER_TRUSTED_PROXIES": "127.0.0.1", "DEJAVU_SERVER_LOG_LEVEL": "debug"}
     environ |= settings or {}
     service = [sys.executable, "-m", "dejavu_service"]
     subprocess.run([*service, "db", "upgrade"], env=environ, check=True, capture_output=True)

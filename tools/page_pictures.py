@@ -125,7 +125,7 @@ def fill(database: Database) -> dict[str, str]:
     record = make_record(decode, 100)
     slow = max(record.measurements, key=lambda measured: measured.median or 0)
     call = call_on(database)._replace(principal=ANNA)
-    choice = records.Choice(config=slow.config)
+    choice = records.PinRequest(config=slow.config)
     records.put_pin("main", decode.digest, scenario.digest, choice, call)
     spread_over_weeks(database)
     home = f"/pages/main/contexts/{decode.digest}"

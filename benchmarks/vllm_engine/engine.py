@@ -7,14 +7,18 @@ The answers are lines `RESULT {...}`.
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
+import pstats
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 BEGIN = time.perf_counter()
@@ -106,6 +110,36 @@ def kernel_times(run: Callable[[], object], repeats: int) -> dict[str, Any]:
             for event in kernels[:14]
         },
     }
+
+
+def call_times(run: Callable[[], object]) -> dict[str, float]:
+    """Return milliseconds of the host in torch's operations and CUDA's functions themselves."""
+    from torch.profiler import ProfilerActivity, profile
+
+    allocated = torch.cuda.memory_stats()["num_device_alloc"]
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        started = time.perf_counter()
+        run()
+        taken = time.perf_counter() - started
+    events = {
+        event.key[:80]: round(event.self_cpu_time_total / 1e3, 3) for event in seen.key_averages()
+    }
+    allocations = torch.cuda.memory_stats()["num_device_alloc"] - allocated
+    return {"all": round(1e3 * taken, 2), "allocations": allocations, **events}
+
+
+def python_times(run: Callable[[], object]) -> dict[str, float]:
+    """Return milliseconds of the host in Python's functions themselves."""
+    profile = cProfile.Profile()
+    begin = time.perf_counter()
+    profile.runcall(run)
+    taken = time.perf_counter() - begin
+    stats: Any = pstats.Stats(profile)
+    functions = {
+        f"{Path(file).name}:{line} {name}": round(1e3 * own, 3)
+        for (file, line, name), (_, _, own, _, _) in stats.stats.items()
+    }
+    return {"all": round(1e3 * taken, 2), **functions}
 
 
 class Requests:
@@ -205,12 +239,32 @@ class Requests:
             prompts = [self.prompt_of(prompt, 100 * repeat + seed) for seed in range(count)]
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            for tokens in prompts:
-                self.add(tokens, 1)
-            self.drain()
-            torch.cuda.synchronize()
+            self._answer_all(prompts)
             times.append(1e3 * (time.perf_counter() - begin))
         return {"ms": round(statistics.median(times[1:]), 3), "first_ms": round(times[0], 2)}
+
+    def _answer_all(self, prompts: list[list[int]]) -> None:
+        for tokens in prompts:
+            self.add(tokens, 1)
+        self.drain()
+        torch.cuda.synchronize()
+
+    def profile_first(self, prompt: int) -> dict[str, Any]:
+        """Return where the host's milliseconds of a first prompt and of a second one went.
+
+        An even length is profiled by Python's calls, and an odd one by those of torch and CUDA.
+        """
+        measure = python_times if prompt % 2 == 0 else call_times
+        measure(torch.cuda.synchronize)  # what measures is itself slow at its first time
+        loaded, modules = sum(launch_counts.LOADED.values()), len(sys.modules)
+        prompts = [self.prompt_of(prompt, seed) for seed in range(2)]
+        first, second = (measure(partial(self._answer_all, [tokens])) for tokens in prompts)
+        rows = sorted(first, key=lambda name: second.get(name, 0) - first[name])[:20]
+        return {
+            "rows": {name: [first[name], second.get(name, 0)] for name in rows},
+            "loaded": sum(launch_counts.LOADED.values()) - loaded,
+            "imported": len(sys.modules) - modules,
+        }
 
     def long(self, tokens: int) -> dict[str, Any]:
         """Decode one request further; return seconds, and when it has to be begun, begin it."""
@@ -266,6 +320,7 @@ def main() -> None:
         "prefill": requests.prefill,
         "profile_decode": requests.profile_decode,
         "profile_prefill": requests.profile_prefill,
+        "profile_first": requests.profile_first,
         "long": requests.long,
         "day": requests.run_day,
         "end_day": requests.end_day,

@@ -3,7 +3,7 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `prewarmed`, `mamba`, `compiled`.
+three), `float8`, `profile`, `cold`, `prewarmed`, `by_another`, `mamba`, `gated_delta`, `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -16,10 +16,17 @@ import re
 import shutil
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine_process import HERE, OUT, PLAN, RESULTS, VLLM, Engine, keep, log, seconds_left
+
+from dejavu_cache.model.scenario import Device
+from dejavu_cache.prewarm.build import PrewarmSpec, prewarm
+from dejavu_cache.prewarm.plan import builder_environment
+from dejavu_cache.stores import FileStore
+from dejavu_cache.stores.manifest import MANIFEST, read_manifest
 
 ENGINES = os.environ.get("ENGINES", "fa3,ours,triton").split(",")
 BACKENDS = {"fa3": "FLASH_ATTN", "ours": "CUSTOM", "triton": "TRITON_ATTN"}
@@ -49,6 +56,13 @@ A prompt of 500 tokens takes as long as the host needs for its launches. That va
 
 LENGTHS = (7, 130, 517, 2049, 8000)
 """Tokens of the first prompts after a cold start."""
+
+PROFILED_LENGTHS = (7, 130, 517, 2048)
+"""Tokens of first prompts that are profiled, in turns by CUDA's and by Python's calls."""
+
+MODEL = HERE / "models" / "llama3-8b"
+LIMITS = {"max-model-len": "16384", "max-num-batched-tokens": "8192", "max-num-seqs": "64"}
+"""Limits of every engine, by vLLM's names."""
 
 
 def start(*names: str, **options: Any) -> list[Engine]:
@@ -272,7 +286,15 @@ def run_cold() -> None:
         engine.end()
 
 
-def time_start(name: str, backend: str, cache: str, url: str = "") -> str:
+def time_start(
+    name: str,
+    backend: str,
+    cache: str,
+    url: str = "",
+    profiled: bool = False,
+    model: str = MODEL.name,
+    **variables: str,
+) -> str:
     """Start an engine; keep what it compiled, its seconds and its first prompts.
 
     Each prompt is given twice: `first_ms`, and then `ms`. Returns the GPU's name.
@@ -280,13 +302,16 @@ def time_start(name: str, backend: str, cache: str, url: str = "") -> str:
     of_vllm = VLLM / "caches/recorded/vllm"  # what vLLM finds out of a model, in 20 s
     if of_vllm.is_dir():
         shutil.copytree(of_vllm, VLLM / "caches" / cache / "vllm", dirs_exist_ok=True)
-    engine = start_one(name, backend, cache=cache, **({"DEJAVU_CACHE_URL": url} if url else {}))
+    if url:
+        variables["DEJAVU_CACHE_URL"] = url
+    engine = start_one(name, backend, model, cache=cache, **variables)
     said = (OUT / f"{PLAN}-{name}.log").read_text()
     keep("init engine s", name, value=re.findall(r"init engine .*?([\d.]+) s(?:econds)?\b", said))
     lines = [line for line in said.splitlines() if "compiled" in line or "is ready" in line]
     keep("said", name, value=lines[:6])
-    for length in (7, 130, 2049):
-        keep("prompts", name, str(length), value=engine.tell("prefill", 1, length, 1))
+    for length in PROFILED_LENGTHS if profiled else (7, 130, 2049):
+        command = ("profile_first", length) if profiled else ("prefill", 1, length, 1)
+        keep("prompts", name, str(length), value=engine.tell(*command))
     if url.startswith("file:"):
         time.sleep(4)  # launches are recorded a moment after they are compiled
     engine.end()
@@ -297,9 +322,6 @@ def time_start(name: str, backend: str, cache: str, url: str = "") -> str:
 
 def build_folder(name: str, gpu: str, store: Path, **options: str) -> str:
     """Prewarm a folder from a store, keep its time and size, and return its URL."""
-    from dejavu_cache.prewarm.build import PrewarmSpec, prewarm
-    from dejavu_cache.stores import FileStore
-
     out, begin = VLLM / name, time.perf_counter()
     shutil.rmtree(out, ignore_errors=True)
     kernels = {context.kernel.name for context in FileStore(store).contexts()}
@@ -323,11 +345,40 @@ def build_folder(name: str, gpu: str, store: Path, **options: str) -> str:
     return f"prewarmed://{out}"
 
 
-def run_prewarmed() -> None:
-    """Record a start, build folders from what it launched, and start from them beside FA3.
+def tamper(folder: Path) -> str:
+    """Copy a folder with one byte of a binary changed; return its URL."""
+    copy = shutil.copytree(folder, VLLM / "tampered", dirs_exist_ok=True)
+    (path,) = list(copy.rglob("merge_kernel.cubin"))[:1]
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return f"prewarmed://{copy}"
 
-    One folder has all launches that were recorded. Of the other, those of attention come from the
-    model's config alone.
+
+def make_older(folder: Path) -> str:
+    """Copy a folder with the manifest of an engine that had another Triton; return its URL."""
+    copy = shutil.copytree(folder, VLLM / "older", dirs_exist_ok=True)
+    manifest = read_manifest(copy).model_copy(update={"triton": "3.5.1"})
+    (copy / MANIFEST).write_text(manifest.text)
+    return f"prewarmed://{copy}"
+
+
+def build_for_another_gpu(store: Path) -> str:
+    """Build a folder for a GPU of another architecture; return its URL."""
+    other = Device(name="NVIDIA A100-SXM4-80GB", arch="sm_80", units=108, memory_gib=80)
+    records = VLLM / "recorded-of-other"
+    shutil.rmtree(records, ignore_errors=True)
+    for context in FileStore(store).contexts():
+        if context.kernel.name.endswith(".schedule_kernel"):
+            theirs = context.model_copy(update={"environment": builder_environment(other)})
+            FileStore(records).put(theirs, FileStore(store).records(context))
+    return build_folder("folder-of-other", other.name, records)
+
+
+def run_prewarmed() -> None:
+    """Record a start, build a folder for its model, and start from it beside FA3.
+
+    vLLM's own kernels are known by the recorded start, and attention's by the model's config alone.
+    Then come folders that are refused, with full caches elsewhere, and profiled first prompts.
     """
     store, others = VLLM / "recorded", VLLM / "recorded-of-vllm"
     for folder in (store, others):
@@ -335,32 +386,53 @@ def run_prewarmed() -> None:
     store.mkdir(parents=True)
     gpu = time_start("recorded", "CUSTOM", "recorded", store.as_uri())
     shutil.copytree(store, others, ignore=shutil.ignore_patterns("dejavu_cache.*"))
-    limits = {"max-model-len": "16384", "max-num-batched-tokens": "8192", "max-num-seqs": "64"}
-    model = str(HERE / "models" / "llama3-8b")
-    by_model = build_folder("folder-by-model", gpu, others, model=model, **limits)
-    by_records = build_folder("folder-by-records", gpu, store)
+    by_model = build_folder("folder-by-model", gpu, others, model=str(MODEL), **LIMITS)
     starts = [(f"by-model-{turn}", "CUSTOM", f"by-model-{turn}", by_model) for turn in range(3)]
-    starts.insert(1, ("by-records", "CUSTOM", "by-records", by_records))
     for turn, kind in enumerate(("cold", "warm", "warm", "warm")):
         starts.insert(2 * turn + 1, (f"fa3-{kind}-{turn}", "FLASH_ATTN", "fa3", ""))
-    starts[4:4] = [(f"full-caches-{turn}", "CUSTOM", "recorded", "") for turn in range(3)]
+    starts += [(f"full-caches-{turn}", "CUSTOM", "recorded", "") for turn in range(3)]
+    made = VLLM / "folder-by-model"
+    starts.append(("profiled", "CUSTOM", "by-model-0", by_model, True))
+    starts.append(("fa3-profiled", "FLASH_ATTN", "fa3", "", True))
+    starts.append(("tampered", "CUSTOM", "tampered", tamper(made)))
+    starts.append(("older", "CUSTOM", "recorded", make_older(made), True))
     for start in starts:
-        if seconds_left() < 40:
-            log("no time is left for", start[0])
-            break
+        if not has_time_for(start[0]):
+            return
         time_start(*start)
+    if has_time_for("another-gpu"):
+        url = build_for_another_gpu(store)
+        time_start("another-gpu", "CUSTOM", "recorded", url, CUDA_MODULE_LOADING="EAGER")
 
 
-def run_mamba_starts() -> None:
-    """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
+def has_time_for(name: str) -> bool:
+    if seconds_left() < 40:
+        log("no time is left for", name)
+    return seconds_left() >= 40
+
+
+def run_by_another() -> None:
+    """Prewarm a model with what another one's start says of vLLM's own kernels."""
+    store = VLLM / "recorded-of-another"
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir(parents=True)
+    gpu = time_start("another", "CUSTOM", "another", store.as_uri(), model="qwen2.5-1.5b")
+    for attention in store.glob("dejavu_cache.*"):
+        shutil.rmtree(attention)
+    url = build_folder("folder-by-another", gpu, store, model=str(MODEL), **LIMITS)
+    time_start("by-another", "CUSTOM", "by-another", url)
+
+
+def run_autotuned(model: str) -> None:
+    """Start a model whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
         for number in ("first", "second"):
             engine = start_one(
-                f"mamba-{kind}-{number}",
+                f"{model}-{kind}-{number}",
                 "none",
-                "mamba2",
+                model,
                 {"kv_cache_memory_bytes": 6 << 30},
-                cache=f"mamba-{kind}",
+                cache=f"{model}-{kind}",
                 **variables,
             )
             for command in (
@@ -393,7 +465,9 @@ def run_compiled() -> None:
     "day": run_day,
     "cold": run_cold,
     "prewarmed": run_prewarmed,
-    "mamba": run_mamba_starts,
+    "by_another": run_by_another,
+    "mamba": partial(run_autotuned, "mamba2"),
+    "gated_delta": partial(run_autotuned, "gated-delta"),
     "compiled": run_compiled,
 }[PLAN]()
 log("done")

@@ -94,7 +94,7 @@ def tell_triton(event: ConfigChosen) -> None:
         autotuner.configs_timings = timings
     listener = getattr(knobs.autotuning, "listener", None)  # since Triton 3.7
     function = autotuner.declaration.function
-    is_measured = resolution.final and not resolution.only
+    is_measured = resolution.final and not resolution.has_no_choice
     if listener is not None and function is not None and is_measured:
         listener(
             fn=function,
@@ -168,7 +168,7 @@ def report_choice(event: ConfigChosen) -> None:
     environment = context.environment
     details.append(f"on {environment.device.name} with Triton {environment.triton}")
     details.append(f"of code {context.kernel.source}")
-    is_hit = resolution.only or resolution.how in ("exact", "pinned")
+    is_hit = resolution.has_no_choice or resolution.how in ("exact", "pinned")
     what: What = "benchmarked" if event.benchmarked else "hit" if is_hit else "missed"
     report_event(what, event.request.name, " ".join(details))
 

@@ -289,7 +289,7 @@ class Launch:
             values = resolution.config.all_kwargs()
             named = {**request.autotuner.nargs, **request.kwargs, **values}
             autotuner.pre_hook(named, reset_only=True)
-        if resolution.uncompared and not resolution.is_idle:
+        if resolution.not_tuned and not resolution.is_idle:
             self._accept_default(resolution)
         if not resolution.is_idle:
             former = before.resolution if before else None
@@ -341,11 +341,11 @@ class Launch:
         """
         name = self.autotuner._name
         if self.autotuner.is_adopted:
-            raise UncomparedResultsError(f"no results can be compared: {resolution.uncompared}")
+            raise UncomparedResultsError(f"no results can be compared: {resolution.not_tuned}")
         warn_once(
             f"uncompared {name}",
             f"{name}{resolution.scenario}: the default config runs, since no other one's results "
-            f"can be compared with its: {resolution.uncompared}; declare what holds results, "
+            f"can be compared with its: {resolution.not_tuned}; declare what holds results, "
             "check=CheckOptions(outputs=[…]), or have configs win by their times alone, "
             "check=False",
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import sysconfig
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,31 @@ def use_prewarmed_binaries() -> None:
             [SealedBinaries(folder, manifest) for folder, manifest in loadable],
             loadable[0][1].host_key,
         )
-        add_compilation_listener(_note_compiled)
+        add_compilation_listener(partial(_note_compiled, loadable))
 
 
 COMPILED: list[str] = []
-"""Kernels that were compiled although there are prewarmed folders."""
+"""Kernels that were compiled although there are prewarmed folders for this GPU."""
 
 
-def _note_compiled(*, src: Any, cache_hit: bool, **_: Any) -> None:
-    if not cache_hit:
+def _note_compiled(
+    folders: Sequence[tuple[Path, Manifest]],
+    *,
+    src: Any,
+    metadata: Mapping[str, Any],
+    cache_hit: bool,
+    **_: Any,
+) -> None:
+    target = "{0.backend}:{0.arch}".format(metadata["target"])
+    if not any(target in manifest.targets for _, manifest in folders):
+        for folder, manifest in folders:
+            names = ", ".join(device.name for device in manifest.devices)
+            warn_once(
+                f"prewarmed {folder}",
+                f"the binaries of {folder} are not used, and kernels will be compiled: they are "
+                f"for {names}, and this GPU is {target}; prewarm for it by --device",
+            )
+    elif not cache_hit:
         COMPILED.append(str(getattr(src, "name", "?")))
 
 

@@ -38,10 +38,10 @@ class Resolution:
         differences: the fields in which what stands in differs from what was asked for.
         not_compared: which results of the config, or of a faster one that does not run for want of
             a comparison, were not compared with the default's, and why.
-        uncompared: why nothing of the launch can be compared, so that the default runs; or empty.
+        not_tuned: why nothing of the launch can be compared, so that the default runs, or None.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         by_triton: whether Triton's own autotuner decides, and nothing is looked up or recorded.
-        only: whether pruning left the launch no other config.
+        has_no_choice: whether pruning left the launch no other config.
         is_idle: whether the launch has no work: then its config says nothing about others.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
         recorded_in: the context of the record that stands in, if it is another one.
@@ -58,10 +58,10 @@ class Resolution:
     predicted_from: int = 0
     differences: Sequence[Difference] = ()
     not_compared: Sequence[str] = ()
-    uncompared: str = ""
+    not_tuned: str | None = None
     agreed: bool = False
     by_triton: bool = False
-    only: bool = False
+    has_no_choice: bool = False
     is_idle: bool = False
     not_stored: str | None = None
     recorded_in: Context | None = None
@@ -73,7 +73,7 @@ class Resolution:
         """Return whether a later lookup cannot find better; fallbacks are looked up again."""
         if self.is_idle:
             return False
-        is_fixed = self.agreed or self.only or self.by_triton
+        is_fixed = self.agreed or self.has_no_choice or self.by_triton
         return is_fixed or self.how in ("exact", "tuned", "pinned")
 
     @property
@@ -102,8 +102,8 @@ class Resolution:
         ]
         if self.by_triton:
             lines.append("  Triton's own autotuner decides; nothing is looked up or recorded")
-        if self.uncompared:
-            lines.append(f"  not tuned, since no results can be compared: {self.uncompared}")
+        if self.not_tuned:
+            lines.append(f"  not tuned, since no results can be compared: {self.not_tuned}")
         lines += [f"  not compared: {reason}" for reason in self.not_compared]
         if self.context.kernel.name.startswith(GENERATED_MODULE):
             lines.append("  its module's name is of this process alone: it is found by its code")

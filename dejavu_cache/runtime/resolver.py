@@ -121,7 +121,7 @@ class Resolver(Finisher):
             OtherCodeError: the record is of other code than Triton generates for the launch.
         """
         if request.has_no_choice:
-            return replace(request.resolution("default", request.default), only=True), 0
+            return replace(request.resolution("default", request.default), has_no_choice=True), 0
         found = self._look_up(request)
         if found and self._compares_code and _may_compile():
             _refuse_other_code(request, found.record)
@@ -186,7 +186,7 @@ class Resolver(Finisher):
 
     def add_notes(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what the records say of its config and of the others."""
-        if resolution.only:
+        if resolution.has_no_choice:
             return resolution
         own = source = self._look_up(request)
         if resolution.recorded_in or resolution.recorded_for:
@@ -335,7 +335,7 @@ def _adopt_equal_code(request: Request, records: KnownRecords) -> Found | None:
         if not _has_equal_code(request, found.record, is_same_scenario=is_same_scenario):
             continue
         adopted = found.record.as_adopted(now()).model_copy(update={"scenario": request.scenario})
-        if not found.is_strangers:
+        if not found.is_from_stranger:
             records.put(request.context, adopted)
         logger.info("%s: recorded of equal code before an edit", request.name)
         return found._replace(record=adopted)

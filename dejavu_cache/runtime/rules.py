@@ -209,7 +209,7 @@ def uncompared_choice(request: Request, found: Found | None, results: Results) -
     if trusted is not None:
         return replace(trusted, not_compared=reasons, is_idle=is_idle)
     default = request.resolution("default", request.default)
-    return replace(default, uncompared="; ".join(reasons), is_idle=is_idle)
+    return replace(default, not_tuned="; ".join(reasons), is_idle=is_idle)
 
 
 def best_config(

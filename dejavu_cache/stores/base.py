@@ -18,12 +18,12 @@ class Found(NamedTuple):
     Attributes:
         record: the record.
         store: the URL of the store.
-        is_strangers: whether some of it must get into no store of the team's.
+        is_from_stranger: whether some of it must get into no store of the team's.
     """
 
     record: Record
     store: str
-    is_strangers: bool = False
+    is_from_stranger: bool = False
 
 
 class CopyChanges(NamedTuple):

@@ -194,12 +194,12 @@ class TieredStore(Store):
             with self._passed_over_if_it_fails(tier):
                 found = tier.get(context, scenario, fresh=fresh)
                 if best is not None and found is not None:
-                    is_strangers = best.is_strangers or found.is_strangers
+                    is_from_stranger = best.is_from_stranger or found.is_from_stranger
                     merged = merge_records(best.record, found.record)
-                    best = Found(merged, best.store, is_strangers)
+                    best = Found(merged, best.store, is_from_stranger)
                 else:
                     best = best or found
-        if best and best.store != self.tiers[0].url and not best.is_strangers:
+        if best and best.store != self.tiers[0].url and not best.is_from_stranger:
             self._fill_back(context, best)
         return best
 

@@ -69,7 +69,7 @@ class Sweep:
         hosts: the hosts; the sweep closes them.
         measures: whether the cases are measured; else the sweep only tells which ones are due.
         budget: seconds for the whole sweep; None is without limit.
-        only_worthy: whether tunes that take longer than what they save are left out, and those
+        only_worthwhile: whether tunes that take longer than what they save are left out, and those
             that save most per second of their own are first; else, those that save most.
     """
 
@@ -79,11 +79,11 @@ class Sweep:
         *,
         measures: bool = True,
         budget: float | None = None,
-        only_worthy: bool = False,
+        only_worthwhile: bool = False,
     ) -> None:
         """Let the hosts start; the arguments are described at the class."""
         self._hosts = hosts
-        self._measures, self._only_worthy = measures, only_worthy
+        self._measures, self._only_worthwhile = measures, only_worthwhile
         self._budget = math.inf if budget is None else budget
         self._pool: WorkerPool[CaseJob] = WorkerPool(hosts)
         self._deadline = math.inf
@@ -153,7 +153,7 @@ class Sweep:
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
-            saves = worth.saves if worth and self._only_worthy and not is_known else None
+            saves = worth.saves if worth and self._only_worthwhile and not is_known else None
             if worth and saves is not None and saves < worth.takes:
                 self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.
@@ -167,7 +167,7 @@ class Sweep:
         """Return a key that sorts tunes by what they save; where that is unknown, by launches."""
         if worth is None:
             return 0.0, 0
-        share = max(worth.takes, 0.001) if self._only_worthy else 1.0
+        share = max(worth.takes, 0.001) if self._only_worthwhile else 1.0
         return -(worth.saves or 0.0) / share, -worth.launches
 
     def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> dict[str, CaseOutcome]:

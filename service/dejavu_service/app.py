@@ -145,7 +145,7 @@ def prepare(settings: ServerSettings, database: Database) -> str:
     except OSError as error:
         raise SettingsError(
             f"the first token cannot be written ({error}): name another file in "
-            f"DEJAVU_SERVER_TOKEN_FILE, or run  {command}"
+            f"DEJAVU_SERVER_FIRST_TOKEN_FILE, or run  {command}"
         ) from None
     return (
         f"The first start made an admin token, in {path}. Programs use it by:\n"
@@ -155,7 +155,7 @@ def prepare(settings: ServerSettings, database: Database) -> str:
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     """Issue an admin token, and write it to a new file that only this user can read."""
-    path = settings.token_file
+    path = settings.first_token_file
     if path is None:
         folder = database.file.parent if database.file else data_folder()
         path = folder / f"{database.file.name if database.file else 'server'}.token"
@@ -209,7 +209,7 @@ def make_server(settings: ServerSettings) -> StoppingServer:
         access_log=False,
         server_header=False,
         # Trust nobody's X-Forwarded-For by default, loopback included.
-        forwarded_allow_ips=settings.proxies,
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )

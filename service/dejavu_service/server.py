@@ -127,7 +127,7 @@ class Gate:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         """Guard an app."""
         self._app, self._server = app, server
-        self._most_of_each = max(1, int(_SHARE * server.settings.requests))
+        self._most_of_each = max(1, int(_SHARE * server.settings.max_concurrent_requests))
         self._held: Counter[str] = Counter()
         """By caller, the requests in progress."""
         self._in_progress = 0
@@ -155,7 +155,7 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, passage: _Passage) -> None:
         """Pass a request on if there is room for it, for as long as it may take."""
-        if self._in_progress >= self._server.settings.requests:
+        if self._in_progress >= self._server.settings.max_concurrent_requests:
             raise UnavailableError("the server has too many requests now: try again")
         self._in_progress += 1
         loop = asyncio.get_running_loop()

@@ -39,11 +39,11 @@ class ServerSettings(BaseModel):
     """`sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`."""
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
-    proxies: str = ""
+    trusted_proxies: str = ""
     """Addresses of reverse proxies, separated by commas, whose `X-Forwarded-For` counts."""
     without_tokens: bool = False
     """Whether everybody on this machine may do everything until the first token is created."""
-    token_file: Path | None = None
+    first_token_file: Path | None = None
     """File for the token that the first start makes; None for one beside the database."""
     open_read: bool = False
     """Whether requests without a token may read records, pages and metrics."""
@@ -55,7 +55,7 @@ class ServerSettings(BaseModel):
     """Largest body of a request, in bytes."""
     max_import: int = Field(default=2 * 2**30, ge=1024)
     """Largest body of an import, in bytes."""
-    requests: int = Field(default=1000, ge=1)
+    max_concurrent_requests: int = Field(default=1000, ge=1)
     """Requests that may be in progress at a time, nine in ten of them of one token."""
     drain: float = Field(default=0.0, ge=0, le=3600)
     """Seconds for which a server that was told to stop still serves, and is not ready."""

@@ -75,7 +75,7 @@ MODES = {
     "show --misses": Row("{kernel} --store {remote}", None, NO, UNUSABLE, OK),
     "quarantine list --writers": Row("--store {remote}", dead=UNUSABLE, read=REFUSED),
     "pin --remove": TABLE["pin"]._replace(line=f"{{kernel}} {SOURCE}"),
-    "import {local}": Row("--into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
+    "import {local}": Row("--store {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
     "diff {absent}": Row("{store}", missing=UNUSABLE),
 }
 """Rows of options that make another command of one."""

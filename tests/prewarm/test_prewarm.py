@@ -134,6 +134,11 @@ def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_pat
     assert tree(folder) == before
 
 
+def test_a_folder_for_other_gpus_is_named_once(folder: Path, tmp_path: Path) -> None:
+    said = run_program(folder, 256, ARCH="80", TMPDIR=str(tmp_path)).stderr
+    assert said.count("MI300X, NVIDIA B200, NVIDIA H200, and this GPU is cuda:80") == 1
+
+
 def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_path: Path) -> None:
     """Compiled again from nothing, the modules that a C compiler makes included."""
     out = tmp_path / "again"
@@ -170,9 +175,7 @@ def stamped_store(tmp_path: Path, stamp: dict[str, str]) -> FileStore:
     return store
 
 
-def test_what_another_build_of_triton_noted_is_compiled_by_this_one(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_what_another_triton_noted_is_compiled_here(folder: Path, tmp_path: Path) -> None:
     store = stamped_store(tmp_path, {"wheel": f"triton {triton.__version__} cp399 x86_64 0"})
     made = prewarm(store, tmp_path / "out", devices=("NVIDIA H200",))
     assert made.returncode == 0, made.stderr
@@ -220,9 +223,7 @@ def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
-@pytest.mark.skipif(
-    triton.__version__ != "3.6.0", reason="the example's records are of Triton 3.6.0"
-)
+@pytest.mark.skipif(triton.__version__ != "3.6.0", reason="the records are of Triton 3.6.0")
 def test_the_example_image_compiles_what_its_records_name(tmp_path: Path) -> None:
     example = ROOT / "examples/container"
     records, out = FileStore(tmp_path / "records"), tmp_path / "tuned"
@@ -259,9 +260,7 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in folder.rglob("*.cubin")}
 
 
-def test_together_they_give_what_each_gives_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_together_they_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
     together = binaries(tmp_path / "together", *ARCHITECTURES)

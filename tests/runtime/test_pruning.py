@@ -91,7 +91,7 @@ def test_one_config_left_is_neither_benchmarked_nor_a_miss() -> None:
         assert kernel.benchmarked == 0
         resolution = kernel.explain(torch.ones(4096), torch.zeros(2), 80, 0.0)
         assert resolution.final
-        assert resolution.only
+        assert resolution.has_no_choice
 
 
 def test_the_best_of_a_scenario_survives_a_launch_that_it_is_left_out_of() -> None:

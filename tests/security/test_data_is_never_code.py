@@ -145,8 +145,7 @@ def readers(folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: Policy.read(folder / "dejavu.toml")
     yield lambda: read_events(folder / "report")
     yield lambda: list(find_differences(prewarmed, read_manifest(prewarmed)))
-    into = str(folder / "own" / "in")
-    yield lambda: import_records([str(folder / "export.jsonl")], into=into)
+    yield lambda: import_records([str(folder / "export.jsonl")], store=str(folder / "own" / "in"))
     yield lambda: deliver(Spool("https://server", folder / "spool"), lambda *_: None)
 
 

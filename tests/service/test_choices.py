@@ -58,10 +58,10 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert exported.headers["content-type"] == "application/x-ndjson"
     assert len(exported.text.splitlines()) == 2
     done = client.post("/v1/copy/import", content=exported.content)
-    assert done.json() == {"sets": 2, "records": 4, "measurements": 12, "beside": 0}
+    assert done.json() == {"sets": 2, "records": 4, "measurements": 12, "conflicting": 0}
     assert client.get("/v1/copy/export").content == exported.content
     again = client.post("/v1/copy/import", content=exported.content)
-    assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
+    assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "conflicting": 0}
     (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
     assert line in exported.text.splitlines(keepends=True)
 
@@ -82,7 +82,7 @@ def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
     assert "has imported 1 of 3 contexts" in cut.json()["detail"]
     app.state.server.stopping.clear()
     again = client.post("/v1/main/import", content="\n".join(lines)).json()
-    assert again == {"sets": 3, "records": 3, "measurements": 6, "beside": 0}
+    assert again == {"sets": 3, "records": 3, "measurements": 6, "conflicting": 0}
 
 
 def test_a_bad_line_imports_nothing(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

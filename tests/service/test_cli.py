@@ -102,7 +102,7 @@ def test_settings_come_from_one_place(caplog: pytest.LogCaptureFixture) -> None:
         {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"},
     )
     assert (settings.host, settings.port) == ("::1", 1)
-    assert read_settings({}, {"DEJAVU_SERVER_REQUESTS": ""}) == ServerSettings()
+    assert read_settings({}, {"DEJAVU_SERVER_MAX_CONCURRENT_REQUESTS": ""}) == ServerSettings()
     with pytest.raises(SettingsError, match="DEJAVU_SERVER_PORT"):
         read_settings({}, {"DEJAVU_SERVER_PORT": "x"})
     assert not caplog.records
@@ -155,7 +155,7 @@ def test_a_token_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
     file.write_text("another")
     code, said = run(f"sqlite:///{tmp_path / 'own.sqlite3'}", f"serve --port {free_port()}")
     assert code == 2
-    assert "DEJAVU_SERVER_TOKEN_FILE" in said
+    assert "DEJAVU_SERVER_FIRST_TOKEN_FILE" in said
     assert file.read_text() == "another"
 
 

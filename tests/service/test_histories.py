@@ -242,7 +242,7 @@ class History:
         sent = body(record_set(read_words(words, f"{who}@{who}-1")))
         first, again = (self.ask("POST", "records", who, at, json=sent).json() for _ in range(2))
         assert first["records"] == 1
-        assert (again["measurements"], again["beside"]) == (0, 0)
+        assert (again["measurements"], again["conflicting"]) == (0, 0)
 
     def _promote(self, who: str, at: str = "pr") -> None:
         wish = {"to": f"{self._name}-main"}

@@ -24,7 +24,7 @@ from support.service import Running, call_on, context, make_token, record_set
 from support.sweeping import wait_until
 
 FORM = "Content-Type: application/x-www-form-urlencoded"
-SERVER = {"DEJAVU_SERVER_REQUESTS": "100"}
+SERVER = {"DEJAVU_SERVER_MAX_CONCURRENT_REQUESTS": "100"}
 HALF_SENT = {
     "bodies": f"POST /login HTTP/1.1\r\nHost: x\r\n{FORM}\r\nContent-Length: 9\r\n\r\nt".encode(),
     "heads": b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: ",
@@ -94,7 +94,8 @@ async def test_a_request_that_does_not_end_is_ended(
     monkeypatch.setattr(edge, "_SECONDS", 0.05)
     # Without a token, these would be refused; they stand for requests of any kind.
     monkeypatch.setattr(edge, "_WITHOUT_TOKEN", {"/style.css", "/favicon.ico", "/x/import"})
-    gate = Gate(wait_for_body, Server(ServerSettings(database=sqlite_url, requests=1)))
+    settings = ServerSettings(database=sqlite_url, max_concurrent_requests=1)
+    gate = Gate(wait_for_body, Server(settings))
     first, another, health = ask(gate), ask(gate), ask(gate, "/livez")
     assert (await another)[0] == 503, "there was one already"
     assert await health == [204]
@@ -160,7 +161,7 @@ async def test_an_export_ends_when_its_token_is_revoked(
 @pytest.fixture
 async def gate(sqlite_url: str) -> AsyncIterator[Gate]:
     """Yield the gate of a server that serves three requests at a time."""
-    server = Server(ServerSettings(database=sqlite_url, requests=3))
+    server = Server(ServerSettings(database=sqlite_url, max_concurrent_requests=3))
     yield Gate(wait_for_body, server)
     await server.close()
 

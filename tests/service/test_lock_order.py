@@ -61,7 +61,7 @@ def note_fetches(database: Database, ids: Ids) -> Callable[[], object]:
 
 
 def undo_a_quarantine(database: Database, _: Ids) -> Callable[[], object]:
-    wish = quarantines.QuarantineWish(host="h200-1")
+    wish = quarantines.QuarantineRequest(host="h200-1")
     taken = quarantines.create_quarantine("main", wish, call_on(database), Response())
     assert taken.id is not None
     return partial(quarantines.undo_quarantine, "main", taken.id, call_on(database))

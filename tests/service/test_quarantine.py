@@ -121,7 +121,7 @@ def test_it_is_an_admins_listed_and_logged(client: httpx.Client, admin: Token, e
     assert quarantine(client, admin, token="nobody", preview=True)["records"] == 0
     undo(client, admin, identity)
     listed = client.get("/v1/main/quarantines", headers=admin).json()["quarantines"]
-    assert [(item["id"], item["wanted"]) for item in listed] == [(identity, {"token": evil.id})]
+    assert [(item["id"], item["request"]) for item in listed] == [(identity, {"token": evil.id})]
     assert listed[0]["undone"] is not None
     logged = client.get("/v1/main/log", headers=admin).json()["entries"]
     assert [entry["action"] for entry in logged] == ["undo quarantine", "quarantine"]

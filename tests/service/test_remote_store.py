@@ -291,7 +291,7 @@ def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
     assert kernels[1].benchmarked == 0
 
 
-FEW = {"DEJAVU_SERVER_REQUESTS": "5"}
+FEW = {"DEJAVU_SERVER_MAX_CONCURRENT_REQUESTS": "5"}
 """Four requests of each caller at a time."""
 
 

@@ -159,7 +159,7 @@ def test_a_file_that_is_no_module_of_its_own_is_an_error(
         ("", ["--gpus", "²"], "--gpus ²: this machine has"),
         ("", ["--store", "memory://"], "would be lost"),
         ("", ["--tune-loss", "nan"], "--tune-loss nan: give a share, such as 0.01"),
-        ("", ["--worth", ""], "--worth '': write 90s, 20m or 2h"),
+        ("", ["--budget", ""], "--budget '': write 90s, 20m or 2h"),
     ],
 )
 def test_a_sweep_that_cannot_be_made_is_refused_in_a_line(
@@ -265,9 +265,9 @@ def test_without_a_journal_measurements_go_to_the_store_at_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("only_worthy", "order"), [(False, ["long", "short", "dear"]), (True, ["short", "long"])]
+    ("only_worthwhile", "order"), [(False, ["long", "short", "dear"]), (True, ["short", "long"])]
 )
-def test_tunes_are_ordered_by_what_they_save(only_worthy: bool, order: list[str]) -> None:
+def test_tunes_are_ordered_by_what_they_save(only_worthwhile: bool, order: list[str]) -> None:
     seconds, measured = {"dear": (2, 3), "long": (90, 60), "short": (60, 5)}, list[str]()
     seconds["known"] = 1, 3
     worth = partial(Worth, launches=1, runs=config())
@@ -281,6 +281,6 @@ def test_tunes_are_ordered_by_what_they_save(only_worthy: bool, order: list[str]
         return CaseOutcome(case=job.case, key=job.case, status=status, worth=tunes[job.case])
 
     host: Any = SimpleNamespace(start=lambda: [*tunes], run=run, close=list, unsaved_journals=list)
-    report = Sweep([host], only_worthy=only_worthy).run()
+    report = Sweep([host], only_worthwhile=only_worthwhile).run()
     assert measured == order
-    assert [outcome.case for outcome in report.of("unworthy")] == ["dear"] * only_worthy
+    assert [outcome.case for outcome in report.of("unworthy")] == ["dear"] * only_worthwhile

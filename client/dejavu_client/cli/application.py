@@ -59,7 +59,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "rename": ("rename 'pkg.old.*' 'pkg.new.*' --yes",),
     "gc": ("gc --days 90 --yes", "gc add --all"),
     "export": ("export records.jsonl --kernel add", "export /srv/set --sign key.pem --new-key"),
-    "import": ("import records.jsonl", "import /node1 /node2 --into /shared"),
+    "import": ("import records.jsonl", "import /node1 /node2 --store /shared"),
     "sync": ("sync", "sync --push-only --store /node1,https://tune.example.com"),
     "promote": ("promote --to main --store 'https://tune.corp?namespace=pr-7'",),
     "use": ("use https://host/set --key KEY --dry-run",),

@@ -24,7 +24,7 @@ from ..http.transport import WHOLE_SECONDS, ServerAnswer, Transport
 from .signed_index import refusal
 
 SILENT_SECONDS = 30.0
-"""Seconds for which a server may be silent while nobody waits for it."""
+"""Seconds within which a server sends an answer's headers."""
 
 SLOWEST = 16 * 1024
 """Bytes a second that a server sends at least, beyond `WHOLE_SECONDS` for each file."""
@@ -125,9 +125,8 @@ def ask(
             method,
             url,
             server=url,
-            silence=SILENT_SECONDS,
-            seconds=WHOLE_SECONDS + largest / SLOWEST,
-            is_inline=True,
+            seconds=SILENT_SECONDS,
+            body_seconds=WHOLE_SECONDS + largest / SLOWEST,
             largest=largest,
             follow_redirects=True,  # a release page keeps its files elsewhere
             headers=headers,

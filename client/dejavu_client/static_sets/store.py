@@ -76,7 +76,7 @@ class StaticStore(Store):
         """Return a scenario's record; `fresh` asks for the index again, and waits longer."""
         wait = PATIENCE * self.calls.wait if fresh else self.calls.wait
         record = self._records_of(context, wait, fresh=fresh).get(scenario)
-        return Found(record, self.url, is_strangers=True) if record else None
+        return Found(record, self.url, is_from_stranger=True) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return the records of a context, for which no launch waits."""

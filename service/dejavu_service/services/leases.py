@@ -28,7 +28,7 @@ _LeaseId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, 
 _Seconds = Annotated[StrictFloat, Field(ge=1, le=3600, allow_inf_nan=False)]
 
 
-class LeaseWish(BaseModel):
+class LeaseRequest(BaseModel):
     """A scenario to tune, the process that asks for it, and the seconds until the lease expires."""
 
     model_config = ConfigDict(extra="forbid")
@@ -56,17 +56,17 @@ class Lease(BaseModel):
 
 @router.post("/{namespace}/leases")
 @accepts("write")
-def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lease:
+def grant_lease(namespace: Namespace, request: LeaseRequest, call: CurrentCall) -> Lease:
     """Grant the right to tune a scenario to one holder at a time.
 
     The lease is granted if it is free, expired or the holder's own: of the same process, with the
     same token.
     """
     owner = call.principal.name
-    digests = {"context": wish.context.digest, "scenario": wish.scenario.digest}
+    digests = {"context": request.context.digest, "scenario": request.scenario.digest}
     key = {"namespace": namespace, **digests}
     is_this = and_(*(leases.c[name] == value for name, value in key.items()))
-    own = and_(leases.c.holder == wish.holder, leases.c.owner == owner)
+    own = and_(leases.c.holder == request.holder, leases.c.owner == owner)
     expired = leases.c.expires_at <= epoch()
     with call.database.write() as connection:
         lease_count = count_held(
@@ -78,9 +78,9 @@ def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lea
         statement = insert(connection, leases).values(
             **key,
             id=secrets.token_hex(16),
-            holder=wish.holder,
+            holder=request.holder,
             owner=owner,
-            expires_at=epoch() + wish.ttl,
+            expires_at=epoch() + request.ttl,
         )
         new = statement.excluded
         statement = statement.on_conflict_do_update(
@@ -95,7 +95,7 @@ def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lea
         )
         lease: str | None = connection.execute(statement.returning(leases.c.id)).scalar()
         if lease is not None:
-            return Lease(lease=lease, expires_in=wish.ttl)
+            return Lease(lease=lease, expires_in=request.ttl)
         query = select(leases.c.expires_at - epoch()).where(is_this)
         left = connection.execute(query).scalar() or 0.0
         return Lease(lease=None, expires_in=max(left, 0.0))

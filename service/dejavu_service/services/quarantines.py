@@ -45,7 +45,7 @@ _MOST_SCENARIOS, _MOST_PARTS = 5000, 20_000
 a scenario with more parts is a page of its own."""
 
 
-class QuarantineWish(BaseModel):
+class QuarantineRequest(BaseModel):
     """Which measurements and winners shall go from readers: those to which all fields apply."""
 
     model_config = ConfigDict(extra="forbid")
@@ -95,7 +95,7 @@ class Quarantine(BaseModel):
 
     id: str
     actor: str
-    wanted: dict[str, Any]
+    request: dict[str, Any]
     parts: int
     """Parts that it hides now: none once it is undone."""
     created: datetime
@@ -137,22 +137,22 @@ def list_writers(
 )
 @accepts("admin")
 def create_quarantine(
-    namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
+    namespace: Namespace, request: QuarantineRequest, call: CurrentCall, response: Response
 ) -> Quarantined:
     """Take from readers what a writer wrote, and recall it from all copies, or count only.
 
     Measurements that others sent of the same configs, and that were kept beside, stand instead.
     """
     database, principal = call.database, call.principal
-    if wish.token is None and wish.host is None:
+    if request.token is None and request.host is None:
         raise InvalidRequestError("name the token or the host that wrote what is to go")
     own = select(contexts.c.id).where(contexts.c.namespace == namespace)
-    is_meant = _is_meant(parts.c.context_id.in_(own), wish)
-    if wish.preview:
+    is_meant = _is_meant(parts.c.context_id.in_(own), request)
+    if request.preview:
         response.status_code = 200
         with database.read() as connection:
             return _count(connection, is_meant, None)
-    content = wish.model_dump(mode="json", exclude={"preview"}, exclude_none=True)
+    content = request.model_dump(mode="json", exclude={"preview"}, exclude_none=True)
     with database.write() as connection:
         act = records.add_act(connection, namespace, "quarantine", principal.name, content)
         write_log(connection, principal, "quarantine", namespace, id=act, **content)
@@ -164,7 +164,7 @@ def create_quarantine(
             context = stored_contexts.lock(connection, namespace, digest)
             if context is not None:
                 shown = and_(parts.c.context_id == context.id, parts.c.scenario.in_(page))
-                is_shown = _is_meant(shown, wish)
+                is_shown = _is_meant(shown, request)
                 records.hide(connection, context, page, is_shown, act, principal.name)
     with database.read() as connection:
         return _count(connection, parts.c.hidden_by == act, act)
@@ -203,28 +203,28 @@ def _pages(database: Database, meant: ColumnElement[bool]) -> Iterator[tuple[str
             yield digest, [row.scenario for row in page]
 
 
-def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement[bool]:
+def _is_meant(own: ColumnElement[bool], request: QuarantineRequest) -> ColumnElement[bool]:
     """Return whether one of some parts is meant: a winner goes with its sender's measurement.
 
     A winner does not say which host it came from, and would stand by another's measurement of its
     config.
     """
     clauses = [own, parts.c.hidden_by.is_(None)]
-    if wanted.since is not None:
-        clauses.append(parts.c.received_at >= wanted.since.timestamp())
-    if wanted.until is not None:
-        clauses.append(parts.c.received_at < wanted.until.timestamp())
-    if wanted.token is not None:
+    if request.since is not None:
+        clauses.append(parts.c.received_at >= request.since.timestamp())
+    if request.until is not None:
+        clauses.append(parts.c.received_at < request.until.timestamp())
+    if request.token is not None:
         # A sender is `name (id)`, behind which a promotion writes from where it was.
-        is_named = starts_with(parts.c.sender, f"{wanted.token} (")
-        clauses.append(or_(is_named, contains(parts.c.sender, f" ({wanted.token})")))
-    if wanted.host is not None:
-        clauses.append(ends_with("@" + parts.c.measured_by, f"@{wanted.host}"))
+        is_named = starts_with(parts.c.sender, f"{request.token} (")
+        clauses.append(or_(is_named, contains(parts.c.sender, f" ({request.token})")))
+    if request.host is not None:
+        clauses.append(ends_with("@" + parts.c.measured_by, f"@{request.host}"))
     is_measured = and_(*clauses, parts.c.kind == "measurement")
     key = (parts.c.context_id, parts.c.scenario, parts.c.config, parts.c.sender)
     goes_with_it = tuple_(*key).in_(select(*key).where(is_measured))
     winners = and_(own, parts.c.kind == "winner", parts.c.hidden_by.is_(None), goes_with_it)
-    if wanted.host is None:
+    if request.host is None:
         winners = or_(winners, and_(*clauses, parts.c.kind == "winner"))
     return or_(is_measured, winners)
 
@@ -233,16 +233,16 @@ def _is_meant(own: ColumnElement[bool], wanted: QuarantineWish) -> ColumnElement
 def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
     """List the quarantines, also those that are undone."""
     call.principal.require("admin", namespace)
-    hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).scalar_subquery()
+    hidden = select(func.count()).where(parts.c.hidden_by == acts.c.id).label("parts")
     moments = (acts.c.at.label("created"), acts.c.undone_at.label("undone"))
     query = (
-        select(acts.c.id, acts.c.actor, acts.c.wanted, *moments, hidden.label("parts"))
+        select(acts.c.id, acts.c.actor, acts.c.wanted.label("request"), *moments, hidden)
         .where(acts.c.namespace == namespace, acts.c.kind == "quarantine")
         .order_by(acts.c.at.desc(), acts.c.id)
     )
     with call.database.read() as connection:
         rows = connection.execute(query).all()
-    listed = [Quarantine(**row._asdict() | {"wanted": json.loads(row.wanted)}) for row in rows]
+    listed = [Quarantine(**row._asdict() | {"request": json.loads(row.request)}) for row in rows]
     return Quarantines(quarantines=listed)
 
 

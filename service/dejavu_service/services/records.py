@@ -87,7 +87,7 @@ class Merged(BaseModel):
     """Records in the request."""
     measurements: int
     """New measurements that readers get."""
-    beside: int
+    conflicting: int
     """New measurements that contradict an earlier one and are only stored."""
     refused: int = 0
     """Measurements that were not stored; absent if none.
@@ -135,7 +135,7 @@ def merge_record_set(
     restore: bool = False,
 ) -> Merged:
     """Merge a record set within a write transaction; `restore` brings back what was deleted."""
-    total = Merged(records=len(sent.records), measurements=0, beside=0)
+    total = Merged(records=len(sent.records), measurements=0, conflicting=0)
     if not sent.records:
         return total
     context = contexts.lock(connection, namespace, sent.context.digest, sent.context)
@@ -158,7 +158,7 @@ def merge_record_set(
         for part in came:
             if part.kind == "measurement":
                 total.measurements += part.stands
-                total.beside += not part.stands
+                total.conflicting += not part.stands
         # An import is logged as a whole.
         for stored in changed if may_pin and not restore else ():
             if stored.pin is not None and not (stored.pin.stored and stored.pin.stored.stands):
@@ -192,7 +192,7 @@ def _log_pin(
     )
 
 
-class Choice(BaseModel):
+class PinRequest(BaseModel):
     """The config that readers shall get, null to remove the pin, and who chose it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -207,11 +207,11 @@ def put_pin(
     namespace: Namespace,
     context: ContextDigest,
     scenario: ScenarioDigest,
-    choice: Choice,
+    request: PinRequest,
     call: CurrentCall,
 ) -> Response:
     """Pin a config, which overrides the measurements, or remove the pin."""
-    principal, config = call.principal, choice.config
+    principal, config = call.principal, request.config
     with call.database.write() as connection:
         locked = contexts.lock(connection, namespace, context)
         stored = {} if locked is None else records.load(connection, locked.id, [scenario])
@@ -220,7 +220,7 @@ def put_pin(
             raise NotFoundError("there is no record of this scenario: post one before pinning it")
         earlier = record.pin.model if record.pin else None
         if config is not None or (earlier is not None and earlier.config is not None):
-            pin = Pin.after(earlier, config, choice.by or principal.name, locked.present)
+            pin = Pin.after(earlier, config, request.by or principal.name, locked.present)
             part = record.bring(Part.of(pin, principal.name))
             records.save(connection, locked, [record], principal.name)
             _log_pin(connection, principal, locked, record, part)

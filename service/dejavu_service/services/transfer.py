@@ -74,7 +74,7 @@ class Imported(BaseModel):
     sets: int = 0
     records: int = 0
     measurements: int = 0
-    beside: int = 0
+    conflicting: int = 0
 
 
 _Writer = Annotated[str, Field(min_length=1, max_length=200)]
@@ -227,7 +227,7 @@ def import_lines(
         imported.sets += 1
         imported.records += merged.records
         imported.measurements += merged.measurements
-        imported.beside += merged.beside
+        imported.conflicting += merged.conflicting
     return imported
 
 

@@ -1,4 +1,4 @@
-"""Launch products with the blocks given as arguments, as on a machine with an H200.
+"""Launch products with the blocks given as arguments, as on a machine with an H200, or of $ARCH.
 
 There is no GPU to launch on; everything before that is Triton's own: it binds the arguments, looks
 into its cache, compiles if it must, and builds the modules that launch, which are not loaded.
@@ -6,6 +6,7 @@ into its cache, compiles if it must, and builds the modules that launch, which a
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -31,7 +32,7 @@ def launch(kernel: Any, *args: Any, **values: Any) -> None:
     CudaLauncher(compiled.src, compiled.metadata)
 
 
-driver.set_active(Driver(GPUTarget("cuda", 90, 32)))
+driver.set_active(Driver(GPUTarget("cuda", int(os.environ.get("ARCH", "90")), 32)))
 build._load_module_from_path = lambda name, path: UnloadedModule()
 CudaUtils()
 launch(products.halve, Pointer("float32"), BLOCK=64)

@@ -155,7 +155,7 @@ def list_quarantines(
         show_table(["token", "user and host", "measurements", "last"], rows)
     else:
         for item in listed:
-            item["of"] = "  ".join(f"{name}={value}" for name, value in item["wanted"].items())
+            item["of"] = "  ".join(f"{name}={value}" for name, value in item["request"].items())
         rows = _cells(listed, "id", "created", "actor", "of", "parts", "undone")
         show_table(["id", "time", "actor", "of", "hidden", "undone"], rows)
 

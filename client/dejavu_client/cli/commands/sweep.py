@@ -51,13 +51,12 @@ def sweep(
             "--from-misses", help="Only what programs asked the server for and nobody has tuned."
         ),
     ] = False,
-    worth: Annotated[
-        str | None,
+    worthwhile: Annotated[
+        bool,
         typer.Option(
-            metavar="TIME",
-            help="--from-misses for so long, without tunes that take longer than what they save.",
+            "--worthwhile", help="--from-misses without tunes that take longer than what they save."
         ),
-    ] = None,
+    ] = False,
     tune_loss: Annotated[
         float,
         typer.Option(
@@ -80,18 +79,17 @@ def sweep(
 
     if gpus and ray:
         raise SettingsError("--gpus and --ray: give one of them")
-    if budget is not None and worth is not None:
-        raise SettingsError("--budget and --worth: give one of them")
-    url, weighs = _lasting_url(store), worth is not None
-    if weighs or tune_loss:
+    url, seconds = _lasting_url(store), _seconds(budget)
+    if worthwhile or tune_loss:
         import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
-    seconds = _seconds("--budget", budget) if worth is None else _seconds("--worth", worth)
     options = parse_assignments(option, "--option")
-    spec = _spec(suite, options, url, from_misses or weighs, tune_loss)
+    spec = _spec(suite, options, url, from_misses or worthwhile, tune_loss)
     show_progress()
     try:
         hosts = _hosts(spec, gpus, ray)
-        report = Sweep(hosts, measures=not dry_run, budget=seconds, only_worthy=weighs).run()
+        report = Sweep(
+            hosts, measures=not dry_run, budget=seconds, only_worthwhile=worthwhile
+        ).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
@@ -178,12 +176,12 @@ def _gpu_numbers(gpus: str) -> list[int]:
     return numbers
 
 
-def _seconds(option: str, text: str | None) -> float | None:
-    if text is None:
+def _seconds(budget: str | None) -> float | None:
+    if budget is None:
         return None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", budget)
     if not match or float(match[1]) == 0:
-        raise SettingsError(f"{option} {text!r}: write 90s, 20m or 2h")
+        raise SettingsError(f"--budget {budget!r}: write 90s, 20m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 

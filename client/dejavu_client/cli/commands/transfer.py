@@ -42,7 +42,9 @@ def export_records(
     ] = "-",
     sign: Annotated[str, typer.Option(metavar="PEM", help="Write a folder for strangers.")] = "",
     new_key: Annotated[bool, typer.Option("--new-key", help="Make the key of --sign.")] = False,
-    empty: Annotated[bool, typer.Option("--empty", help="Recall all that --sign signed.")] = False,
+    recall_all: Annotated[
+        bool, typer.Option("--recall-all", help="Recall all that --sign signed.")
+    ] = False,
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     triton: Annotated[
@@ -71,10 +73,10 @@ def export_records(
             for engine, folder in folders.items():
                 _export_tables(source, engine, folder, triton)
         return
-    if sign or new_key or empty:
+    if sign or new_key or recall_all:
         with open_complete_store(store) as source:
-            contexts = [] if empty else contexts_of(source, kernel, device)
-            if not (contexts or empty):
+            contexts = [] if recall_all else contexts_of(source, kernel, device)
+            if not (contexts or recall_all):
                 raise NothingFoundError(f"{source.url} has no such records, so {file} stays as is")
             _export_signed(source, contexts, file, sign, new_key)
         return
@@ -123,16 +125,7 @@ def import_records(
             callback=refuse_empty,
         ),
     ],
-    into: Annotated[
-        str,
-        typer.Option(
-            "--into",
-            "--store",
-            metavar="URL",
-            help="The store to write; else DEJAVU_CACHE_URL, else your own cache.",
-            callback=refuse_empty,
-        ),
-    ] = "",
+    store: StoreOption = "",
 ) -> None:
     """Merge files and stores into a store.
 
@@ -140,7 +133,7 @@ def import_records(
     stands; a server keeps the first. All sources must be readable before anything is written.
     """
     with ExitStack() as stack:
-        target = stack.enter_context(open_chosen_store(into))
+        target = stack.enter_context(open_chosen_store(store))
         readers: list[Callable[[], Iterator[RecordSet]]] = []
         for source in sources:
             if "://" in source or Path(source).is_dir():
