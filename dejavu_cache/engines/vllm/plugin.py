@@ -55,7 +55,8 @@ def follow_worker(worker_module: Any) -> None:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
     use_prewarmed_binaries()
-    record_launches_of("vllm")
+    for package in ("vllm", "dejavu_cache"):
+        record_launches_of(package)
     worker = worker_module.Worker
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
