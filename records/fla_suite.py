@@ -20,10 +20,10 @@ INPUTS = ((1, 2048), (4, 4096), (1, 32768))
 HELD_OUT = ((1, 8192), (4, 1536))
 
 
-def _gate(*shape: int) -> Any:
+def _gate(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
     """Return logarithms of numbers between 0 and 1."""
     gate = torch.nn.functional.logsigmoid(torch.randn(*shape, device=DEVICE))
-    return gate.requires_grad_()
+    return gate.to(dtype).requires_grad_()
 
 
 def _share(*shape: int) -> Any:
@@ -84,9 +84,33 @@ def delta_rule(batch: int, length: int) -> Any:
     return chunk_delta_rule(q, k, v, share, use_qk_l2norm_in_kernel=True)[0]
 
 
+def simple_gla(batch: int, length: int) -> Any:
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    q, k, v = (randn(batch, length, 16, 128) for _ in range(3))
+    return chunk_simple_gla(q, k, v, _gate(batch, length, 16))[0]
+
+
+def gla(batch: int, length: int) -> Any:
+    from fla.ops.gla import chunk_gla
+
+    q, k, v = (randn(batch, length, 4, width) for width in (256, 256, 512))
+    return chunk_gla(q, k, v, _gate(batch, length, 4, 256, dtype=torch.bfloat16))[0]
+
+
+def rwkv7(batch: int, length: int) -> Any:
+    from fla.ops.rwkv7 import chunk_rwkv7
+
+    r, k, v, key = (randn(batch, length, 32, 64) for _ in range(4))
+    key = torch.nn.functional.normalize(key, dim=-1)
+    decay = _gate(batch, length, 32, 64, dtype=torch.bfloat16)
+    return chunk_rwkv7(r, decay, k, v, -key, key * _share(batch, length, 32, 1))[0]
+
+
 FUNCTIONS = (
     *(gated_delta_rule, gated_delta_rule_prompt, kda, kda_prompt),
     *(gated_norm, short_convolution, norm, delta_rule),
+    *(simple_gla, gla, rwkv7),
 )
 
 

@@ -171,8 +171,8 @@ def first_choice(record: Record) -> Any:
 
 
 def first_that_fits(request: Request) -> Any:
-    """Return the first declared config that fits the GPU."""
-    for config in request.declared.values():
+    """Return the kernel's own default, or the first declared config where that does not fit."""
+    for config in (request.default, *request.declared.values()):
         with suppress(OutOfResources):
             launch(request, config)
             return config

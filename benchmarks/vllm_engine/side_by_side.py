@@ -3,7 +3,8 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `prewarmed`, `by_another`, `mamba`, `gated_delta`, `compiled`.
+three), `float8`, `profile`, `cold`, `prewarmed`, `refused` (after that), `by_another`, `mamba`,
+`gated_delta`, `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -59,6 +60,9 @@ LENGTHS = (7, 130, 517, 2049, 8000)
 
 PROFILED_LENGTHS = (7, 130, 517, 2048)
 """Tokens of first prompts that are profiled, in turns by CUDA's and by Python's calls."""
+
+KNOWN_MODELS = VLLM / "known-models"
+"""What vLLM's first start finds out of models, in 20 s; the others get a copy."""
 
 MODEL = HERE / "models" / "llama3-8b"
 LIMITS = {"max-model-len": "16384", "max-num-batched-tokens": "8192", "max-num-seqs": "64"}
@@ -299,25 +303,33 @@ def time_start(
 
     Each prompt is given twice: `first_ms`, and then `ms`. Returns the GPU's name.
     """
-    of_vllm = VLLM / "caches/recorded/vllm"  # what vLLM finds out of a model, in 20 s
-    if of_vllm.is_dir():
-        shutil.copytree(of_vllm, VLLM / "caches" / cache / "vllm", dirs_exist_ok=True)
+    own = VLLM / "caches" / cache
+    if KNOWN_MODELS.is_dir() and not (own / "vllm").is_dir():
+        shutil.copytree(KNOWN_MODELS, own / "vllm")
     if url:
         variables["DEJAVU_CACHE_URL"] = url
     engine = start_one(name, backend, model, cache=cache, **variables)
-    said = (OUT / f"{PLAN}-{name}.log").read_text()
-    keep("init engine s", name, value=re.findall(r"init engine .*?([\d.]+) s(?:econds)?\b", said))
-    lines = [line for line in said.splitlines() if "compiled" in line or "is ready" in line]
-    keep("said", name, value=lines[:6])
+    keep_start(name)
     for length in PROFILED_LENGTHS if profiled else (7, 130, 2049):
         command = ("profile_first", length) if profiled else ("prefill", 1, length, 1)
         keep("prompts", name, str(length), value=engine.tell(*command))
     if url.startswith("file:"):
         time.sleep(4)  # launches are recorded a moment after they are compiled
     engine.end()
-    files = [path.suffix for path in (VLLM / "caches" / cache / "triton").rglob("*.*")]
+    files = [path.suffix for path in (own / "triton").rglob("*.*")]
     keep("files in Triton's cache", name, value={end: files.count(end) for end in set(files)})
+    if not KNOWN_MODELS.is_dir():
+        shutil.copytree(own / "vllm", KNOWN_MODELS)
     return str(RESULTS["start"][name]["gpu"])
+
+
+def keep_start(name: str) -> None:
+    """Keep how long a started engine took to initialise, and what it said of its kernels."""
+    said = (OUT / f"{PLAN}-{name}.log").read_text()
+    keep("init engine s", name, value=re.findall(r"init engine .*?([\d.]+) s(?:econds)?\b", said))
+    told = [line for line in said.splitlines() if not line.startswith("RESULT")]
+    lines = [line for line in told if "compiled" in line or "is ready" in line]
+    keep("said", name, value=lines[:6])
 
 
 def build_folder(name: str, gpu: str, store: Path, **options: str) -> str:
@@ -368,17 +380,24 @@ def build_for_another_gpu(store: Path) -> str:
     records = VLLM / "recorded-of-other"
     shutil.rmtree(records, ignore_errors=True)
     for context in FileStore(store).contexts():
-        if context.kernel.name.endswith(".schedule_kernel"):
+        if context.kernel.name.endswith(".merge_kernel"):
             theirs = context.model_copy(update={"environment": builder_environment(other)})
             FileStore(records).put(theirs, FileStore(store).records(context))
     return build_folder("folder-of-other", other.name, records)
+
+
+def start_each(*starts: tuple[Any, ...]) -> None:
+    for start in starts:
+        if seconds_left() < 32:
+            log("no time is left for", start[0])
+            return
+        time_start(*start)
 
 
 def run_prewarmed() -> None:
     """Record a start, build a folder for its model, and start from it beside FA3.
 
     vLLM's own kernels are known by the recorded start, and attention's by the model's config alone.
-    Then come folders that are refused, with full caches elsewhere, and profiled first prompts.
     """
     store, others = VLLM / "recorded", VLLM / "recorded-of-vllm"
     for folder in (store, others):
@@ -390,25 +409,32 @@ def run_prewarmed() -> None:
     starts = [(f"by-model-{turn}", "CUSTOM", f"by-model-{turn}", by_model) for turn in range(3)]
     for turn, kind in enumerate(("cold", "warm", "warm", "warm")):
         starts.insert(2 * turn + 1, (f"fa3-{kind}-{turn}", "FLASH_ATTN", "fa3", ""))
-    starts += [(f"full-caches-{turn}", "CUSTOM", "recorded", "") for turn in range(3)]
-    made = VLLM / "folder-by-model"
-    starts.append(("profiled", "CUSTOM", "by-model-0", by_model, True))
-    starts.append(("fa3-profiled", "FLASH_ATTN", "fa3", "", True))
-    starts.append(("tampered", "CUSTOM", "tampered", tamper(made)))
-    starts.append(("older", "CUSTOM", "recorded", make_older(made), True))
-    for start in starts:
-        if not has_time_for(start[0]):
-            return
-        time_start(*start)
-    if has_time_for("another-gpu"):
-        url = build_for_another_gpu(store)
-        time_start("another-gpu", "CUSTOM", "recorded", url, CUDA_MODULE_LOADING="EAGER")
+    start_each(*starts)
 
 
-def has_time_for(name: str) -> bool:
-    if seconds_left() < 40:
-        log("no time is left for", name)
-    return seconds_left() >= 40
+def run_refused() -> None:
+    """Start with folders that are refused, and with full caches; profile first prompts.
+
+    `prewarmed` has made the folder, and the store with a recorded start.
+    """
+    made, store = VLLM / "folder-by-model", VLLM / "recorded"
+    urls = {"tampered": tamper(made), "older": make_older(made)}
+    engines = [
+        Engine(name, "CUSTOM", cache=name, DEJAVU_CACHE_URL=url) for name, url in urls.items()
+    ]
+    other = build_for_another_gpu(store)
+    for engine in engines:
+        engine.wait_until_started()
+        keep_start(engine.name)
+        engine.end()
+    shutil.copytree(VLLM / "caches/tampered/vllm", KNOWN_MODELS)
+    by_model = f"prewarmed://{made}"
+    start_each(
+        ("profiled", "CUSTOM", "by-model", by_model, True),
+        ("fa3-profiled", "FLASH_ATTN", "fa3", by_model, True),
+        ("another-gpu", "CUSTOM", "older", other),
+        *((f"full-caches-{turn}", "CUSTOM", "older", "") for turn in range(3)),
+    )
 
 
 def run_by_another() -> None:
@@ -465,6 +491,7 @@ def run_compiled() -> None:
     "day": run_day,
     "cold": run_cold,
     "prewarmed": run_prewarmed,
+    "refused": run_refused,
     "by_another": run_by_another,
     "mamba": partial(run_autotuned, "mamba2"),
     "gated_delta": partial(run_autotuned, "gated-delta"),

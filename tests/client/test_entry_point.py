@@ -44,10 +44,8 @@ def test_a_command_whose_extra_is_missing_says_what_to_install(
         main()
     """
     out = run_python(code, check=False)
-    assert (out.returncode, out.stderr.splitlines()) == (
-        2,
-        [f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'"],
-    )
+    error = f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'\n"
+    assert (out.returncode, out.stderr) == (2, error)
 
 
 def test_a_name_whose_extra_is_missing_says_what_to_install() -> None:
@@ -120,9 +118,8 @@ def test_wrong_usage_is_one_line_on_standard_error() -> None:
 def test_the_documentation_lists_the_exit_codes() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
     table = page.partition("| exit code |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [
-        str(code.value) for code in ExitCode
-    ]
+    codes = [str(code.value) for code in ExitCode]
+    assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == codes
 
 
 COMMANDS = list_commands()
@@ -222,13 +219,7 @@ def test_an_export_is_read_again_whatever_the_locale_is(store: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [
-        ("ls >&-", 0),
-        ("ls 2>&-", 0),
-        ("show nothing 2>&-", 1),
-        ("import - <&-", 1),
-        ("doctor <&-", 0),
-    ],
+    [("ls >&-", 0), ("ls 2>&-", 0), ("show x 2>&-", 1), ("import - <&-", 1), ("doctor <&-", 0)],
 )
 def test_a_closed_stream_is_an_empty_one(command: str, code: int, store: Path) -> None:
     seen = shell(command, DEJAVU_CACHE_URL=str(store))

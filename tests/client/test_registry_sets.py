@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from dejavu_client.cli.main import run_command
 from dejavu_client.static_sets import INDEX, StaticStore, make_key, open_static
-from dejavu_client.static_sets.registry import MANIFEST, TITLE, Registry
+from dejavu_client.static_sets.registry import MANIFEST, TITLE, Registry, _kept_login
 from support.service import free_port
 from support.signed_sets import KNOWN, SETS, Publisher, read_all
 
@@ -27,9 +28,19 @@ DIGEST = f"sha256:{0:064}"
 HASH = "$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a"  # of the password
 
 
-def log_in(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+HELPER = """#!/bin/sh
+[ "$1 $(cat)" = "get HOST" ] && echo '{"Username": "me", "Secret": "secret"}' && exit
+echo credentials not found in native keychain; exit 1
+"""
+
+
+def log_in(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch, place: str = "auths") -> None:
     login = base64.b64encode(b"me:secret").decode()
-    (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": login}}}))
+    config = {"auths": {host: {"auth": login}}, "credHelpers": {host: "kept"}, "credsStore": "kept"}
+    (folder / "config.json").write_text(json.dumps({place: config[place]}))
+    (folder / "docker-credential-kept").write_text(HELPER.replace("HOST", host))
+    (folder / "docker-credential-kept").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
 
 
@@ -92,8 +103,9 @@ def test_commands_name_an_artifact(
     assert sorted(titles) == [fetched.entries()[0].file, INDEX]
 
 
+@pytest.mark.parametrize("place", ["auths", "credHelpers", "credsStore"])
 def test_a_registry_that_wants_a_token_gets_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = Publisher(tmp_path)
     by_path = {
@@ -125,7 +137,7 @@ def test_a_registry_that_wants_a_token_gets_one(
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         host = f"127.0.0.1:{server.server_port}"
-        log_in(tmp_path, host, monkeypatch)
+        log_in(tmp_path, host, monkeypatch, place)
         source = Registry(f"oci://{host}/team/records:v1", 5)
         assert read_all(StaticStore(source, publisher.key, folder=publisher.copies)) == KNOWN
         elsewhere = f"http://localhost:{server.server_port}/v2/team/records/blobs/{DIGEST}"
@@ -136,3 +148,13 @@ def test_a_registry_that_wants_a_token_gets_one(
         with pytest.raises(StoreError, match="no artifact"):
             source.read(INDEX, 2**20)
         server.shutdown()
+
+
+def test_a_helper_that_fails_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_in(tmp_path, "known.example", monkeypatch, "credsStore")
+    assert (_kept_login("public.example"), caplog.messages) == ({}, [])
+    (tmp_path / "docker-credential-kept").unlink()
+    assert not _kept_login("known.example")
+    assert "docker-credential-kept, which" in caplog.text.partition("`docker login known.ex")[0]

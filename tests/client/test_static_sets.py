@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.cli.main import run_command
-from dejavu_client.static_sets import StaticStore, publish
+from dejavu_client.static_sets import StaticStore, publish, sources
 from dejavu_client.static_sets.sources import Files
 from support.bad_server import BadServer, drip, drips
 from support.kernels import ADD, write_source
@@ -175,7 +175,14 @@ def test_a_server_that_drips_stalls_no_launch(publisher: Publisher) -> None:
     server.close()
 
 
-def test_a_redirect_with_an_endless_body_is_followed_at_once(publisher: Publisher) -> None:
-    server = BadServer(drips(b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", bytes(2**16)))
-    with pytest.raises(StoreError, match="redirects"):
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [("200 OK\r\nX: ", "had not answered"), ("302 Found\r\nLocation: /\r\n\r\n", "redirects")],
+)
+def test_endless_headers_and_a_redirect_with_an_endless_body_are_left(
+    head: str, said: str, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "SILENT_SECONDS", 3.0)
+    server = BadServer(drips(f"HTTP/1.1 {head}".encode(), b"x"))
+    with pytest.raises(StoreError, match=said):
         publisher.open(server.url).entries(fresh=True)

@@ -15,8 +15,6 @@ from support.command_line import run_cli
 from support.processes import run_python
 
 ANSWER = answer("200 OK", b'{"writers": []}')
-
-
 drip_head = drips(b"HTTP/1.1 200 OK\r\nX-Filler: ", b"a")
 
 

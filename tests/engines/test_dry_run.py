@@ -23,7 +23,6 @@ LLAMA = ROOT / "benchmarks/vllm_engine/models/llama3-8b"
 
 
 def test_a_plan_has_what_attention_launches_for_a_model_on_each_gpu(tmp_path: Path) -> None:
-    """From an empty store, and for a GPU of which there are no records."""
     spec = PrewarmSpec(
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
@@ -57,6 +56,7 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
     for options, changed, problem in (
         ({"kv-cache-dtype": "fp9"}, {}, "kv-cache-dtype: Input should be 'auto', 'fp8'"),
         ({"tensor-parallel-size": "3"}, {"kv_lora_rank": 0}, "3 does not divide 32 heads"),
+        ({"tensor-parallel-size": "4"}, {"num_key_value_heads": 6}, "4 neither divides 6 KV heads"),
         ({}, {"quantization_config": {"kv_cache_scheme": {"type": "float"}}}, "kv-cache-dtype"),
         ({"dtype": "half"}, {"head_dim": 320}, "head sizes up to 256 are supported"),
     ):
@@ -66,7 +66,7 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
-    """Kernels of the engine's own, which nobody has decorated."""
+    """Kernels of the engine's own and of attention, which nobody has decorated."""
     store, out, folder = tmp_path / "records", tmp_path / "out", tmp_path / "stand-in"
 
     def start(url: str, number: int = 48) -> tuple[int, bool]:
@@ -78,12 +78,12 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
         )  # fmt: skip
         return len([*compiled.rglob("*.cubin")]), "had to be compiled (fill)" in done.stderr
 
-    assert start(store.as_uri()) == (1, False)
+    assert start(store.as_uri()) == (2, False)
     words = ("--engine", "vllm", "--device", "H100", "--store", store, "--out", out)
     made = dejavu("prewarm", *words, PYTHONPATH=str(folder))
     assert made.returncode == 0, made.stderr
-    kernels = {kernel.name: kernel.binaries for kernel in read_manifest(out).kernels}
-    assert kernels == {"vllm.v1.worker.gpu_worker.fill": 1}
+    kernels = {kernel.name.rpartition(".")[2] for kernel in read_manifest(out).kernels}
+    assert kernels == {"fill", "write_cache_kernel"}
     assert start(f"prewarmed://{out}") == (0, False)
     assert start(f"prewarmed://{out}", 49) == (1, True)
 

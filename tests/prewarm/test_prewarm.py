@@ -180,12 +180,10 @@ def test_what_another_triton_noted_is_compiled_here(folder: Path, tmp_path: Path
     made = prewarm(store, tmp_path / "out", devices=("NVIDIA H200",))
     assert made.returncode == 0, made.stderr
     binaries = {path.name for path in (tmp_path / "out").rglob("*.cubin")}
-    assert binaries
-    assert binaries <= {path.name for path in folder.rglob("*.cubin")}
+    assert set() < binaries <= {path.name for path in folder.rglob("*.cubin")}
 
 
-def test_a_module_that_cannot_be_imported_is_named(records: FileStore, tmp_path: Path) -> None:
-    """With what it lacks."""
+def test_what_a_module_lacks_is_named(records: FileStore, tmp_path: Path) -> None:
     (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
     made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
     assert made.returncode == 2

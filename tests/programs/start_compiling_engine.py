@@ -1,4 +1,4 @@
-"""Start a stand-in for vLLM's worker, whose kernel Triton compiles for a pretended GPU.
+"""Start a stand-in for vLLM's worker; Triton compiles its kernel and ours for a pretended GPU.
 
 Arguments: a folder for the stand-in's package, and the number that its kernel stores.
 """
@@ -19,6 +19,7 @@ from dejavu_cache.runtime.launch_recorder import QUIET_SECONDS
 WORKER = """
 import triton
 import triton.language as tl
+from dejavu_cache.attention.kernels.write_cache import write_cache_kernel as ours
 
 @triton.jit
 def fill(x):
@@ -28,6 +29,7 @@ class Worker:
     determine_available_memory = print
     def compile_or_warm_up_model(self, x):
         fill[(1,)](x)
+        ours[(1, 2)](x, x, x, x, x.long(), *range(8), 1, 64, 64, PAGE=16, ROWS=16)
 """
 pretend_gpu("cuda:90")
 worker_file = Path(sys.argv[1], "vllm/v1/worker/gpu_worker.py")

@@ -112,7 +112,7 @@ class Transport(Finisher):
         seconds: float | None = None,
         repeatable: bool = True,
         largest: int = 0,
-        is_inline: bool = False,
+        body_seconds: float = 0.0,
         **request: Any,
     ) -> ServerAnswer:
         """Send a request, and return its answer, whatever its status.
@@ -126,7 +126,7 @@ class Transport(Finisher):
             seconds: deadline of the request and its whole answer; `WHOLE_SECONDS` by default.
             repeatable: whether to send the request again if the connection is lost meanwhile.
             largest: bytes beyond which the answer is not read; 0 stands for `LARGEST_BODY`.
-            is_inline: whether this thread sends it, for which no other one waits too long.
+            body_seconds: what is added to the deadline once the answer's headers are there.
             **request: `params`, `headers`, `content` and others as httpx takes them.
 
         Raises:
@@ -137,14 +137,11 @@ class Transport(Finisher):
         seconds = WHOLE_SECONDS if seconds is None else seconds
         seconds += len(request.get("content", "")) / SLOWEST_UPLOAD
         # The deadline is kept here. A socket's own comes later, where no thread can be started.
-        longest = silence if is_inline else seconds + CONNECT_SECONDS
-        timeout = httpx.Timeout(longest, connect=CONNECT_SECONDS)
+        timeout = httpx.Timeout(seconds + CONNECT_SECONDS, connect=CONNECT_SECONDS)
         request |= {"method": method, "url": url, "timeout": timeout}
         exchange = partial(self._exchange, server, 2 if repeatable else 1, largest, request)
         try:
-            if is_inline:
-                return exchange(_Progress(seconds))
-            return self._wait_for(exchange, silence, seconds)
+            return self._wait_for(exchange, silence, _Progress(seconds, body_seconds))
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.DecodingError as error:
@@ -158,10 +155,9 @@ class Transport(Finisher):
             raise UnreachableError(f"{server} does not answer: {reason}{hint}") from error
 
     def _wait_for(
-        self, exchange: Callable[[_Progress], ServerAnswer], silence: float, seconds: float
+        self, exchange: Callable[[_Progress], ServerAnswer], silence: float, progress: _Progress
     ) -> ServerAnswer:
         """Return what an exchange returns in a thread of its own, unless it takes too long."""
-        progress = _Progress(seconds)
         outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
 
         def ask() -> None:
@@ -172,19 +168,20 @@ class Transport(Finisher):
 
         if start_thread(ask, "dejavu-cache request") is None:
             ask()
-        deadline = time.monotonic() + seconds
+        start = time.monotonic()
         while True:
-            left = max(deadline - time.monotonic(), 0.0)
+            left = max(progress.until - time.monotonic(), 0.0)
             try:
                 outcome = outcomes.get(timeout=TICK if silence < math.inf else left)
             except queue.Empty:
                 is_silent = progress.tick() >= silence
-                if not is_silent and left > 0.0:
+                if not is_silent and progress.until > time.monotonic():
                     continue
                 progress.is_left = True
                 if is_silent:
                     raise SilenceError(f"did not answer within {silence:g} s") from None
                 self.interrupt()
+                seconds = time.monotonic() - start
                 raise SilenceError(f"had not answered after {seconds:.0f} s") from None
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -255,10 +252,11 @@ class _Progress:
     Attributes:
         is_left: whether nobody waits for the answer any more.
         until: time after which no more is read.
+        body_seconds: what the answer's headers add to that.
     """
 
-    def __init__(self, seconds: float = math.inf) -> None:
-        self._silence = [0.0, 0.0]
+    def __init__(self, seconds: float = math.inf, body_seconds: float = 0.0) -> None:
+        self._silence, self.body_seconds = [0.0, 0.0], body_seconds
         self.until = time.monotonic() + seconds
         self._is_waiting = self._is_exchange = self.is_left = False
 
@@ -287,6 +285,7 @@ def _read_body(response: httpx.Response, server: str, largest: int, progress: _P
     if encoding not in _ENCODINGS:
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
     body = bytearray()
+    progress.until += progress.body_seconds
     for piece in response.iter_bytes():
         if time.monotonic() > progress.until:
             raise SilenceError("had not answered in time")

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+from base64 import b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ from pydantic_core import from_json
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import RecordSet
+from dejavu_cache.system.notices import warn_once
 
 from ..http.errors import RefusedError
 from ..http.transport import TOKEN, ServerAnswer
@@ -34,6 +37,9 @@ TITLE = "org.opencontainers.image.title"
 
 LARGEST_MANIFEST = 4 * 2**20
 """Bytes of a manifest, of which registries take no more."""
+
+HELPER_SECONDS = 10.0
+"""Seconds for which docker's credential helper is waited for; some ask the user."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -129,11 +135,7 @@ class Registry(Source):
 
     def _authorize(self, challenge: str) -> dict[str, str]:
         """Return the header that answers a challenge, with a token if that asks for one."""
-        folder = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
-        header = {}
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            logins = json.loads(Path(folder, "config.json").read_bytes())["auths"]
-            header = _login("Basic", logins[self._host]["auth"])
+        header = _kept_login(self._host)
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = asked.pop("realm", "")
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
@@ -142,6 +144,30 @@ class Registry(Source):
                 token = from_json(answer.body)
                 header = _login("Bearer", token.get("token") or token["access_token"])
         return header
+
+
+def _kept_login(host: str) -> dict[str, str]:
+    """Return the header of the login that docker keeps for a host, in its file or by a helper."""
+    file = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
+    program = ""
+    try:
+        config = json.loads(file.read_bytes())
+        helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
+        if not helper:
+            return _login("Basic", config["auths"][host]["auth"])
+        program = f"docker-credential-{helper}"
+        answer = subprocess.run(
+            [program, "get"], input=host.encode(), capture_output=True, timeout=HELPER_SECONDS
+        ).stdout
+        if b"credentials not found" in answer:  # by the protocol's words: sets may be public
+            return {}
+        kept = json.loads(answer)
+        return _login("Basic", b64encode(f"{kept['Username']}:{kept['Secret']}".encode()).decode())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.TimeoutExpired):
+        if program:
+            text = f"{program}, which {file} names, fails: try `docker login {host}`"
+            warn_once(f"login {host}", f"{host} is asked without a login, since {text}")
+    return {}
 
 
 def _login(kind: str, secret: object) -> dict[str, str]:

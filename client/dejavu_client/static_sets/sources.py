@@ -24,7 +24,7 @@ from ..http.transport import WHOLE_SECONDS, ServerAnswer, Transport
 from .signed_index import refusal
 
 SILENT_SECONDS = 30.0
-"""Seconds for which a server may be silent while nobody waits for it."""
+"""Seconds within which a server sends an answer's headers."""
 
 SLOWEST = 16 * 1024
 """Bytes a second that a server sends at least, beyond `WHOLE_SECONDS` for each file."""
@@ -125,9 +125,8 @@ def ask(
             method,
             url,
             server=url,
-            silence=SILENT_SECONDS,
-            seconds=WHOLE_SECONDS + largest / SLOWEST,
-            is_inline=True,
+            seconds=SILENT_SECONDS,
+            body_seconds=WHOLE_SECONDS + largest / SLOWEST,
             largest=largest,
             follow_redirects=True,  # a release page keeps its files elsewhere
             headers=headers,
@@ -145,7 +144,8 @@ def without_login(url: str) -> str:
 def content_of(answer: ServerAnswer, url: str) -> tuple[bytes, str]:
     """Return what a server has sent and its entity tag; raise an error if it has nothing."""
     if answer.status in (401, 403, 404, 410):
-        message = f"{url} is not there ({answer.status}): check the set's URL"
+        login = ", and `docker login`" if url.startswith("oci:") else ""
+        message = f"{url} is not there ({answer.status}): check the set's URL{login}"
         raise RefusedError(message, answer.status)
     if answer.status != 200:
         raise UnreachableError(f"{url} cannot be read now: it answers {answer.status}")

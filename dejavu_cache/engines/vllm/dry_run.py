@@ -114,6 +114,9 @@ def describe(
         f"the model has {name}": config[name] for name in config if name.startswith(UNUSUAL)
     } | {
         f"tensor-parallel-size {ranks} does not divide {heads} heads": heads % ranks,
+        f"tensor-parallel-size {ranks} neither divides {kv_heads} KV heads nor is a multiple": (
+            max(kv_heads, ranks) % min(kv_heads, ranks)
+        ),
         "config.json has no head_dim": model.model_type.startswith("gemma") and not model.head_dim,
         "max-model-len is neither given nor in config.json": not length,
         "the model says how its cache is quantized: give kv-cache-dtype": (

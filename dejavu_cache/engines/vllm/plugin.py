@@ -14,7 +14,6 @@ from ...runtime.service_phase import serving
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import counted, logger
-from ...triton_internals.environment import begin_digest_beside_imports
 
 
 class _Layers:
@@ -55,9 +54,9 @@ def follow_worker(worker_module: Any) -> None:
     Args:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
-    begin_digest_beside_imports()
     use_prewarmed_binaries()
-    record_launches_of("vllm")
+    for package in ("vllm", "dejavu_cache"):
+        record_launches_of(package)
     worker = worker_module.Worker
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
