@@ -364,9 +364,8 @@ def describe_difference(
     counts, errors, elements = [], [], 0
     for actual, expected in parts:
         elements += expected.numel()
-        allowed = tolerance
-        if allowed is None:
-            allowed = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
+        of_dtype = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
+        allowed = of_dtype if tolerance is None else tolerance
         far, odd, error = _compare(actual, expected, scale.typical, allowed)
         counts.append(torch.stack([far.sum(), odd.sum()]))
         errors.append(error)

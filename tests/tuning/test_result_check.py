@@ -20,7 +20,6 @@ from support.result_checks import (
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import NO_MEMORY, NOT_COPYABLE, NOT_REPEATABLE
-from dejavu_cache.tuning.expected_results import scale_of
 from dejavu_cache.tuning.result_check import CheckOptions
 
 
