@@ -136,10 +136,6 @@ class Declaration:
         is_same = self.listed is None or self.listed == autotuner.configs
         return is_same and self.keys == [*autotuner.keys]
 
-    def has_code_of(self, autotuner: Any) -> bool:
-        """Return whether Triton's key of the kernel is as it was."""
-        return self.key == identify(autotuner.fn, autotuner.configs)
-
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on a device.
 

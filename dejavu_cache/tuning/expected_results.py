@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,6 +152,7 @@ def _named_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor
 
 
+@dataclass(eq=False)
 class Output:
     """A tensor that a launch may write: what it holds before, and what is expected after it.
 
@@ -163,12 +165,13 @@ class Output:
         holds_results: whether only a launch on the filled tensor shows that.
     """
 
-    def __init__(self, tensor: Tensor, original: Tensor) -> None:
-        """Expect no change yet."""
-        self.tensor = tensor
-        self.original = self._expected = original
-        self.may_be_filled = self.is_visible = self.holds_results = False
-        self._scale: Scale | None = None
+    tensor: Tensor
+    original: Tensor
+    may_be_filled: bool = False
+    is_visible: bool = False
+    holds_results: bool = False
+    _expected: Tensor = field(init=False)
+    _scale: Scale | None = field(default=None, init=False)
 
     def restore(self, *, filled: bool = False) -> None:
         """Give the tensor its original content again, or else content that no launch computes."""
