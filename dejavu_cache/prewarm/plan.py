@@ -95,10 +95,7 @@ class DiscoveredKernel(NamedTuple):
         return declared
 
     def default(
-        self,
-        declared: Mapping[Config, Any],
-        scenario: Scenario,
-        launch: RecordedLaunch | None,
+        self, declared: Mapping[Config, Any], scenario: Scenario, launch: RecordedLaunch | None
     ) -> Config | None:
         """Return a scenario's default config, as far as it can be told from a recorded launch."""
         constants = {
@@ -269,8 +266,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
         devices = sorted(
-            (_device(name, contexts, spec) for name in spec.devices),
-            key=lambda device: device.name,
+            (_device(name, contexts, spec) for name in spec.devices), key=lambda device: device.name
         )
         environments = [builder_environment(device) for device in devices]
         if spec.engine:  # it needs no records of kernels that it does not launch

@@ -258,11 +258,7 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         varying, constants = split_columns(values)
         say_constants("all scenarios", constants)
         cells = [
-            [
-                miss.count,
-                _minute(miss.last_seen),
-                *(row.get(name) for name in varying),
-            ]
+            [miss.count, _minute(miss.last_seen), *(row.get(name) for name in varying)]
             for miss, row in zip(launches, values, strict=True)
         ]
         show_table(["count", "last_seen", *varying], cells, optional=["last_seen"])
