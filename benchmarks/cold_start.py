@@ -281,7 +281,6 @@ def run_child(role: str, checkout: Path, folder: Path, *options: str) -> dict[st
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "DEJAVU_CACHE_URL": (folder / "store").as_uri(),
-        "DEJAVU_CACHE_PROGRESS": "0",
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "XDG_CACHE_HOME": str(folder / "user"),
     }

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,6 +59,7 @@ def _is_of_machine(context: Context, request: Request) -> bool:
     return (there.device, there.variables) == (here.device, here.variables)
 
 
+@dataclass(eq=False)
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
@@ -69,11 +70,9 @@ class KnownRecords:
         tiers: the stores.
     """
 
-    def __init__(self, tiers: TieredStore) -> None:
-        """Read nothing yet."""
-        self.tiers = tiers
-        self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._contexts: dict[str, tuple[float, list[Context]]] = {}
+    tiers: TieredStore
+    _findings: dict[tuple[Context, Scenario], Findings] = field(default_factory=dict, init=False)
+    _contexts: dict[str, tuple[float, list[Context]]] = field(default_factory=dict, init=False)
 
     @property
     def kept_in(self) -> str:

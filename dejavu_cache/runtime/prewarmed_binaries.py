@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DejavuError, PrewarmError
-from ..settings import current_settings
+from ..settings import Mode, current_settings
 from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
 from ..system.safe_files import sha256_of
-from ..triton_internals.environment import triton_version
+from ..triton_internals.environment import (
+    begin_digest_beside_imports,
+    is_interpreting,
+    triton_version,
+)
 from ..triton_internals.hooks import add_compilation_listener, serve_binaries
 
 
@@ -75,13 +79,17 @@ class SealedBinaries:
 def use_prewarmed_binaries() -> None:
     """Put the binaries of the prewarmed folders in `DEJAVU_CACHE_URL` before Triton's cache.
 
-    It is called when a kernel is decorated, and works once per process. A folder that does not fit,
-    or a broken setting, costs compilations; the first launch reports a broken setting.
+    The digest that the keys of all binaries begin with is computed from here on. It is called when
+    a kernel is decorated, and works once per process. A folder that does not fit, or a broken
+    setting, costs compilations; the first launch reports a broken setting.
     """
     try:
-        folders = prewarmed_folders(current_settings().url)
+        settings = current_settings()
+        folders = prewarmed_folders(settings.url)
     except DejavuError:
         return
+    if settings.mode is not Mode.OFF and not is_interpreting():
+        begin_digest_beside_imports()
     # From here on the path has no link that could be pointed elsewhere after the checks.
     resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = []

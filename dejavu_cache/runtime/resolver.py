@@ -100,6 +100,7 @@ MISSES_WAIT, PREDICTING = 1.0, 1.0
 _reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
 
 
+@dataclass(eq=False)
 class Resolver(Finisher):
     """Decides, for one autotuner, where configs come from: looks up, asks `rules`, and acts.
 
@@ -109,32 +110,22 @@ class Resolver(Finisher):
     Attributes:
         store: where records are read and written.
         mode: what a launch may do on a miss.
+        parent: the process that replaces this one if a config ends it, as in a sweep; else None.
+        compares_code: whether a recorded winner's code is compared before a launch runs it.
     """
 
-    def __init__(
-        self,
-        store: TieredStore,
-        mode: Mode,
-        *,
-        parent: ParentConnection | None = None,
-        compares_code: bool = False,
-    ) -> None:
-        """Set up the resolver.
+    store: TieredStore
+    mode: Mode
+    parent: ParentConnection | None = None
+    compares_code: bool = False
+    _records: KnownRecords = field(init=False)
+    _missed: dict[tuple[Context, Scenario], Missed] = field(default_factory=dict, init=False)
+    _missing: ForkLock = field(default_factory=ForkLock, init=False)
+    _process: int = field(default_factory=os.getpid, init=False)
 
-        Args:
-            store: where records are read and written.
-            mode: what a launch may do on a miss.
-            parent: the process that replaces this one if a config ends it, as in a sweep; else
-                None.
-            compares_code: whether a recorded winner's code is compared before a launch runs it.
-        """
-        self.store = store
-        self.mode = mode
-        self._compares_code = compares_code
-        self._records = KnownRecords(store)
-        self._parent = parent
-        self._missed: dict[tuple[Context, Scenario], Missed] = {}
-        self._missing, self._process = ForkLock(), os.getpid()
+    def __post_init__(self) -> None:
+        """Read nothing yet."""
+        self._records = KnownRecords(self.store)
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
@@ -161,7 +152,7 @@ class Resolver(Finisher):
         if request.has_no_choice:
             return replace(request.resolution("default", request.default), has_no_choice=True), 0
         found = self._look_up(request)
-        if found and self._compares_code and _may_compile():
+        if found and self.compares_code and _may_compile():
             _refuse_other_code(request, found.record)
         usable = self._usable_request(request, found)
         if usable.has_empty_grid:
@@ -176,7 +167,7 @@ class Resolver(Finisher):
                 return settled, 0
         if not (self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()):
             return self._trusted_choice(usable, found) or self._resolve_miss(usable, found), 0
-        tuned, benchmarked = tune(usable, self._records, wait, self._parent)
+        tuned, benchmarked = tune(usable, self._records, wait, self.parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
             tuned = self._fall_back(self._usable_request(usable, found), found)
@@ -282,7 +273,7 @@ class Resolver(Finisher):
         usable, record = request, found.record if found else None
         if findings.rejected:
             usable = usable.without(findings.rejected)
-        if self._parent is None and (suspects := find_suspects(request.context, request.scenario)):
+        if self.parent is None and (suspects := find_suspects(request.context, request.scenario)):
             usable = without_suspects(usable, record, suspects)
         pinned = record.pinned if record else None
         if pinned and pinned not in usable.declared:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
@@ -221,6 +222,7 @@ def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     return [RayHost(spec, {f"num_{kind.lower()}s": 1}) for _ in range(int(resources.get(kind, 0)))]
 
 
+@dataclass(eq=False)
 class RayHost:
     """A `LocalHost` in a Ray actor.
 
@@ -231,13 +233,11 @@ class RayHost:
         resources: the resources that the actor occupies: `num_gpus` or `num_cpus`.
     """
 
-    def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
-        """Set up the host; `start` starts its actor."""
-        self._spec = spec
-        self._resources = resources
-        self._actor: Any = None
-        self._closed = False
-        self._journals: list[str] = []
+    spec: SweepSpec
+    resources: Mapping[str, float]
+    _actor: Any = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
+    _journals: list[str] = field(default_factory=list, init=False)
 
     def start(self) -> list[str]:
         """Start the actor and its worker, and return the names of all cases."""
@@ -285,8 +285,8 @@ class RayHost:
 
         if self._actor is None:
             # While a job runs, `close` has a turn too.
-            make = ray.remote(**self._resources, max_concurrency=2)(LocalHost)
-            self._actor = make.remote(self._spec)
+            make = ray.remote(**self.resources, max_concurrency=2)(LocalHost)
+            self._actor = make.remote(self.spec)
         return self._actor
 
 

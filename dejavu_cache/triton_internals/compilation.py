@@ -30,7 +30,13 @@ from weakref import WeakKeyDictionary
 
 from ..model.record import RecordedLaunch
 from .config_names import LAUNCH_OPTIONS, describe
-from .environment import backend_for, code_generation_variables, is_interpreting, triton_key
+from .environment import (
+    await_digest,
+    backend_for,
+    code_generation_variables,
+    is_interpreting,
+    triton_key,
+)
 from .identity import is_jit, python_function
 
 if TYPE_CHECKING:
@@ -444,6 +450,7 @@ def compile_config(
     Raises:
         Exception: what Triton raises where the config cannot be compiled.
     """
+    await_digest()
     current = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook({**autotuner.nargs, **current})

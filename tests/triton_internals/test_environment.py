@@ -118,6 +118,14 @@ LAUNCHES = {
     compile_ahead.may_compile_in_threads = lambda: False
     make(mode="tune")[(1,)](x, x, 64)
     """,
+    "and a compilation before a launch waits for it": """
+    from dejavu_cache.triton_internals.compilation import compile_config
+
+    kernel = make(mode="reuse")
+    begin_digest()
+    compile_config(kernel, kernel.configs[0], (x, x, 64), {"grid": (1,)})
+    kernel[(1,)](x, x, 64)
+    """,
     "even where no other thread can be started": """
     environment.start_thread = lambda target, name: None
     make(mode="reuse")[(1,)](x, x, 64)
@@ -134,26 +142,29 @@ def test_a_first_launch_computes_it(how: str) -> None:
     fork_python(LAUNCH + LAUNCHES[how] + assertions, TRITON_INTERPRET="0")
 
 
+INSTALL = "import dejavu_cache; dejavu_cache.install()"
+DECORATE = "import support.addition as addition; addition.make()"
+
+
 @pytest.mark.parametrize(
-    ("file", "mode", "interpreted", "begun"),
+    ("step", "file", "mode", "interpreted", "begun"),
     [
-        (os.devnull, "tune", "0", 1),
-        ("/dev/no such device", "tune", "0", 0),
-        (os.devnull, "off", "0", 0),
-        (os.devnull, "wrong", "0", 0),
-        (os.devnull, "tune", "1", 0),
+        (INSTALL, os.devnull, "tune", "0", 1),
+        (DECORATE, os.devnull, "tune", "0", 1),
+        (INSTALL, "/dev/no such device", "tune", "0", 0),
+        (DECORATE, os.devnull, "off", "0", 0),
+        (INSTALL, os.devnull, "wrong", "0", 0),
+        (DECORATE, os.devnull, "tune", "1", 0),
     ],
-    ids=["GPU", "no GPU", "off", "wrong setting", "interpreter"],
+    ids=["GPU", "GPU, decorated", "no GPU", "off", "wrong setting", "interpreter"],
 )
-def test_install_computes_it_beside_imports_where_kernels_will_be_compiled(
-    file: str, mode: str, interpreted: str, begun: int
+def test_it_is_computed_beside_imports_where_kernels_will_be_compiled(
+    step: str, file: str, mode: str, interpreted: str, begun: int
 ) -> None:
     run_python(
         f"""{COUNT}
-    import dejavu_cache
-
     environment.GPU_FILES = ({file!r},)
-    dejavu_cache.install()
+    {step}
     await_digest()
     assert len(environment._begun) == computed().misses == {begun}
     """,
@@ -163,14 +174,6 @@ def test_install_computes_it_beside_imports_where_kernels_will_be_compiled(
 
 
 BEGUN = {
-    "once": """
-    begin_digest()
-    begin_digest()
-    await_digest()
-    assert computed().misses == 1
-    triton_key()
-    assert computed().misses == 1
-    """,
     "as a program ends": """
     import time
     environment.triton_key = lambda: time.sleep(600)
@@ -185,10 +188,7 @@ BEGUN = {
     in_fork(await_digest)
     """,
     "and an error is left to Triton": """
-    def fail():
-        raise OSError("no such file")
-
-    environment.triton_key = fail
+    environment.triton_key = lambda: open("no such file")
     begin_digest()
     await_digest()
     """,

@@ -259,25 +259,19 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         varying, constants = split_columns(values)
         say_constants("all scenarios", constants)
         cells = [
-            [
-                miss.count,
-                _saving_text(miss.worth),
-                f"{miss.worth.takes:.2g} s" if miss.worth.takes else None,
-                _minute(miss.last_seen),
-                *(row.get(name) for name in varying),
-            ]
+            [miss.count, *_worth_texts(miss.worth), _minute(miss.last_seen), *map(row.get, varying)]
             for miss, row in zip(launches, values, strict=True)
         ]
         names = ["count", "saves", "tune", "last_seen", *varying]
         show_table(names, cells, optional=["last_seen", "tune"])
 
 
-def _saving_text(worth: Worth) -> str:
-    """Return what a tune would have saved, its bound, and whether it is not worth it."""
+def _worth_texts(worth: Worth) -> tuple[str, str | None]:
+    """Return what a tune would have saved, with its bound, and what the tune takes."""
     if worth.saves is None:
-        return "unknown"
+        return "unknown", None
     doubt = "" if worth.pays else ", not worth it"
-    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}"
+    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}", f"{worth.takes:.2g} s"
 
 
 def _minute(moment: str) -> str:

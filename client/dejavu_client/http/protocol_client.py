@@ -64,7 +64,7 @@ _ROWS: dict[str, Any] = {
     "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
-        id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
+        id=str, created=str, actor=str, request=dict[str, Any], parts=Count, undone=str | None,
     ),
     "entries": _row(
         "Change",

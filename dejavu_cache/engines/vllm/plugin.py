@@ -14,7 +14,6 @@ from ...runtime.service_phase import serving
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import counted, logger
-from ...triton_internals.environment import begin_digest_beside_imports
 
 
 class _Layers:
@@ -55,7 +54,6 @@ def follow_worker(worker_module: Any) -> None:
     Args:
         worker_module: vLLM's `gpu_worker`, of 0.22 to 0.33.
     """
-    begin_digest_beside_imports()
     use_prewarmed_binaries()
     for package in ("vllm", "dejavu_cache"):
         record_launches_of(package)

@@ -125,7 +125,7 @@ def explain(
     device: DeviceOption = "",
     triton: TritonOption = "",
     limit: Annotated[
-        int, typer.Option("--limit", metavar="NUMBER", min=0, help="Records at most; 0 is all.")
+        int, typer.Option(metavar="NUMBER", min=0, help="Records at most; 0 is all.")
     ] = 5,
     store: StoreOption = "",
     as_json: JsonOption = False,
