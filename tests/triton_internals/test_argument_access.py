@@ -38,6 +38,13 @@ def walk(x, o, n):
 
 
 @triton.jit
+def swap(x, o, n):
+    for _ in range(n):
+        tl.store(o, tl.load(x))
+        x, o = o, x
+
+
+@triton.jit
 def choose(x, o, n):
     at = tl.arange(0, 16)
     target = o + at
@@ -99,7 +106,8 @@ SIGNATURES: dict[Any, dict[str, Any]] = {
 
 READS_AND_WRITES: dict[Any, tuple[str, str, bool] | None] = {
     copy: ("x", "o", False),
-    walk: ("o x", "o x", False),
+    walk: ("x", "o", False),
+    swap: ("o x", "o x", False),
     choose: ("x", "o", False),
     count: ("o", "o", False),
     lock: ("o", "o x", False),
