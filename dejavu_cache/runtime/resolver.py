@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
+from ..model.worth import MissCount
 from ..settings import Mode
 from ..stores import Found, TieredStore
-from ..system.background_threads import Finisher, at_program_end
+from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
@@ -24,7 +27,13 @@ from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
-from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
+from .known_records import (
+    KnownRecords,
+    fall_back,
+    find_nearest,
+    nearest_differences,
+    predict_saving,
+)
 from .request import Request, Resolution
 from .service_phase import may_benchmark
 from .tune import tune, without_suspects
@@ -60,6 +69,35 @@ class Missed:
 
     launches: Iterator[int] = field(default_factory=lambda: count(1))
     reported: int = 0
+
+
+class _MissReport(NamedTuple):
+    """Launches of a scenario without a record; what they run, if anything, in how many programs."""
+
+    records: KnownRecords
+    request: Request
+    launches: int
+    runs: Config | None = None
+    programs: int | None = None
+
+
+class _MissReporter(WriterThread[_MissReport]):
+    """Reports misses with what a tune would save, so that no launch waits for that prediction."""
+
+    def write(self, items: list[_MissReport]) -> None:
+        until = time.monotonic() + PREDICTING
+        for records, request, launches, runs, programs in items:
+            saving = None
+            with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
+                if runs is not None and time.monotonic() < until:
+                    saving = predict_saving(request, records, runs, programs)
+            records.tiers.miss(request.context, request.scenario, MissCount(launches, saving))
+
+
+MISSES_WAIT, PREDICTING = 1.0, 1.0
+"""Seconds that misses wait for more of them, and after which the rest goes without a prediction."""
+
+_reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
 
 
 @dataclass(eq=False)
@@ -142,8 +180,9 @@ class Resolver(Finisher):
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
-            self.note_miss(request)
-            return self._fall_back(request, found)
+            fallback = self._fall_back(request, found)
+            self.note_miss(request, fallback)
+            return fallback
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
         recorded = self._trusted_choice(request, waited)
@@ -262,8 +301,8 @@ class Resolver(Finisher):
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
 
-    def note_miss(self, request: Request) -> None:
-        """Count a launch that looked for a record, and report those that ran since."""
+    def note_miss(self, request: Request, fallback: Resolution | None = None) -> None:
+        """Count a launch that looked for a record and may run a fallback, and report new ones."""
         with self._missing:
             if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
                 self._missed, self._process = {}, os.getpid()
@@ -272,8 +311,11 @@ class Resolver(Finisher):
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
             if (launches := next(missed.launches)) >= 2 * missed.reported:
-                self.store.miss(*scenario, launches - missed.reported)
-                missed.reported = launches
+                unreported, missed.reported = launches - missed.reported, launches
+                if self.store.remote:
+                    _reporter.add(self._report_of(request, fallback, unreported))
+                else:
+                    self.store.miss(*scenario, MissCount(unreported))
 
     def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
         """Return what counts the launches that run a resolution, until the next look-up."""
@@ -286,7 +328,16 @@ class Resolver(Finisher):
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, launches)
+                    self.store.miss(*scenario, MissCount(launches))
+
+    def _report_of(
+        self, request: Request, fallback: Resolution | None, launches: int
+    ) -> _MissReport:
+        kept = replace(request, autotuner=None, args=(), kwargs={})  # holds no tensor
+        if fallback is None or (runs := describe(fallback.config)) not in request.declared:
+            return _MissReport(self._records, kept, launches)
+        programs = request.candidate_launch().programs_of(runs)
+        return _MissReport(self._records, kept, launches, runs, programs)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"
