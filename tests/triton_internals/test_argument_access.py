@@ -28,7 +28,6 @@ def copy(x, o, n):
 
 @triton.jit
 def walk(x, o, n):
-    """Move both pointers in one loop."""
     at = tl.arange(0, 16)
     source, target = x + at, o + at
     for _ in range(n):
@@ -124,10 +123,7 @@ def test_compiled_code_tells() -> None:
     for kernel, expected in READS_AND_WRITES.items():
         source = ASTSource(kernel, SIGNATURES.get(kernel, FLOATS), {})
         accesses = accesses_of_kernel(triton.compile(source, target=GPUTarget("cuda", 90, 32)))
-        told = None
-        if accesses is not None:
-            names = [" ".join(sorted(arguments)) for arguments in (accesses.read, accesses.written)]
-            told = (*names, accesses.elsewhere)
+        told = accesses and (*(" ".join(sorted(names)) for names in accesses[:2]), accesses[2])
         assert told == expected, kernel
 
 
