@@ -10,12 +10,9 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from operator import attrgetter
-from typing import TypeVar
 
 from .record import MOST_LAUNCHES, MOST_MEASUREMENTS, Measurement, Pin, Record, Winner
 from .scenario import Scenario, canonical_json, moment_after
-
-_Dated = TypeVar("_Dated", Measurement, Pin, Winner)
 
 
 def merge_records(left: Record, right: Record) -> Record:
@@ -39,8 +36,8 @@ def merge_records(left: Record, right: Record) -> Record:
     launches = sorted({*(left.launches or ()), *(right.launches or ())}, key=attrgetter("text"))
     return Record(
         scenario=left.scenario,
-        winner=_latest(left.winner, right.winner),
-        pin=_latest(left.pin, right.pin),
+        winner=max(filter(None, (left.winner, right.winner)), key=_recency, default=None),
+        pin=max(filter(None, (left.pin, right.pin)), key=_recency, default=None),
         launches=tuple(launches[:MOST_LAUNCHES]),
         measurements=tuple(measurements[:MOST_MEASUREMENTS]),
     )
@@ -65,13 +62,6 @@ def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:
     """
     is_compared = isinstance(entry, Winner) and entry.is_compared
     return is_compared, entry.at, canonical_json(entry)
-
-
-def _latest(left: _Dated | None, right: _Dated | None) -> _Dated | None:
-    """Return the later of two winners or pins, or None if there is neither."""
-    if left is None or right is None:
-        return left or right
-    return max(left, right, key=_recency)
 
 
 def date_after(record: Record, earlier: Record) -> Record:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import (
@@ -111,9 +111,8 @@ def as_text(name: str) -> str:
 Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_length=256)]
 
 
-def now() -> datetime:
-    """Return the present moment in UTC, to the microsecond."""
-    return datetime.now(timezone.utc)
+now = partial(datetime.now, timezone.utc)
+"""Return the present moment in UTC, to the microsecond."""
 
 
 def is_from_future(moment: datetime, present: datetime) -> bool:

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter, UserDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class ChosenConfig(NamedTuple):
         return cls(config, config.all_kwargs(), launches or count(1), until, resolution)
 
 
+@dataclass(eq=False)
 class Choices:
     """Configs that were found for launches; fallbacks are looked up again.
 
@@ -66,11 +68,9 @@ class Choices:
         kept: what the last lookup for a launch found, by raw key, be it to be looked up anew.
     """
 
-    def __init__(self) -> None:
-        """Begin without any."""
-        self.kept: dict[RawKey, ChosenConfig] = {}
-        self._waits: dict[RawKey, float] = {}
-        self._idle: Counter[RawKey] = Counter()
+    kept: dict[RawKey, ChosenConfig] = field(default_factory=dict)
+    _waits: dict[RawKey, float] = field(default_factory=dict, init=False)
+    _idle: Counter[RawKey] = field(default_factory=Counter, init=False)
 
     def __len__(self) -> int:
         """Return for how many launches a config is kept."""

@@ -136,10 +136,6 @@ class Declaration:
         is_same = self.listed is None or self.listed == autotuner.configs
         return is_same and self.keys == [*autotuner.keys]
 
-    def has_code_of(self, autotuner: Any) -> bool:
-        """Return whether Triton's key of the kernel is as it was."""
-        return self.key == identify(autotuner.fn, autotuner.configs)
-
     def context(self, device: int) -> Context:
         """Return the context of the kernel's records on a device.
 
@@ -177,10 +173,7 @@ def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str |
 
 
 def default_config(
-    autotuner: Any,
-    options: KernelOptions,
-    kwargs: Mapping[str, Any],
-    declared: DeclaredConfigs,
+    autotuner: Any, options: KernelOptions, kwargs: Mapping[str, Any], declared: DeclaredConfigs
 ) -> Any:
     """Return the default config, or the first one left if it is left out or not declared.
 

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +26,8 @@ from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
 if TYPE_CHECKING:
-    from ..prediction.slowdown_model import Saving, SlowdownModel
+    from ..model.worth import Saving
+    from ..prediction.slowdown_model import SlowdownModel
 
 MOST_SCENARIOS = 4096
 """Scenarios of which findings are kept; those of a program with ever new sizes are found again."""
@@ -58,6 +59,7 @@ def _is_of_machine(context: Context, request: Request) -> bool:
     return (there.device, there.variables) == (here.device, here.variables)
 
 
+@dataclass(eq=False)
 class KnownRecords:
     """The records of a kernel, and what may stand in for them; no failure stops a launch.
 
@@ -68,11 +70,9 @@ class KnownRecords:
         tiers: the stores.
     """
 
-    def __init__(self, tiers: TieredStore) -> None:
-        """Read nothing yet."""
-        self.tiers = tiers
-        self._findings: dict[tuple[Context, Scenario], Findings] = {}
-        self._contexts: dict[str, tuple[float, list[Context]]] = {}
+    tiers: TieredStore
+    _findings: dict[tuple[Context, Scenario], Findings] = field(default_factory=dict, init=False)
+    _contexts: dict[str, tuple[float, list[Context]]] = field(default_factory=dict, init=False)
 
     @property
     def kept_in(self) -> str:
@@ -271,17 +271,20 @@ def model_slowdowns(
     )
 
 
-def predict_saving(request: Request, records: KnownRecords, runs: Config) -> Saving | None:
+def predict_saving(
+    request: Request, records: KnownRecords, runs: Config, programs: int | None
+) -> Saving | None:
     """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
     try:
         from ..prediction.features import Point
-        from ..prediction.slowdown_model import Saving
+        from ..prediction.slowdown_model import expect_saving
     except ImportError:
         return None
-    programs = request.candidate_launch().programs_of(runs)
-    asked = Point(request.context.environment, request.scenario, runs, programs)
     nearest = records.neighbours(request, NEAR_A_TUNE)
-    return Saving.of(asked, [(near.context.environment, near.found.record) for near in nearest])
+    known = [(near.context.environment, near.found.record) for near in nearest]
+    return expect_saving(
+        Point(request.context.environment, request.scenario, runs, programs), known
+    )
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

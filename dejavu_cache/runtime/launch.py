@@ -24,7 +24,7 @@ from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..triton_internals.environment import UNREADABLE, await_digest, begin_digest, toolchain_on
 from ..triton_internals.hooks import foreign_run, refusing_compilation
-from ..triton_internals.identity import jit_function
+from ..triton_internals.identity import identify, jit_function
 from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import Autotuner
 from ..tuning.compile_ahead import BEFORE_LAUNCH, failure_of
@@ -259,7 +259,7 @@ class Launch:
             before: what earlier launches of the scenario ran, or None.
         """
         autotuner, start = self.autotuner, time.perf_counter()
-        if not autotuner.declaration.has_code_of(autotuner):
+        if autotuner.declaration.key != identify(autotuner.fn, autotuner.configs):
             autotuner.declare()  # it has another context, and no choices
             return self._look_up(key, autotuner._choices, None)
         request = self.request()
@@ -364,7 +364,7 @@ class Launch:
             config = only or autotuner.cache.get(launch_key(autotuner, args, kwargs))
             scenario, _ = autotuner.declaration.scenario_key.launch_scenario(args, kwargs)
             return None, Resolution("default", config, scenario, autotuner.context, by_triton=True)
-        if not autotuner.declaration.has_code_of(autotuner):
+        if autotuner.declaration.key != identify(autotuner.fn, autotuner.configs):
             autotuner.declare()
         key = self._find_key()
         request = self.request()

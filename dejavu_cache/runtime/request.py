@@ -126,13 +126,11 @@ class TuningBudget:
             limit.
         configs: the number of measured configs at which a scenario counts as tuned. None: all.
         loss: the share by which a config may be faster that is left out by prediction. 0: none is.
-        race: whether configs close to the best are measured again, in turns.
     """
 
     seconds: float | None = None
     configs: int | None = None
     loss: float = LOSS
-    race: bool = True
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
+from ..model.worth import MissCount
 from ..settings import Mode
 from ..stores import Found, TieredStore
-from ..system.background_threads import Finisher, at_program_end
+from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
@@ -24,7 +27,13 @@ from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
-from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
+from .known_records import (
+    KnownRecords,
+    fall_back,
+    find_nearest,
+    nearest_differences,
+    predict_saving,
+)
 from .request import Request, Resolution
 from .service_phase import may_benchmark
 from .tune import tune, without_suspects
@@ -62,6 +71,36 @@ class Missed:
     reported: int = 0
 
 
+class _MissReport(NamedTuple):
+    """Launches of a scenario without a record; what they run, if anything, in how many programs."""
+
+    records: KnownRecords
+    request: Request
+    launches: int
+    runs: Config | None = None
+    programs: int | None = None
+
+
+class _MissReporter(WriterThread[_MissReport]):
+    """Reports misses with what a tune would save, so that no launch waits for that prediction."""
+
+    def write(self, items: list[_MissReport]) -> None:
+        until = time.monotonic() + PREDICTING
+        for records, request, launches, runs, programs in items:
+            saving = None
+            with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
+                if runs is not None and time.monotonic() < until:
+                    saving = predict_saving(request, records, runs, programs)
+            records.tiers.miss(request.context, request.scenario, MissCount(launches, saving))
+
+
+MISSES_WAIT, PREDICTING = 1.0, 1.0
+"""Seconds that misses wait for more of them, and after which the rest goes without a prediction."""
+
+_reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
+
+
+@dataclass(eq=False)
 class Resolver(Finisher):
     """Decides, for one autotuner, where configs come from: looks up, asks `rules`, and acts.
 
@@ -71,32 +110,22 @@ class Resolver(Finisher):
     Attributes:
         store: where records are read and written.
         mode: what a launch may do on a miss.
+        parent: the process that replaces this one if a config ends it, as in a sweep; else None.
+        compares_code: whether a recorded winner's code is compared before a launch runs it.
     """
 
-    def __init__(
-        self,
-        store: TieredStore,
-        mode: Mode,
-        *,
-        parent: ParentConnection | None = None,
-        compares_code: bool = False,
-    ) -> None:
-        """Set up the resolver.
+    store: TieredStore
+    mode: Mode
+    parent: ParentConnection | None = None
+    compares_code: bool = False
+    _records: KnownRecords = field(init=False)
+    _missed: dict[tuple[Context, Scenario], Missed] = field(default_factory=dict, init=False)
+    _missing: ForkLock = field(default_factory=ForkLock, init=False)
+    _process: int = field(default_factory=os.getpid, init=False)
 
-        Args:
-            store: where records are read and written.
-            mode: what a launch may do on a miss.
-            parent: the process that replaces this one if a config ends it, as in a sweep; else
-                None.
-            compares_code: whether a recorded winner's code is compared before a launch runs it.
-        """
-        self.store = store
-        self.mode = mode
-        self._compares_code = compares_code
-        self._records = KnownRecords(store)
-        self._parent = parent
-        self._missed: dict[tuple[Context, Scenario], Missed] = {}
-        self._missing, self._process = ForkLock(), os.getpid()
+    def __post_init__(self) -> None:
+        """Read nothing yet."""
+        self._records = KnownRecords(self.store)
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
@@ -123,7 +152,7 @@ class Resolver(Finisher):
         if request.has_no_choice:
             return replace(request.resolution("default", request.default), has_no_choice=True), 0
         found = self._look_up(request)
-        if found and self._compares_code and _may_compile():
+        if found and self.compares_code and _may_compile():
             _refuse_other_code(request, found.record)
         usable = self._usable_request(request, found)
         if usable.has_empty_grid:
@@ -138,7 +167,7 @@ class Resolver(Finisher):
                 return settled, 0
         if not (self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()):
             return self._trusted_choice(usable, found) or self._resolve_miss(usable, found), 0
-        tuned, benchmarked = tune(usable, self._records, wait, self._parent)
+        tuned, benchmarked = tune(usable, self._records, wait, self.parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
             tuned = self._fall_back(self._usable_request(usable, found), found)
@@ -151,8 +180,9 @@ class Resolver(Finisher):
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
-            self.note_miss(request)
-            return self._fall_back(request, found)
+            fallback = self._fall_back(request, found)
+            self.note_miss(request, fallback)
+            return fallback
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
         recorded = self._trusted_choice(request, waited)
@@ -243,7 +273,7 @@ class Resolver(Finisher):
         usable, record = request, found.record if found else None
         if findings.rejected:
             usable = usable.without(findings.rejected)
-        if self._parent is None and (suspects := find_suspects(request.context, request.scenario)):
+        if self.parent is None and (suspects := find_suspects(request.context, request.scenario)):
             usable = without_suspects(usable, record, suspects)
         pinned = record.pinned if record else None
         if pinned and pinned not in usable.declared:
@@ -271,8 +301,8 @@ class Resolver(Finisher):
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
 
-    def note_miss(self, request: Request) -> None:
-        """Count a launch that looked for a record, and report those that ran since."""
+    def note_miss(self, request: Request, fallback: Resolution | None = None) -> None:
+        """Count a launch that looked for a record and may run a fallback, and report new ones."""
         with self._missing:
             if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
                 self._missed, self._process = {}, os.getpid()
@@ -281,8 +311,11 @@ class Resolver(Finisher):
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
             if (launches := next(missed.launches)) >= 2 * missed.reported:
-                self.store.miss(*scenario, launches - missed.reported)
-                missed.reported = launches
+                unreported, missed.reported = launches - missed.reported, launches
+                if self.store.remote:
+                    _reporter.add(self._report_of(request, fallback, unreported))
+                else:
+                    self.store.miss(*scenario, MissCount(unreported))
 
     def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
         """Return what counts the launches that run a resolution, until the next look-up."""
@@ -295,7 +328,16 @@ class Resolver(Finisher):
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, launches)
+                    self.store.miss(*scenario, MissCount(launches))
+
+    def _report_of(
+        self, request: Request, fallback: Resolution | None, launches: int
+    ) -> _MissReport:
+        kept = replace(request, autotuner=None, args=(), kwargs={})  # holds no tensor
+        if fallback is None or (runs := describe(fallback.config)) not in request.declared:
+            return _MissReport(self._records, kept, launches)
+        programs = request.candidate_launch().programs_of(runs)
+        return _MissReport(self._records, kept, launches, runs, programs)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"

@@ -35,10 +35,8 @@ from ..triton_internals.compilation import (
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
-from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import threads_for
 from ..tuning.measurement_marks import MeasurementMark, Suspect, find_suspects
-from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch, draw_candidates
 from ..tuning.tuner import Tuner
 from . import rules
@@ -222,7 +220,6 @@ class Tune:
             request.candidate_launch(),
             self._mark,
             self._check,
-            race=request.budget.race and not is_called_once(request.context.problem.method),
             until=math.inf if seconds is None else time.monotonic() + seconds,
             loss=request.budget.loss,
             earlier=earlier,
@@ -285,7 +282,6 @@ class Tune:
                 continue
             results, wrong = self._check.compare(self._request.declared[best])
             if wrong is None:
-                refuse_uncompared(results)
                 break
             self._write([wrong])
         return best, results

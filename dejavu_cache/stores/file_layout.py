@@ -39,6 +39,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import IO
@@ -71,23 +72,23 @@ _MEMBER = re.compile(rb"\x1f\x8b\x08\x08.{6}[0-9a-f]{24}\0", re.DOTALL)
 """The beginning of a packed record, with its name at the tenth byte."""
 
 
+@dataclass
 class Page:
     """The text of one record set, cut into its records.
 
     Attributes:
         context: the context of all the records.
+        where: the file's name, for messages.
         loss: what the next write leaves out that is in the file, because it cannot be read; empty
             if it is nothing.
         is_changed: whether the records are others than those of the text that was parsed.
     """
 
-    def __init__(self, context: Context, where: str, loss: str = "") -> None:
-        """Begin without records; `where` is the file's name, for messages."""
-        self.context = context
-        self.loss = loss
-        self.is_changed = False
-        self._where = where
-        self._cuts: dict[str, str] = {}
+    context: Context
+    where: str
+    loss: str = ""
+    is_changed: bool = False
+    _cuts: dict[str, str] = field(default_factory=dict, init=False)
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Page:
@@ -148,7 +149,7 @@ class Page:
     def get(self, scenario: Scenario) -> Record | None:
         """Return a scenario's record; None if there is none, or it is damaged."""
         cut = self._cuts.get(scenario.text)
-        return None if cut is None else _read_record(cut, self._where)
+        return None if cut is None else _read_record(cut, self.where)
 
     def records(self) -> Iterator[Record]:
         """Yield all records that can be read, as they are now, sorted by their scenarios' text.
@@ -156,7 +157,7 @@ class Page:
         Each is parsed when its turn comes: parsed, they take ten times the memory of their text.
         """
         cuts = sorted(self._cuts.items())
-        return (r for _, cut in cuts if (r := _read_record(cut, self._where)) is not None)
+        return (r for _, cut in cuts if (r := _read_record(cut, self.where)) is not None)
 
     def problems(self) -> list[str]:
         """Return what is wrong with the file and with each damaged record; reads all of them."""

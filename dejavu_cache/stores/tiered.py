@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from ..errors import SettingsError, StoreError, did_you_mean
 from ..model.merge import merge_into, merge_records, without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..model.worth import ONCE, MissCount
 from ..settings import current_settings
 from ..system.fork_lock import ForkCondition
 from ..system.notices import warn_once
@@ -61,17 +63,15 @@ def wait_longer(store: Store, seconds: float) -> Store:
     return store
 
 
+@dataclass(eq=False, repr=False)
 class MemoryStore(Store):
     """Records in a dictionary: `memory://`. Every store opened with this URL is a new one."""
 
     url = "memory://"
-
-    def __init__(self) -> None:
-        """Create an empty store."""
-        self._records: dict[Context, dict[Scenario, Record]] = {}
-        self._changes = 0
-        self._lock = ForkCondition()
-        self._leases: dict[tuple[int, str, str], bool] = {}
+    _records: dict[Context, dict[Scenario, Record]] = field(default_factory=dict, init=False)
+    _changes: int = field(default=0, init=False)
+    _lock: ForkCondition = field(default_factory=ForkCondition, init=False)
+    _leases: dict[tuple[int, str, str], bool] = field(default_factory=dict, init=False)
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; there is nothing to read again."""
@@ -290,11 +290,11 @@ class TieredStore(Store):
                     break
             yield is_ours
 
-    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+    def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:
         """Put launches of a scenario on the worklists of all tiers."""
         for tier in self.tiers:
             with self._passed_over_if_it_fails(tier):
-                tier.miss(context, scenario, launches)
+                tier.miss(context, scenario, missed)
 
     def close(self) -> None:
         """Close every tier."""

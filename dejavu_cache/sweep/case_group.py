@@ -44,10 +44,8 @@ from ..triton_internals.compilation import keys_in_memory, release_later
 from ..triton_internals.config_names import describe
 from ..triton_internals.generated_code import tuned_launches
 from ..triton_internals.identity import find_jit_function
-from ..tuning.benchmark_methods import is_called_once
 from ..tuning.compile_ahead import failed_measurement
 from ..tuning.measurement_marks import MeasurementMark
-from ..tuning.result_check import refuse_uncompared
 from ..tuning.search import PredictedSearch
 from ..tuning.tuner import Tuner
 from .hosts import CaseJob
@@ -298,7 +296,6 @@ class CaseGroup:
             trial = Tuner(
                 request.candidate_launch(),
                 mark,
-                race=not is_called_once(self.context.problem.method),
                 until=tuner.deadline,
                 loss=self._loss,
                 earlier=earlier,
@@ -366,13 +363,10 @@ class CaseGroup:
             closing(request.result_check(options, mark)) as check,
         ):
             try:
-                results, wrong = check.compare(request.declared[best])
+                return check.compare(request.declared[best])
             finally:
                 if mark.crash is not None:
                     self._group.put_measurements([mark.crash])
-        if wrong is None:
-            refuse_uncompared(results)
-        return results, wrong
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
 
 from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
-from ..system.notices import counted
+from ..model.worth import Worth
 from ..system.workers import Worker, WorkerLostError
 from .journal import hand_over_what_is_left
 
@@ -26,36 +27,6 @@ class MissedScenario(FrozenModel):
     kernel: str
     device: str
     scenario: Scenario
-
-
-class Worth(FrozenModel):
-    """What a tune is worth to programs: seconds, over the launches that they have counted so far.
-
-    Attributes:
-        launches: how many launches found no record.
-        runs: the config that they run.
-        saves: what the tune would have saved them, as predicted; None if no record says so.
-        at_least: the same with a probability of 95%.
-        takes: what the tune takes, by those of near scenarios.
-        saved: what it would have saved them by what it has measured; None before.
-    """
-
-    launches: int
-    runs: Config
-    saves: float | None = None
-    at_least: float = 0.0
-    takes: float = 0.0
-    saved: float | None = None
-
-    def __str__(self) -> str:
-        """Say what it is worth."""
-        said = f"{counted(self.launches, 'launch', 'launches')} would have saved "
-        predicted = "an unknown time"
-        if self.saves is not None:
-            predicted = f"{self.saves:.2g} s (95% sure: {self.at_least:.2g} s)"
-        if self.saved is not None:
-            return f"{said}{self.saved:.2g} s; predicted was {predicted}"
-        return f"{said}{predicted}" + (f"; a tune takes {self.takes:.2g} s" if self.takes else "")
 
 
 class SweepSpec(FrozenModel):
@@ -251,6 +222,7 @@ def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     return [RayHost(spec, {f"num_{kind.lower()}s": 1}) for _ in range(int(resources.get(kind, 0)))]
 
 
+@dataclass(eq=False)
 class RayHost:
     """A `LocalHost` in a Ray actor.
 
@@ -261,13 +233,11 @@ class RayHost:
         resources: the resources that the actor occupies: `num_gpus` or `num_cpus`.
     """
 
-    def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
-        """Set up the host; `start` starts its actor."""
-        self._spec = spec
-        self._resources = resources
-        self._actor: Any = None
-        self._closed = False
-        self._journals: list[str] = []
+    spec: SweepSpec
+    resources: Mapping[str, float]
+    _actor: Any = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
+    _journals: list[str] = field(default_factory=list, init=False)
 
     def start(self) -> list[str]:
         """Start the actor and its worker, and return the names of all cases."""
@@ -315,8 +285,8 @@ class RayHost:
 
         if self._actor is None:
             # While a job runs, `close` has a turn too.
-            make = ray.remote(**self._resources, max_concurrency=2)(LocalHost)
-            self._actor = make.remote(self._spec)
+            make = ray.remote(**self.resources, max_concurrency=2)(LocalHost)
+            self._actor = make.remote(self.spec)
         return self._actor
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from ..errors import DejavuError
 from ..model.scenario import Config
+from ..model.worth import Worth
 from ..system.notices import Progress, counted, logger
 from ..system.workers import WorkerPool
-from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task, Worth
+from .hosts import CaseJob, CaseLoss, CaseOutcome, SweepHost, Task
 
 LEASE_WAIT = 300.0
 """Seconds to wait, in the end, for a case that another sweep measures."""
@@ -153,8 +154,7 @@ class Sweep:
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
-            saves = worth.saves if worth and self._only_worthwhile and not is_known else None
-            if worth and saves is not None and saves < worth.takes:
+            if worth and worth.pays is False and self._only_worthwhile and not is_known:
                 self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.
             elif self._measures and (first.status == "due" or len(group) > 1):
@@ -163,12 +163,12 @@ class Sweep:
                 self._note(first)
         return due
 
-    def _rank(self, worth: Worth | None) -> tuple[float, int]:
-        """Return a key that sorts tunes by what they save; where that is unknown, by launches."""
+    def _rank(self, worth: Worth | None) -> tuple[int, float, int]:
+        """Return a key that sorts tunes by what they save, or by that per second of their own."""
         if worth is None:
-            return 0.0, 0
-        share = max(worth.takes, 0.001) if self._only_worthwhile else 1.0
-        return -(worth.saves or 0.0) / share, -worth.launches
+            return 0, 0.0, 0
+        kind, saves, launches = worth.order
+        return kind, saves / max(worth.takes, 0.001) if self._only_worthwhile else saves, launches
 
     def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> dict[str, CaseOutcome]:
         """Have the hosts do something with cases, and return the outcomes."""

@@ -277,9 +277,7 @@ def _end_with_worker(_: object = None) -> None:
 
 atexit.register(_end_threads)
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 multiprocessing_util.register_after_fork(_end_threads, _end_with_worker)
 if multiprocessing.parent_process() is not None:

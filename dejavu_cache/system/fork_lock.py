@@ -36,9 +36,8 @@ class ForkLock(_RLock):  # type: ignore[misc]
         super().__init__()
         _locks.add(self)
 
-    def is_own(self) -> bool:
-        """Return whether this thread holds the lock."""
-        return bool(self._is_owned())
+    is_own = _RLock._is_owned
+    """Return whether this thread holds the lock."""
 
 
 class ForkCondition(ForkLock):

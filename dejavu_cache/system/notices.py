@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import time
+from dataclasses import dataclass, field
 from functools import cache
 
 from .fork_lock import ForkLock
@@ -76,20 +77,20 @@ LINE_EVERY = 10.0
 """Seconds between two lines about the progress of the same work."""
 
 
+@dataclass(eq=False)
 class Progress:
     """Logs how far long work is, at most every ten seconds, so that short work says nothing."""
 
-    def __init__(self, subject: str) -> None:
-        """Begin, with what the work is."""
-        self._subject = subject
-        self._started = self._logged = time.monotonic()
+    subject: str
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _logged: float = field(default_factory=time.monotonic, init=False)
 
     def show(self, state: str) -> None:
         """Log a state unless the last line is too young."""
         now = time.monotonic()
         if now - self._logged >= LINE_EVERY:
             self._logged = now
-            logger.info("%s: %s after %.0f s", self._subject, state, now - self._started)
+            logger.info("%s: %s after %.0f s", self.subject, state, now - self._started)
 
 
 @cache

@@ -115,11 +115,7 @@ def sha256_of(file: IO[bytes]) -> str:
 
 
 def replace_file(
-    path: Path,
-    data: bytes,
-    root: Path | None = None,
-    *,
-    durable: bool = True,
+    path: Path, data: bytes, root: Path | None = None, *, durable: bool = True
 ) -> None:
     """Write a file atomically, by a new file that is synced and renamed.
 

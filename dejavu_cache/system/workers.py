@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -55,6 +56,7 @@ class WorkerLostError(DejavuError):
         self.last_event: Mapping[str, Any] = {}
 
 
+@dataclass(eq=False)
 class Worker:
     """Runs jobs in a worker process; if that is lost, the next job gets a new one.
 
@@ -69,25 +71,15 @@ class Worker:
             without limit.
     """
 
-    def __init__(
-        self,
-        module: str,
-        subject: BaseModel,
-        environment: Mapping[str, str],
-        *,
-        grace: float,
-        patience: float | None = None,
-    ) -> None:
-        """Start nothing yet."""
-        self._module = module
-        self._subject = subject
-        self._environment = environment
-        self._grace = grace
-        self._patience = patience
-        self._process: _Process | None = None
-        self._ready: Mapping[str, Any] = {}
-        self._starting = ForkLock()
-        self._is_closed = False
+    module: str
+    subject: BaseModel
+    environment: Mapping[str, str]
+    grace: float
+    patience: float | None = None
+    _process: _Process | None = field(default=None, init=False)
+    _ready: Mapping[str, Any] = field(default_factory=dict, init=False)
+    _starting: ForkLock = field(default_factory=ForkLock, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
     @property
     def pid(self) -> int | None:
@@ -109,15 +101,15 @@ class Worker:
 
     def _start(self) -> Mapping[str, Any]:
         # Assigned first, so that `close` in another thread stops it while it starts.
-        self._process = process = _Process(self._module, self._environment)
+        self._process = process = _Process(self.module, self.environment)
         try:
             if self._is_closed:
                 raise WorkerLostError("it was stopped")
-            process.send(self._subject)
-            return process.receive("ready", self._patience)
+            process.send(self.subject)
+            return process.receive("ready", self.patience)
         except BaseException as error:
             self._process = None
-            process.stop(self._grace if isinstance(error, DejavuError) else 0.0)
+            process.stop(self.grace if isinstance(error, DejavuError) else 0.0)
             raise
 
     def run(self, job: BaseModel) -> Any:
@@ -133,7 +125,7 @@ class Worker:
             raise WorkerLostError("it was stopped")
         process.send(job)
         try:
-            return process.receive("answer", self._patience)["answer"]
+            return process.receive("answer", self.patience)["answer"]
         except WorkerLostError:
             self._process = None
             raise
@@ -143,7 +135,7 @@ class Worker:
         self._is_closed = True
         process, self._process = self._process, None
         if process is not None:
-            process.stop(self._grace)
+            process.stop(self.grace)
 
 
 class _Process:
@@ -354,6 +346,7 @@ class WorkerPool(Generic[JobT]):
             thread.join(seconds)
 
 
+@dataclass(eq=False)
 class ParentConnection:
     """The worker's side of the connection: reads requests and sends events.
 
@@ -362,11 +355,9 @@ class ParentConnection:
         events: the stream that the parent reads.
     """
 
-    def __init__(self, requests: IO[str], events: IO[str]) -> None:
-        """Connect through two streams."""
-        self.requests = requests
-        self._events = events
-        self._lock = ForkLock()
+    requests: IO[str]
+    events: IO[str]
+    _lock: ForkLock = field(default_factory=ForkLock, init=False)
 
     @classmethod
     def take_standard_streams(cls) -> ParentConnection:
@@ -391,8 +382,8 @@ class ParentConnection:
         """
         line = json.dumps({"event": event, **fields})
         with self._lock, suppress(BrokenPipeError):
-            self._events.write(line + "\n")
-            self._events.flush()
+            self.events.write(line + "\n")
+            self.events.flush()
 
     def refuse(self, error: Exception) -> None:
         """Send the reason why something cannot be done."""
@@ -422,7 +413,7 @@ class ParentConnection:
     def close(self) -> None:
         """Tell the parent that all is written."""
         with suppress(OSError):
-            self._events.close()
+            self.events.close()
 
 
 def serve(runner: type[Any], subject: type[BaseModel], job: type[BaseModel]) -> NoReturn:

@@ -10,6 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..system.notices import logger
@@ -111,6 +112,7 @@ def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:
     return Accesses(read, written, bool(others & {WRITTEN, UNKNOWN}))
 
 
+@dataclass(eq=False)
 class _PointerFlow:
     """Sets of values of a module that hold the same pointers, and what is done with each.
 
@@ -118,11 +120,10 @@ class _PointerFlow:
     returns count together.
     """
 
-    def __init__(self) -> None:
-        self.effects: list[tuple[int, str]] = []
-        self.functions = 0
-        self._parents: dict[int, int] = {}
-        self._inside: defaultdict[int, set[int]] = defaultdict(set)
+    effects: list[tuple[int, str]] = field(default_factory=list)
+    functions: int = 0
+    _parents: dict[int, int] = field(default_factory=dict)
+    _inside: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def root(self, value: int) -> int:
         """Return the value that stands for a set."""
@@ -169,31 +170,31 @@ def _pointers_among(values: Sequence[Any]) -> list[int]:
     return [value.id() for value in values if any(kind in str(value.get_type()) for kind in kinds)]
 
 
+@dataclass(eq=False)
 class _WatchedMemory:
     """Stands in for the interpreter's accesses to memory, and notes their addresses."""
 
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-        self.addresses: dict[str, list[Any]] = {READ: [], WRITTEN: []}
+    memory: Any
+    addresses: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._memory, name)
+        return getattr(self.memory, name)
 
     def load(self, pointers: Any, mask: Any, *rest: Any) -> Any:
         self._note(pointers, mask, READ)
-        return self._memory.load(pointers, mask, *rest)
+        return self.memory.load(pointers, mask, *rest)
 
     def store(self, pointers: Any, value: Any, mask: Any) -> Any:
         self._note(pointers, mask, WRITTEN)
-        return self._memory.store(pointers, value, mask)
+        return self.memory.store(pointers, value, mask)
 
     def atomic_cas(self, pointers: Any, *rest: Any) -> Any:
         self._note(pointers, True, READ, WRITTEN)
-        return self._memory.atomic_cas(pointers, *rest)
+        return self.memory.atomic_cas(pointers, *rest)
 
     def atomic_rmw(self, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         self._note(pointers, mask, READ, WRITTEN)
-        return self._memory.atomic_rmw(operation, pointers, value, mask, *rest)
+        return self.memory.atomic_rmw(operation, pointers, value, mask, *rest)
 
     def _note(self, pointers: Any, mask: Any, *effects: str) -> None:
         import numpy
@@ -221,7 +222,7 @@ def watch_interpreter(spans: Mapping[str, tuple[int, int]]) -> Iterator[list[Acc
     try:
         yield seen
     finally:
-        set_interpreter_memory(watch._memory)
+        set_interpreter_memory(watch.memory)
     read, _ = _arguments_at(watch.addresses[READ], spans)
     written, elsewhere = _arguments_at(watch.addresses[WRITTEN], spans)
     seen.append(Accesses(read, written, elsewhere))

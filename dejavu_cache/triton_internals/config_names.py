@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import did_you_mean
@@ -183,5 +184,5 @@ class DeclaredConfigs(dict[Config, Any]):
     @cached_property
     def digest(self) -> str:
         """A digest of the configs, whatever their order."""
-        texts = sorted(config.text for config in self)
+        texts = sorted(map(attrgetter("text"), self))
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:24]

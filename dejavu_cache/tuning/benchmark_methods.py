@@ -53,14 +53,6 @@ Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm
 """How a launch is timed on a device: see `DeviceTimer`."""
 
 
-def is_called_once(method: str) -> bool:
-    """Return whether a method is a caller's own benchmark or a clock, called once per config.
-
-    The device timer may measure a config again.
-    """
-    return method.startswith(("custom:", "wall"))
-
-
 def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
     """Time a call by the host's clock, for the interpreter, which has no device.
 

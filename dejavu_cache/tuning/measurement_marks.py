@@ -84,7 +84,7 @@ class MeasurementMark:
         self, context: Context, scenario: Scenario, parent: ParentConnection | None = None
     ) -> None:
         """Choose the file's name; the first measurement creates it."""
-        name = f"{_prefix(context, scenario)}{secrets.token_hex(8)}.json"
+        name = f"{context.digest}-{scenario.digest}-{secrets.token_hex(8)}.json"
         self.crash: Measurement | None = None
         self._path = user_folder("measuring") / name
         self._parent = parent
@@ -146,7 +146,7 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
-    folder, prefix = user_folder("measuring"), _prefix(context, scenario)
+    folder, prefix = user_folder("measuring"), f"{context.digest}-{scenario.digest}-"
     try:
         names = os.listdir(folder)
     except OSError:
@@ -182,7 +182,3 @@ def _is_locked(handle: int) -> bool:
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
-
-
-def _prefix(context: Context, scenario: Scenario) -> str:
-    return f"{context.digest}-{scenario.digest}-"

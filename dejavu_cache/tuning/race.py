@@ -15,6 +15,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ Times = dict[Config, float]
 """Times of configs, relative to the fastest one's."""
 
 
+@dataclass(eq=False)
 class Race:
     """A comparison of the configs that a screening found fast.
 
@@ -108,27 +110,22 @@ class Race:
             until equally fast ones are told apart, as far as the device lets them.
     """
 
-    def __init__(
-        self,
-        screened: Mapping[Config, Measurement],
-        default: Config,
-        until: float = math.inf,
-        loss: float = 0.0,
-    ) -> None:
-        """Measure nothing yet; the arguments are described at the class."""
-        self._screened = screened
-        self._times = {config: look.median for config, look in screened.items() if look.median}
-        self._default = default
-        self._until = until
-        self._loss = loss
-        self._random = random.Random(len(screened))
-        self._turns: dict[Config, list[Measurement]] = {}
-        self._rounds: list[list[Look]] = []
-        self._racing: list[Config] = []
+    screened: Mapping[Config, Measurement]
+    default: Config
+    until: float = math.inf
+    loss: float = 0.0
+    _turns: dict[Config, list[Measurement]] = field(default_factory=dict, init=False)
+    _rounds: list[list[Look]] = field(default_factory=list, init=False)
+    _racing: list[Config] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Measure nothing yet."""
+        self._times = {name: look.median for name, look in self.screened.items() if look.median}
+        self._random = random.Random(len(self.screened))
 
     def turns(self) -> Iterator[Config]:
         """Yield configs, each of which is measured and passed to `note` before the next one."""
-        default = [self._default] if self._default in self._times else []
+        default = [self.default] if self.default in self._times else []
         self._enter(self._within(HOPELESS)[:FINALISTS] + default)
         is_steady, judged_after = True, LEAST_ROUNDS
         while len(self._racing) > 1 and len(self._rounds) < MOST_ROUNDS:
@@ -136,7 +133,7 @@ class Race:
             yield from self._random.sample(self._racing, len(self._racing))
             ran = dict(self._rounds[-1])  # those that fail leave
             self._racing = [config for config in self._racing if config in ran]
-            if len(self._racing) < 2 or monotonic() > self._until:
+            if len(self._racing) < 2 or monotonic() > self.until:
                 break
             if is_steady and (spread := self._unevenness()) > STEADY:
                 is_steady, judged_after = False, len(self._rounds) + PATIENCE
@@ -162,7 +159,7 @@ class Race:
     def _enter(self, configs: Iterable[Config]) -> None:
         """Have configs race from now on."""
         entered = {*configs}
-        self._racing = [config for config in self._screened if config in entered]
+        self._racing = [config for config in self.screened if config in entered]
 
     def _unevenness(self) -> float:
         """Return how unequally configs' times have changed since the screening, 1 or more.
@@ -179,7 +176,7 @@ class Race:
     def _leave_far_behind(self) -> None:
         """Let configs leave that one round has shown not to be close to the best."""
         times = dict(self._rounds[0])
-        limits = dict.fromkeys(self._racing, 1 + FINALIST) | {self._default: HOPELESS}
+        limits = dict.fromkeys(self._racing, 1 + FINALIST) | {self.default: HOPELESS}
         best = min(times.values(), default=0.0)
         self._racing = [c for c in self._racing if times[c] <= best * limits[c]]
 
@@ -195,8 +192,8 @@ class Race:
         staying = {*close, *others[: max(LEAST_RACING - len(close), 0)]}
         self._racing = [config for config in self._racing if config in staying]
         rivals = [config for config in close if config != estimate.leader]
-        if self._loss and all(estimate.largest_gain(c) <= self._loss for c in rivals):
-            return self._default not in rivals or estimate.ratios[self._default] <= 1 + self._loss
+        if self.loss and all(estimate.largest_gain(c) <= self.loss for c in rivals):
+            return self.default not in rivals or estimate.ratios[self.default] <= 1 + self.loss
         return all(estimate.ratios[c] + estimate.errors[c] <= 1 + NOISE for c in rivals)
 
     def _estimate(self) -> Estimate:
@@ -235,7 +232,7 @@ class Race:
             ratio = estimated
             if config not in self._racing:
                 ratio = max(estimated, BEHIND)
-            elif config == self._default and estimated - 1 <= CAUTION * error < math.inf:
+            elif config == self.default and estimated - 1 <= CAUTION * error < math.inf:
                 ratio = 1.0  # nothing may win by chance against the default
             certain = None
             if len(turns) >= LEAST_ROUNDS and estimated <= 1 + FINALIST:
@@ -245,7 +242,7 @@ class Race:
             measurements.append(_scale(pooled, level * ratio / (pooled.median or 1.0)))
         for config, time in self._times.items():
             if config not in self._turns and time < level * BEHIND:
-                corrected = _scale(self._screened[config], level * BEHIND / time)
+                corrected = _scale(self.screened[config], level * BEHIND / time)
                 measurements.append(corrected.model_copy(update={"at": now(), "confidence": None}))
         return measurements
 

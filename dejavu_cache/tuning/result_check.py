@@ -126,6 +126,7 @@ def _argument(name: str) -> str:
     return name.partition("[")[0]
 
 
+@dataclass(eq=False)
 class ResultCheck:
     """Compares the results of a launch's configs with the default's, as a kernel's options say.
 
@@ -144,26 +145,19 @@ class ResultCheck:
         known: what is said of each output before another config than the default is compared.
     """
 
-    def __init__(
-        self,
-        launch: CandidateLaunch,
-        default: Any,
-        mark: MeasurementMark,
-        options: CheckOptions | None,
-        *,
-        is_wanted: bool = True,
-        title: str = "",
-    ) -> None:
-        """Set up the check; nothing is launched yet."""
-        self.known = _NO_STANDARD if is_wanted else SWITCHED_OFF_BY_AUTHOR
-        self._launch = launch
-        self._default = default
-        self._mark = mark
-        self._options = options or CheckOptions()
-        self._title = title
-        self._compares = options is not None
+    launch: CandidateLaunch
+    default: Any
+    mark: MeasurementMark
+    options: CheckOptions | None
+    is_wanted: bool = True
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        """Launch nothing yet."""
+        self.known = _NO_STANDARD if self.is_wanted else SWITCHED_OFF_BY_AUTHOR
+        self._options, self._compares = self.options or CheckOptions(), self.options is not None
         self._is_prepared = self._reference_failed = False
-        self._arguments: Mapping[str, Any] = {**launch.autotuner.nargs, **launch.kwargs}
+        self._arguments = {**self.launch.autotuner.nargs, **self.launch.kwargs}
         self._spans: Mapping[str, tuple[int, int]] = {}
         self._seen: dict[int, Accesses | None] = {}
         """What configs' code does, by the config's id."""
@@ -201,21 +195,10 @@ class ResultCheck:
                 raise UncomparedResultsError(
                     f"the default config's results cannot be computed now: {failure.reason}"
                 ) from error
-            logger.debug("%s: the default's results: %r", self._title, error)
+            logger.debug("%s: the default's results: %r", self.title, error)
             self.close()
             self.known = _not_compared(f"{_DEFAULT_FAILS}: {failure.reason}")
         self._is_prepared = True
-
-    def begin_tune(self) -> None:
-        """Compute the expected results, and check that there are any.
-
-        Raises:
-            NothingComparedError: there is nothing to compare, though that is not switched off.
-            Exception: as `prepare` does.
-        """
-        self.prepare()
-        if self._compares:
-            refuse_uncompared(self.known)
 
     def compare(self, config: Any) -> tuple[Results, Measurement | None]:
         """Compare the results of a `triton.Config` with the default's, output by output.
@@ -224,22 +207,25 @@ class ResultCheck:
             What that shows, and the config's failure if its results are wrong.
 
         Raises:
+            NothingComparedError: nothing shows whether they are right, though that is wanted.
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
-        if not self._compares or config is self._default:
-            return self.known, None
-        start = time.perf_counter()
-        results = self.verdicts(config)
-        for reason in reasons_not_compared(results):
-            logger.info("%s: not compared: %s", self._title, reason)
+        start, results = time.perf_counter(), self.known
+        if self._compares and config is not self.default:
+            results = self.verdicts(config)
+            for reason in reasons_not_compared(results):
+                logger.info("%s: not compared: %s", self.title, reason)
         verdict = sum_up(results)
         if verdict.outcome != "wrong":
+            # At least one output has to be equal, but where nothing is to be compared, or can run.
+            if verdict.outcome != "equal" and not has_reason(results, SWITCHED_OFF, NO_DEFAULT):
+                raise NothingComparedError("; ".join(reasons_not_compared(results)), results)
             return results, None
         described = describe(config)
         warn_once(
-            f"wrong {self._title} {described}",
-            f"{self._title}: ({described}) is fast but wrong, and is not used: {verdict.reason}",
+            f"wrong {self.title} {described}",
+            f"{self.title}: ({described}) is fast but wrong, and is not used: {verdict.reason}",
         )
         failure = Failure(kind="wrong", reason=verdict.reason)
         return results, failed_measurement(described, failure, time.perf_counter() - start)
@@ -250,8 +236,8 @@ class ResultCheck:
         evidence: dict[str, str] = {}
         try:
             for _ in range(2 if self._options.repeatable else 1):
-                filled = self._fillable(self.accesses(config))
-                for name, difference in self._launch_and_compare(config, filled).items():
+                filled, differences = self._launch_and_compare(config)
+                for name, difference in differences.items():
                     held = "; it held something else before" if name in filled else ""
                     evidence.setdefault(name, difference + held)
             for name, output in self._outputs.items():
@@ -261,8 +247,7 @@ class ResultCheck:
                     # A config that writes nothing would leave it right.
                     verdicts[name] = _verdict("not_compared", _HELD_BEFORE)
             if evidence and self._options.reference is None:
-                filled = self._fillable(self.accesses(self._default))
-                for name, other in self._launch_and_compare(self._default, filled).items():
+                for name, other in self._launch_and_compare(self.default)[1].items():
                     reason = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
                     verdicts[name] = _verdict("not_compared", reason)
         except Exception as error:
@@ -275,8 +260,13 @@ class ResultCheck:
             self._restore()
         return verdicts
 
-    def _launch_and_compare(self, config: Any, filled: Collection[str]) -> dict[str, str]:
-        """Launch a config once; return how each output differs that does."""
+    def _launch_and_compare(self, config: Any) -> tuple[Collection[str], dict[str, str]]:
+        """Launch a config once; return the outputs that were filled, and how those differ that do.
+
+        By the interpreter, a first launch shows what the code does, and a second one is compared.
+        """
+        accesses = self.accesses(config)
+        filled = self._fillable(accesses)
         self._restore(filled)
         differences = {}
         with self.launched(config):
@@ -286,7 +276,9 @@ class ResultCheck:
                     difference := output.describe_difference(tolerance, name in filled)
                 ):
                     differences[name] = difference
-        return differences
+        if self.accesses(config) != accesses:
+            return self._launch_and_compare(config)
+        return filled, differences
 
     def _restore(self, filled: Collection[str] = ()) -> None:
         """Give the outputs what they hold before a launch, some of them filled."""
@@ -300,7 +292,7 @@ class ResultCheck:
 
         Nothing is known where a hook after the launch may complete the results.
         """
-        launch = self._launch
+        launch = self.launch
         if launch.autotuner.user_defined_post_hook:
             return None
         if id(config) not in self._seen and not is_interpreting():
@@ -321,8 +313,8 @@ class ResultCheck:
         any other one may complete them, so it runs before. An error of the device shows when
         results are read.
         """
-        launch, restores = ConfigLaunch(self._launch, config), self._launch.autotuner.restore_value
-        with self._mark.around(describe(config)):
+        launch, restores = ConfigLaunch(self.launch, config), self.launch.autotuner.restore_value
+        with self.mark.around(describe(config)):
             launch.begin()
             if is_interpreting() and id(config) not in self._seen:
                 with watch_interpreter(self._spans) as seen:
@@ -342,7 +334,7 @@ class ResultCheck:
     def _run_expected(self) -> Iterator[None]:
         """Compute what counts as right from what the arguments hold."""
         if self._options.reference is None:
-            with self.launched(self._default):
+            with self.launched(self.default):
                 yield
             return
         try:
@@ -356,7 +348,7 @@ class ResultCheck:
         """Launch the default config, keep what it writes, and say of what else nothing is known."""
         tensors, self._uncompared = copyable_tensors(self._arguments, self._options.ignore)
         self._spans = spans_of_arguments(self._arguments)
-        is_told = self._options.outputs is not None or self.accesses(self._default) is not None
+        is_told = self._options.outputs is not None or self.accesses(self.default) is not None
         try:
             for name in sorted(tensors, key=lambda name: tensors[name].numel()):
                 if not self._may_be_output(name):
@@ -391,11 +383,11 @@ class ResultCheck:
         """
         is_known = False
         while not is_known:
-            accesses = self.accesses(self._default)
+            accesses = self.accesses(self.default)
             filled = self._fillable(accesses)
             self._restore(filled)
             with self._run_expected():
-                is_known = self.accesses(self._default) == accesses
+                is_known = self.accesses(self.default) == accesses
                 for name, output in list(self._outputs.items()) if is_known else ():
                     if not output.expect_present(name in filled):
                         self._uncompared[name] = LACKS_MEMORY
@@ -406,7 +398,7 @@ class ResultCheck:
 
     def _may_be_output(self, name: str) -> bool:
         """Return whether a tensor may be an output."""
-        accesses, declared = self.accesses(self._default), self._options.outputs
+        accesses, declared = self.accesses(self.default), self._options.outputs
         is_written = accesses is None or name in accesses.written
         return is_written and (declared is None or _argument(name) in declared)
 
@@ -425,7 +417,7 @@ class ResultCheck:
 
     def _explain(self) -> None:
         """Say what is known of each output, once the default's launch has shown all."""
-        accesses, reasons = self.accesses(self._default), self._uncompared
+        accesses, reasons = self.accesses(self.default), self._uncompared
         if accesses is not None:
             for name in reasons.keys() - accesses.written:
                 del reasons[name]
@@ -441,15 +433,3 @@ class ResultCheck:
         self.known = dict.fromkeys(visible, EQUAL)
         for name, reason in reasons.items():
             self.known[name] = _verdict("not_compared", reason)
-
-
-def refuse_uncompared(results: Results) -> None:
-    """Check that a config may win by what comparing it has shown.
-
-    At least one output has to be equal, unless nothing is to be compared, or nothing else can run.
-
-    Raises:
-        NothingComparedError: it may not.
-    """
-    if not has_reason(results, SWITCHED_OFF, NO_DEFAULT) and sum_up(results).outcome != "equal":
-        raise NothingComparedError("; ".join(reasons_not_compared(results)), results)

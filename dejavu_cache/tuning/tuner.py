@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
@@ -136,6 +137,7 @@ class ConfigLaunch(TimedLaunch):
             raise
 
 
+@dataclass(eq=False)
 class Tuner:
     """Measures a launch's configs as Triton's own `Autotuner._bench` does, hooks and all.
 
@@ -147,7 +149,6 @@ class Tuner:
         launch: the launch to tune.
         mark: says which config touches the device.
         check: computes what is expected of the others as soon as the default config is compiled.
-        race: whether close configs may be measured again.
         until: when to stop, in seconds of `time.monotonic`.
         loss: the share by which the race's winner may be slower than another config.
         earlier: measurements of a tune that ended before its race; they take part in this one.
@@ -156,34 +157,16 @@ class Tuner:
         tried: the configs that were measured.
     """
 
-    def __init__(
-        self,
-        launch: CandidateLaunch,
-        mark: MeasurementMark,
-        check: ResultCheck | None = None,
-        *,
-        race: bool = True,
-        until: float = math.inf,
-        loss: float = 0.0,
-        earlier: Iterable[Measurement] = (),
-    ) -> None:
-        """Set up the tuner; the arguments are described at the class."""
-        self.tried: set[Config] = set()
-        self._launch = launch
-        self._mark = mark
-        self._check = check
-        self._race = race
-        self._until = until
-        self._loss = loss
-        self._benchmark = launch.autotuner.do_bench
-        self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
-        self._measured: dict[Config, Measurement] = {}
-        self._earlier: dict[Config, Measurement] = {}
-        self._best = math.inf
-        for measurement in earlier:
-            if measurement.config in launch.declared:
-                self._earlier[measurement.config] = measurement
-                self._best = min(self._best, measurement.median or math.inf)
+    launch: CandidateLaunch
+    mark: MeasurementMark
+    check: ResultCheck | None = None
+    until: float = math.inf
+    loss: float = 0.0
+    earlier: Iterable[Measurement] = ()
+    tried: set[Config] = field(default_factory=set, init=False)
+    _measured: dict[Config, Measurement] = field(default_factory=dict, init=False)
+    _timer: DeviceTimer | None = field(default=None, init=False)
+    _best: float = field(default=math.inf, init=False)
 
     def tune(
         self, configs: Sequence[Config], search: PredictedSearch | None = None
@@ -197,6 +180,12 @@ class Tuner:
         Yields:
             Measurements, each of which replaces what was yielded of its config before.
         """
+        benchmark, screened = self.launch.autotuner.do_bench, dict[Config, Measurement]()
+        self._timer = benchmark if isinstance(benchmark, DeviceTimer) else None
+        for measurement in self.earlier:
+            if measurement.config in self.launch.declared:
+                screened[measurement.config] = measurement
+                self._best = min(self._best, measurement.median or math.inf)
         try:
             if self._timer is not None:
                 try:
@@ -214,10 +203,10 @@ class Tuner:
                         search.tell([measurement])
                 if self._must_stop:
                     break
-            if self._race:
+            if self._timer is not None:
                 self._best = math.inf  # No timing is cut short: all of these configs are fast.
-                screened = {**self._earlier, **self._measured}
-                race = Race(screened, self._launch.default, self._until, self._loss)
+                screened |= self._measured
+                race = Race(screened, self.launch.default, self.until, self.loss)
                 for config in race.turns():
                     race.note(self._measure(config, TURN))
                 if refined := race.conclude():
@@ -229,7 +218,7 @@ class Tuner:
     @property
     def _must_stop(self) -> bool:
         """Whether the time is over, and has sufficed for a config."""
-        return time.monotonic() > self._until and bool(self._measured)
+        return time.monotonic() > self.until and bool(self._measured)
 
     def _screen(self, configs: Sequence[Config]) -> Iterator[Measurement]:
         """Measure each config shortly, in the order in which they are compiled.
@@ -237,11 +226,12 @@ class Tuner:
         The first one is measured even if the time is over.
         """
         most = QUIET if self._timer is not None else 0
-        with compile_ahead(self._launch, configs) as waiting:
-            if candidate := waiting.get(self._launch.default):
+        with compile_ahead(self.launch, configs) as waiting:
+            if candidate := waiting.get(self.launch.default):
                 candidate.finish()
-            if self._check is not None:
-                self._check.begin_tune()  # while the others compile
+            if self.check is not None:
+                # What is expected of the others is computed while they compile.
+                self.check.compare(self.check.default)
             while waiting and not self._must_stop:
                 # Measure the first one that is compiled, once few compilers may disturb that.
                 config, compiling = self._next_compiled(waiting, most)
@@ -295,9 +285,9 @@ class Tuner:
         something, that memory is freed and the config is measured again.
         """
         self.tried.add(config)
-        launch = ConfigLaunch(self._launch, self._launch.declared[config])
+        launch = ConfigLaunch(self.launch, self.launch.declared[config])
         start = time.perf_counter()
-        with self._mark.around(config):
+        with self.mark.around(config):
             outcome = self._time(launch, effort, candidate, patient)
             if isinstance(outcome, Failure) and outcome.kind == "skipped":
                 import torch
@@ -331,7 +321,9 @@ class Tuner:
             if candidate is not None and (failure := self._load(candidate, launch)) is not None:
                 return failure
             if self._timer is None:
-                return quantiles_of(self._benchmark(launch, quantiles=(0.5, 0.2, 0.8)))
+                return quantiles_of(
+                    self.launch.autotuner.do_bench(launch, quantiles=(0.5, 0.2, 0.8))
+                )
             sample = self._timer.sample(launch, effort, self._best * HOPELESS)
         except Exception as error:
             failure = failure_of(error)
@@ -348,13 +340,13 @@ class Tuner:
         try:
             candidate.check()
         except Exception as error:
-            autotuner = self._launch.autotuner
+            autotuner = self.launch.autotuner
             if autotuner.user_defined_pre_hook or autotuner.user_defined_post_hook:
                 launch.begin()  # as Triton does around a launch that raises
                 launch.end(error)
             # Of the launch's keywords, those that are neither parameters nor the config's.
             known = {*autotuner.arg_names, *candidate.config.all_kwargs(), "grid", "warmup"}
-            failure = compile_failure_of(error, set(self._launch.kwargs) - known)
+            failure = compile_failure_of(error, set(self.launch.kwargs) - known)
             if failure is None:
                 raise
             forget_frames(error)

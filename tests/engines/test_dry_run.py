@@ -86,6 +86,9 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
     assert kernels == {"fill", "write_cache_kernel"}
     assert start(f"prewarmed://{out}") == (0, False)
     assert start(f"prewarmed://{out}", 49) == (1, True)
+    (folder / "vllm/v1/worker/gpu_worker.py").write_text("import nobody_has")
+    made = dejavu("prewarm", *words[:-1], tmp_path / "another", PYTHONPATH=str(folder))
+    assert "cannot be imported: install nobody_has" in made.stderr
 
 
 def test_modules_or_an_engine_are_named(tmp_path: Path) -> None:

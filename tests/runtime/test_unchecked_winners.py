@@ -104,16 +104,16 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     Its second argument is what else is said of outputs.
     """
-    compare = ResultCheck.compare
+    verdicts = ResultCheck.verdicts
 
     def set_reason(reason: str, others: Results | None = None) -> None:
-        def lack(self: ResultCheck, config: Any) -> tuple[Results, Measurement | None]:
-            if not reason or config is self._default:
-                return compare(self, config)
+        def lack(self: ResultCheck, config: Any) -> Results:
+            if not reason:
+                return verdicts(self, config)
             lacking = OutputVerdict(outcome="not_compared", reason=reason)
-            return {"out_ptr": lacking, **(others or {})}, None
+            return {"out_ptr": lacking, **(others or {})}
 
-        monkeypatch.setattr(ResultCheck, "compare", lack)
+        monkeypatch.setattr(ResultCheck, "verdicts", lack)
 
     return set_reason
 
@@ -380,7 +380,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.compare", interrupt)
+        patched.setattr("dejavu_cache.tuning.result_check.ResultCheck.verdicts", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch(decorate(tmp_path, [DEFAULT, WRONG]))
     return tmp_path

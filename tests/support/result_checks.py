@@ -46,7 +46,7 @@ class Checker(ResultCheck):
     @contextmanager
     def launched(self, config: Write) -> Iterator[None]:
         """Call a function."""
-        config(self._arguments)  # type: ignore[arg-type]
+        config(self._arguments)
         yield
 
     def accesses(self, config: Write) -> Accesses | None:

@@ -19,6 +19,7 @@ from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.tiered import default_store
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
+from dejavu_cache.tuning.device_timer import DeviceTimer, Effort, Sample, TimedLaunch
 from dejavu_cache.tuning.tuner import CandidateLaunch, ConfigLaunch
 
 
@@ -41,31 +42,32 @@ class Clock:
         return [self.times.get(LAUNCHED[-1], 9.0)] * 3
 
 
-@pytest.fixture
-def racing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], Any]:
-    """Return a function that decorates a kernel whose timings are said to be the device's."""
-    monkeypatch.setattr(
-        "dejavu_cache.runtime.declaration.benchmark_method", lambda *args: ("events-cold", None)
-    )
+class ClockTimer(DeviceTimer):
+    """The device's timer, by a clock."""
 
-    def race(clock: Clock) -> Any:
-        kernel = clock.kernel(do_bench=None, configs=CONFIGS)
-        kernel.do_bench = clock
-        return kernel
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("events-cold")
+        self._clock = clock
 
-    return race
+    def warm_up(self) -> None: ...
+
+    def sample(self, launch: TimedLaunch, effort: Effort, limit: float = 0.0) -> Sample:
+        return Sample(self._clock(launch, ()), True)
 
 
-def test_the_first_measurement_of_a_close_race_does_not_decide(
-    racing: Callable[[Clock], Any],
-) -> None:
+def racing(clock: Clock) -> Any:
+    """Return a kernel whose timings are said to be the device's."""
+    kernel = clock.kernel(do_bench=None, configs=CONFIGS)
+    kernel.do_bench = ClockTimer(clock)
+    return kernel
+
+
+def test_the_first_measurement_of_a_close_race_does_not_decide() -> None:
     """Measure the first config once too slow, as on a cold clock; the repeats put that right."""
 
     class ColdClock(Clock):
-        def __call__(
-            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
-        ) -> list[float]:
-            timing = super().__call__(kernel_call, quantiles)
+        def __call__(self, *args: Any) -> list[float]:
+            timing = super().__call__(*args)
             self.times[16] = 1.0
             return timing
 
@@ -78,9 +80,7 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
     assert isinstance(kernel, triton.runtime.Autotuner)
 
 
-def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one(
-    racing: Callable[[Clock], Any],
-) -> None:
+def test_the_race_of_a_process_that_died_in_it_is_held_by_the_next_one() -> None:
     """And only that, among those that were close; by then it is another one that is faster."""
     clock = Clock({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4)
     with pytest.raises(KeyboardInterrupt):

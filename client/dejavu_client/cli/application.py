@@ -12,25 +12,10 @@ import dejavu_cache
 from .output import say
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Look": (
-        "ls",
-        "show",
-        "explain",
-        "diff",
-        "watch",
-        "log",
-        "pages",
-        "doctor",
-    ),
+    "Look": ("ls", "show", "explain", "diff", "watch", "log", "pages", "doctor"),
     "Tune": ("run", "sweep", "heuristics"),
     "Choose and clean up": ("pin", "quarantine", "rename", "gc"),
-    "Move records": (
-        "export",
-        "import",
-        "sync",
-        "promote",
-        "use",
-    ),
+    "Move records": ("export", "import", "sync", "promote", "use"),
     "Ship": ("prewarm", "verify"),
     "Server": ("serve", "db", "token"),
 }

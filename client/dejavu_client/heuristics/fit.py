@@ -251,10 +251,7 @@ def _points_around(tuned: Sequence[Values]) -> list[Values]:
             for values in points
             for name, numbers in sorted(numbers_of.items())
             if is_number(values.get(name))
-            for index in (
-                numbers.index(values[name]) - 1,
-                numbers.index(values[name]) + 1,
-            )
+            for index in (numbers.index(values[name]) - 1, numbers.index(values[name]) + 1)
             if 0 <= index < len(numbers)
         ]
 

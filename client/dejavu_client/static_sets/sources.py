@@ -144,7 +144,8 @@ def without_login(url: str) -> str:
 def content_of(answer: ServerAnswer, url: str) -> tuple[bytes, str]:
     """Return what a server has sent and its entity tag; raise an error if it has nothing."""
     if answer.status in (401, 403, 404, 410):
-        message = f"{url} is not there ({answer.status}): check the set's URL"
+        login = ", and `docker login`" if url.startswith("oci:") else ""
+        message = f"{url} is not there ({answer.status}): check the set's URL{login}"
         raise RefusedError(message, answer.status)
     if answer.status != 200:
         raise UnreachableError(f"{url} cannot be read now: it answers {answer.status}")

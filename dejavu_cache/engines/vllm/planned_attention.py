@@ -111,11 +111,7 @@ class StepInputs:
         }
 
     def plan(
-        self,
-        features: LayerFeatures,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        self, features: LayerFeatures, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> attention.Plan:
         """Return the plan of a layer, which layers alike share.
 

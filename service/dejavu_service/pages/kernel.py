@@ -236,11 +236,7 @@ def _load_side(connection: Connection, namespace: str, digest: str) -> Side:
 
 
 def _show_scenarios(
-    template: str,
-    call: Call,
-    wanted: ScenariosFilter,
-    sides: Sequence[Side],
-    **values: Any,
+    template: str, call: Call, wanted: ScenariosFilter, sides: Sequence[Side], **values: Any
 ) -> Response:
     """Show the scenarios of contexts, and what readers get in each of them."""
     texts = {

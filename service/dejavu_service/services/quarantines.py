@@ -110,9 +110,7 @@ class Quarantines(BaseModel):
 
 @router.get("/{namespace}/writers")
 def list_writers(
-    namespace: Namespace,
-    call: CurrentCall,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    namespace: Namespace, call: CurrentCall, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)

@@ -297,11 +297,7 @@ def _require_writers(
 
 
 def _promote_context(
-    connection: Connection,
-    principal: Principal,
-    source: str,
-    context_id: int,
-    promotion: Promotion,
+    connection: Connection, principal: Principal, source: str, context_id: int, promotion: Promotion
 ) -> int:
     target = promotion.to
     text = connection.execute(select(stored.c.text).where(stored.c.id == context_id)).scalar()

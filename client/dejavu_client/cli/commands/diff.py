@@ -40,7 +40,6 @@ def diff(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            "--device",
             metavar="TEXT",
             help="Only GPUs whose name contains this; given twice, those of A and those of B.",
         ),
@@ -48,7 +47,6 @@ def diff(
     triton: Annotated[
         list[str] | None,
         typer.Option(
-            "--triton",
             metavar="VERSION",
             help="Only this version of Triton; given twice, that of A and that of B.",
         ),

@@ -35,9 +35,7 @@ def pin(
     kernel: KernelArgument,
     config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--config", metavar="NAME=VALUE", help="A setting of the config to run; may repeat."
-        ),
+        typer.Option(metavar="NAME=VALUE", help="A setting of the config to run; may repeat."),
     ] = None,
     where: WhereOption = None,
     device: DeviceOption = "",

@@ -98,10 +98,7 @@ class _Watched:
 def watch(
     kernel: OptionalKernelArgument = "",
     every: Annotated[
-        float,
-        typer.Option(
-            "--every", metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks."
-        ),
+        float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks.")
     ] = 2.0,
     device: DeviceOption = "",
     triton: TritonOption = "",
