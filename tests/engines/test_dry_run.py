@@ -66,7 +66,6 @@ def test_what_a_plan_would_get_wrong_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
-    """Kernels of the engine's own and of attention, which nobody has decorated."""
     store, out, folder = tmp_path / "records", tmp_path / "out", tmp_path / "stand-in"
 
     def start(url: str, number: int = 48) -> tuple[int, bool]:
@@ -85,6 +84,8 @@ def test_what_a_worker_compiled_is_prewarmed_and_found(tmp_path: Path) -> None:
     kernels = {kernel.name.rpartition(".")[2] for kernel in read_manifest(out).kernels}
     assert kernels == {"fill", "write_cache_kernel"}
     assert start(f"prewarmed://{out}") == (0, False)
+    next(out.rglob("fill.cubin")).write_bytes(b"altered")
+    assert start(f"prewarmed://{out}") == (1, False), "another line names the file"
     assert start(f"prewarmed://{out}", 49) == (1, True)
     (folder / "vllm/v1/worker/gpu_worker.py").write_text("import nobody_has")
     made = dejavu("prewarm", *words[:-1], tmp_path / "another", PYTHONPATH=str(folder))

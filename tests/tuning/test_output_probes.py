@@ -266,11 +266,10 @@ def write_sums(arguments: dict[str, Any], blocks: int = 8, of: int = 8) -> None:
 
 
 def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
-    """Their caller reads from `best_config` how many there are."""
-    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    made = checker({"x": x, "sums": torch.zeros(64, 8)}, write_sums, accesses=code("x", "sums"))
+    arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(64, 8)}
+    made = checker(arguments, write_sums, accesses=code("x", "sums"))
     for blocks, of, outcome in ((4, 4, "equal"), (1, 1, "equal"), (4, 3, "wrong"), (8, 7, "wrong")):
         assert made.judge(partial(write_sums, blocks=blocks, of=of)).outcome == outcome
     x[:, 112:] = 0  # the last sum is 0, and nothing is missing from the sum of the others
-    made = checker({"x": x, "sums": torch.zeros(64, 8)}, write_sums, accesses=code("x", "sums"))
+    made = checker(arguments, write_sums, accesses=code("x", "sums"))
     assert made.judge(partial(write_sums, of=7)).outcome == "wrong"
