@@ -59,7 +59,6 @@ class CaseJob(FrozenModel):
             None is without limit.
         crashes: configs of the case that ended worker processes, and the reasons.
         worth: what its tune is expected to save; None if nobody asked.
-        compiles: whether what its tune measures first is compiled before any tune.
     """
 
     do: Task
@@ -69,7 +68,6 @@ class CaseJob(FrozenModel):
     until: float | None = None
     crashes: tuple[tuple[Config, str], ...] = ()
     worth: Worth | None = None
-    compiles: bool = False
 
 
 class CaseOutcome(FrozenModel):
@@ -155,8 +153,7 @@ class LocalHost:
         self.worker = Worker(
             "dejavu_cache.sweep.worker",
             spec,
-            # The predictor's matrices are small: threads would spin beside the measurements.
-            {"OPENBLAS_NUM_THREADS": "1", **os.environ, **(environment or {})},
+            {**os.environ, **(environment or {})},
             grace=GRACE,
             patience=patience,
         )

@@ -164,7 +164,6 @@ class Tuner:
     loss: float = 0.0
     earlier: Iterable[Measurement] = ()
     tried: set[Config] = field(default_factory=set, init=False)
-    _launches: dict[Config, ConfigLaunch] = field(default_factory=dict, init=False)
     _measured: dict[Config, Measurement] = field(default_factory=dict, init=False)
     _timer: DeviceTimer | None = field(default=None, init=False)
     _best: float = field(default=math.inf, init=False)
@@ -286,8 +285,7 @@ class Tuner:
         something, that memory is freed and the config is measured again.
         """
         self.tried.add(config)
-        new = ConfigLaunch(self.launch, self.launch.declared[config])
-        launch = self._launches.setdefault(config, new)
+        launch = ConfigLaunch(self.launch, self.launch.declared[config])
         start = time.perf_counter()
         with self.mark.around(config):
             outcome = self._time(launch, effort, candidate, patient)
@@ -295,8 +293,6 @@ class Tuner:
                 import torch
 
                 if self._timer is not None:
-                    for each in self._launches.values():
-                        each.graph = None
                     self._timer.release()
                 torch.cuda.empty_cache()
                 outcome = self._time(launch, effort, candidate, patient)
