@@ -22,7 +22,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
-from ..triton_internals.generated_code import find_other_code, generates_equal_code
+from ..triton_internals.generated_code import find_other_code, has_equal_code
 from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
 from . import rules
@@ -414,16 +414,13 @@ def _may_be_equal(context: Context, wanted: Context) -> bool:
 
 
 def _has_equal_code(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in request.declared:
+    if not has_equal_code(request.autotuner.fn, record, request.declared):
         return False
-    config, launches = request.declared[winner.config], record.launches or ()
-    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
-        return False
-    if not _may_compile():
+    if record.winner is None or not _may_compile():
         return is_same_scenario
     # What heuristics compute is no part of what was recorded to be generated again.
-    return _other_code(request, record, winner.config, is_same_scenario=is_same_scenario) is None
+    config = record.winner.config
+    return _other_code(request, record, config, is_same_scenario=is_same_scenario) is None
 
 
 def _refuse_other_code(request: Request, record: Record) -> None:

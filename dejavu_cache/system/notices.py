@@ -1,7 +1,5 @@
 """What the library says: its log, and texts, numbers and names in messages and records."""
 
-from __future__ import annotations
-
 import getpass
 import logging
 import re
