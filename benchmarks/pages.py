@@ -36,6 +36,7 @@ from dejavu_cache.model.scenario import (
     Problem,
     Scenario,
 )
+from dejavu_cache.model.worth import MissCount
 
 DEVICES = ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "AMD Instinct MI300X")
 TRITONS = ("3.5.0", "3.6.0")
@@ -90,7 +91,9 @@ def fill(database: Database, kernels: int, records_each: int) -> None:
             sent = RecordSet(context=context, records=records)
             with database.write() as connection:
                 merge_record_set(connection, ANYBODY, namespace, sent)
-        missed = [(context, scenario(records_each + number), number + 1) for number in range(2)]
+        missed = [
+            (context, scenario(records_each + number), MissCount(number + 1)) for number in range(2)
+        ]
         count_misses(database, ANYBODY, "main", missed)
 
 

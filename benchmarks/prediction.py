@@ -39,7 +39,7 @@ from dejavu_cache.model.record import Measurement, Record, Resources
 from dejavu_cache.model.scenario import Config, Device, Environment, Scenario
 from dejavu_cache.model.selection import distance, value_distance
 from dejavu_cache.prediction.features import Point
-from dejavu_cache.prediction.slowdown_model import Saving, SlowdownModel
+from dejavu_cache.prediction.slowdown_model import SlowdownModel, expect_saving
 from dejavu_cache.runtime.known_records import NEAR_A_LAUNCH, NEAR_A_TUNE
 from dejavu_cache.tuning.search import PredictedSearch
 
@@ -231,7 +231,7 @@ def save(runs: str, situation: str, gpu: str, kernel: str, number: int) -> Save:
         config = choose(config, situation, gpu, kernel, number) or config
     resources = record.by_config[config].resources
     asked = Point(environment, record.scenario, config, resources and resources.programs)
-    saving = Saving.of(asked, rows[:NEAR_A_TUNE])
+    saving = expect_saving(asked, rows[:NEAR_A_TUNE])
     assert saving is not None
     times = times_of(record)
     return Save(saving.expected, saving.at_least, times[config] - min(times.values()))

@@ -9,8 +9,6 @@ class TestMyStore(StoreContract):
         return MyStore(store.path)
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -19,6 +17,7 @@ from .model.buckets import Pow2
 from .model.merge import merge_records
 from .model.record import Measurement, Pin, Record, RecordedLaunch, Winner
 from .model.scenario import Config, Context, Device, Environment, Kernel, Problem, Scenario
+from .model.worth import MissCount, Saving
 from .stores import Store
 
 _MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -236,6 +235,7 @@ class StoreContract:
 
     def test_a_miss_may_be_noted(self, store: Store) -> None:
         """Accept a miss; a store without a worklist ignores it."""
-        store.miss(_context(), _record(1).scenario)
+        saving = Saving(expected=1.0, at_least=0.5, takes=2.0)
+        store.miss(_context(), _record(1).scenario, MissCount(3, saving))
         store.close()
         assert store.get(_context(), _record(1).scenario) is None

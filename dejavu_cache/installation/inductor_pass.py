@@ -240,10 +240,7 @@ def _use_recorded_config(node: Any, table: Any) -> None:
     kernel = table.get_kernel(node.kwargs["kernel_idx"])
     if not _is_looked_up(kernel):
         return
-    traced = {
-        **table.get_constant_args(node.kwargs["constant_args_idx"]),
-        **node.kwargs["kwargs"],
-    }
+    traced = {**table.get_constant_args(node.kwargs["constant_args_idx"]), **node.kwargs["kwargs"]}
     arguments = _example_arguments(kernel, traced)
     if arguments is None:
         return

@@ -288,11 +288,7 @@ class Pin(FrozenModel):
 
     @classmethod
     def after(
-        cls,
-        earlier: Pin | None,
-        config: Config | None,
-        by: str,
-        present: Moment | None = None,
+        cls, earlier: Pin | None, config: Config | None, by: str, present: Moment | None = None
     ) -> Pin:
         """Return a pin that every merge prefers to an earlier one, whatever clock dated that.
 

@@ -20,6 +20,7 @@ import numpy as np
 from ..model.record import Record
 from ..model.scenario import Config, Environment, Scenario
 from ..model.selection import is_credible
+from ..model.worth import Saving
 from .features import Matrix, Numbers, Point, Points, encode
 
 MOST_POINTS = 800
@@ -80,38 +81,30 @@ KnownRecord = tuple[Environment, Record]
 """A scenario's record, and where it was measured."""
 
 
-class Saving(NamedTuple):
-    """What launches of a config save once their scenario is tuned.
+def expect_saving(asked: Point, records: Iterable[KnownRecord]) -> Saving | None:
+    """Predict what launches save once tuned, by their config's times, and by its slowdowns.
 
-    Attributes:
-        expected: milliseconds of each launch.
-        at_least: what it saves with a probability of 95%.
-        takes: seconds that a tune took elsewhere.
+    None: no record has a time of the config.
     """
-
-    expected: float
-    at_least: float
-    takes: float
-
-    @classmethod
-    def of(cls, asked: Point, records: Iterable[KnownRecord]) -> Saving | None:
-        """Predict it by the config's times, and by its slowdowns; None if no record has one."""
-        points, measured, seconds = list[Point](), list[tuple[float, float]](), list[float]()
-        for environment, record in records:
-            entries = {entry.config: entry for entry in record.measurements if is_credible(entry)}
-            if (own := entries.get(asked.config)) is None:
-                continue
-            programs = own.resources.programs if own.resources else None
-            points.append(Point(environment, record.scenario, asked.config, programs))
-            times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
-            measured.append((times[0], times[0] - min(times)))
-            spent = sum(entry.seconds for entry in record.measurements)
-            seconds.append(min(spent, math.exp(LONGEST)))
-        if not points:
-            return None
-        expected, errors = _expect_last([*points, asked], np.array(measured))
-        at_least = _time_lost(*(expected - SURELY * errors))
-        return cls(_time_lost(*expected), at_least, statistics.median(seconds))
+    points, measured, seconds = list[Point](), list[tuple[float, float]](), list[float]()
+    for environment, record in records:
+        entries = {entry.config: entry for entry in record.measurements if is_credible(entry)}
+        if (own := entries.get(asked.config)) is None:
+            continue
+        programs = own.resources.programs if own.resources else None
+        points.append(Point(environment, record.scenario, asked.config, programs))
+        times = [math.log(entry.median or 0.0) for entry in (own, *entries.values())]
+        measured.append((times[0], times[0] - min(times)))
+        spent = sum(entry.seconds for entry in record.measurements)
+        seconds.append(min(spent, math.exp(LONGEST)))
+    if not points:
+        return None
+    expected, errors = _expect_last([*points, asked], np.array(measured))
+    return Saving(
+        expected=_time_lost(*expected),
+        at_least=_time_lost(*(expected - SURELY * errors)),
+        takes=statistics.median(seconds),
+    )
 
 
 def _time_lost(time: float, slowdown: float) -> float:

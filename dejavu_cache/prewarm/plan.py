@@ -48,7 +48,7 @@ from ..triton_internals.environment import (
     compiler_settings,
     describe_codegen,
 )
-from ..triton_internals.generated_code import generates_equal_code
+from ..triton_internals.generated_code import has_equal_code
 from ..triton_internals.hooks import noting_compilations, platform_key, set_target
 from ..triton_internals.identity import find_jit_function, identify, is_decorated_alike, kernel_name
 from ..triton_internals.versions import TYPE_NAMES
@@ -95,10 +95,7 @@ class DiscoveredKernel(NamedTuple):
         return declared
 
     def default(
-        self,
-        declared: Mapping[Config, Any],
-        scenario: Scenario,
-        launch: RecordedLaunch | None,
+        self, declared: Mapping[Config, Any], scenario: Scenario, launch: RecordedLaunch | None
     ) -> Config | None:
         """Return a scenario's default config, as far as it can be told from a recorded launch."""
         constants = {
@@ -145,10 +142,12 @@ class DiscoveredKernels(NamedTuple):
 
         Raises:
             SettingsError: one of the named modules cannot be imported, or none has a kernel.
+            PrewarmError: a recorded module lacks another one; what is not of this version of the
+                engine is left out.
         """
         left_out: dict[str, str] = {}
         modules = [module for name in names for module in _import_modules(name, left_out)]
-        modules += _import_each(recorded, left_out)
+        modules += _import_each(recorded, left_out, is_needed=True)
         kernels: dict[str, DiscoveredKernel] = {}
         for module in modules:
             for value in list(vars(module).values()):
@@ -181,13 +180,20 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
     yield from _import_each((submodule.name for submodule in submodules), left_out)
 
 
-def _import_each(names: Iterable[str], left_out: dict[str, str]) -> Iterator[ModuleType]:
+def _import_each(
+    names: Iterable[str], left_out: dict[str, str], *, is_needed: bool = False
+) -> Iterator[ModuleType]:
     for name in names:
         if name.rpartition(".")[2] == "__main__":
             continue
         try:
             yield importlib.import_module(name)
         except (Exception, SystemExit) as error:
+            lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+            if is_needed and lacking and not f"{name}.".startswith(f"{lacking}."):
+                raise PrewarmError(
+                    f"{name} has kernels of the engine and cannot be imported: install {lacking}"
+                ) from error
             left_out[name] = f"{type(error).__name__}: {error}"
 
 
@@ -260,8 +266,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)
         devices = sorted(
-            (_device(name, contexts, spec) for name in spec.devices),
-            key=lambda device: device.name,
+            (_device(name, contexts, spec) for name in spec.devices), key=lambda device: device.name
         )
         environments = [builder_environment(device) for device in devices]
         if spec.engine:  # it needs no records of kernels that it does not launch
@@ -330,7 +335,8 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
             records = [
                 record.as_adopted(now())
                 for record in store.records(context)
-                if record.scenario.text not in known and _is_equal(kernel, record, declared)
+                if record.scenario.text not in known
+                and has_equal_code(kernel.function, record, declared)
             ]
             if records:
                 equal.put(current, records)
@@ -345,15 +351,6 @@ def _is_comparable(kernel: DiscoveredKernel, context: Context) -> bool:
         and context.environment.triton == triton.__version__
         and is_decorated_alike(context.kernel.source, kernel.source)
     )
-
-
-def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config, Any]) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in declared:
-        return False
-    config = declared[winner.config]
-    launches = record.launches or ()
-    return generates_equal_code(kernel.function, launches, winner.config, config) is True
 
 
 def dry_run(

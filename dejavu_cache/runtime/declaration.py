@@ -173,10 +173,7 @@ def benchmark_method(autotuner: Any, options: KernelOptions) -> tuple[str, str |
 
 
 def default_config(
-    autotuner: Any,
-    options: KernelOptions,
-    kwargs: Mapping[str, Any],
-    declared: DeclaredConfigs,
+    autotuner: Any, options: KernelOptions, kwargs: Mapping[str, Any], declared: DeclaredConfigs
 ) -> Any:
     """Return the default config, or the first one left if it is left out or not declared.
 

@@ -26,7 +26,8 @@ from .request import Request, Resolution
 from .rules import Findings, corrected_record, trusted_choice
 
 if TYPE_CHECKING:
-    from ..prediction.slowdown_model import Saving, SlowdownModel
+    from ..model.worth import Saving
+    from ..prediction.slowdown_model import SlowdownModel
 
 MOST_SCENARIOS = 4096
 """Scenarios of which findings are kept; those of a program with ever new sizes are found again."""
@@ -270,17 +271,20 @@ def model_slowdowns(
     )
 
 
-def predict_saving(request: Request, records: KnownRecords, runs: Config) -> Saving | None:
+def predict_saving(
+    request: Request, records: KnownRecords, runs: Config, programs: int | None
+) -> Saving | None:
     """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
     try:
         from ..prediction.features import Point
-        from ..prediction.slowdown_model import Saving
+        from ..prediction.slowdown_model import expect_saving
     except ImportError:
         return None
-    programs = request.candidate_launch().programs_of(runs)
-    asked = Point(request.context.environment, request.scenario, runs, programs)
     nearest = records.neighbours(request, NEAR_A_TUNE)
-    return Saving.of(asked, [(near.context.environment, near.found.record) for near in nearest])
+    known = [(near.context.environment, near.found.record) for near in nearest]
+    return expect_saving(
+        Point(request.context.environment, request.scenario, runs, programs), known
+    )
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

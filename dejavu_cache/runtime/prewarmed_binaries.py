@@ -4,8 +4,6 @@ Binaries are code. A folder is trusted if nobody but this user and root can chan
 it is loaded only if its content is what the folder's manifest says.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sysconfig
@@ -34,11 +32,15 @@ class SealedBinaries:
     Args:
         folder: the folder, without symbolic links in its path.
         manifest: its manifest.
+
+    Attributes:
+        refused: names of files that were not as the manifest says, without their suffixes.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Remember the digests; no binary is read yet."""
-        self._folder = folder
+        self.folder, self.manifest = folder, manifest
+        self.refused: set[str] = set()
         self._files = manifest.files
         self._checked: dict[str, Path | None] = {}
 
@@ -57,7 +59,7 @@ class SealedBinaries:
         return self._checked[inside]
 
     def _check(self, inside: str) -> Path | None:
-        path = self._folder / inside
+        path = self.folder / inside
         try:
             problem = _problem_of(path.parent) or _problem_of(path)
             if problem is None:
@@ -70,6 +72,7 @@ class SealedBinaries:
             return None
         except OSError as error:
             problem = f"{path} cannot be read: {error.strerror}"
+        self.refused.add(path.stem)
         remedy = "it is compiled instead; make the folder again with prewarm"
         warn_once(f"binary {path}", f"{problem}; {remedy}")
         return None
@@ -95,43 +98,40 @@ def use_prewarmed_binaries() -> None:
     loadable = []
     for folder in resolved:
         try:
-            loadable.append((folder, loadable_manifest(folder)))
+            loadable.append(SealedBinaries(folder, loadable_manifest(folder)))
         except (DejavuError, OSError) as error:
             warn_once(
                 f"prewarmed {folder}",
                 f"the binaries of {folder} are not used, and kernels will be compiled: {error}",
             )
     if loadable:
-        serve_binaries(
-            [SealedBinaries(folder, manifest) for folder, manifest in loadable],
-            loadable[0][1].host_key,
-        )
+        serve_binaries(loadable, loadable[0].manifest.host_key)
         add_compilation_listener(partial(_note_compiled, loadable))
 
 
 COMPILED: list[str] = []
-"""Kernels that were compiled although there are prewarmed folders for this GPU."""
+"""Kernels that were compiled beside prewarmed folders for this GPU, and nothing has said why."""
 
 
 def _note_compiled(
-    folders: Sequence[tuple[Path, Manifest]],
+    folders: Sequence[SealedBinaries],
     *,
     src: Any,
     metadata: Mapping[str, Any],
     cache_hit: bool,
     **_: Any,
 ) -> None:
-    target = "{0.backend}:{0.arch}".format(metadata["target"])
-    if not any(target in manifest.targets for _, manifest in folders):
-        for folder, manifest in folders:
-            names = ", ".join(device.name for device in manifest.devices)
+    target, name = "{0.backend}:{0.arch}".format(metadata["target"]), getattr(src, "name", "?")
+    if not any(target in binaries.manifest.targets for binaries in folders):
+        for binaries in folders:
+            names = ", ".join(device.name for device in binaries.manifest.devices)
             warn_once(
-                f"prewarmed {folder}",
-                f"the binaries of {folder} are not used, and kernels will be compiled: they are "
-                f"for {names}, and this GPU is {target}; prewarm for it by --device",
+                f"prewarmed {binaries.folder}",
+                f"the binaries of {binaries.folder} are not used, and kernels will be compiled: "
+                f"they are for {names}, and this GPU is {target}; prewarm for it by --device",
             )
-    elif not cache_hit:
-        COMPILED.append(str(getattr(src, "name", "?")))
+    elif not cache_hit and not any(name in binaries.refused for binaries in folders):
+        COMPILED.append(name)
 
 
 def loadable_manifest(folder: Path) -> Manifest:

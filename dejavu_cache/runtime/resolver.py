@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ScenarioNotTuned
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
+from ..model.worth import MissCount, Saving
 from ..settings import Mode
 from ..stores import Found, TieredStore
-from ..system.background_threads import Finisher, at_program_end
+from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
 from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
-from ..triton_internals.generated_code import find_other_code, generates_equal_code
+from ..triton_internals.generated_code import find_other_code, has_equal_code
 from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
 from . import rules
 from .choices import MOST_CHOICES
-from .known_records import KnownRecords, fall_back, find_nearest, nearest_differences
+from .known_records import (
+    KnownRecords,
+    fall_back,
+    find_nearest,
+    nearest_differences,
+    predict_saving,
+)
 from .request import Request, Resolution
 from .service_phase import may_benchmark
 from .tune import tune, without_suspects
@@ -56,10 +65,42 @@ class Missed:
     Attributes:
         launches: counts them by `next`, which is one step even with many threads.
         reported: how many were reported.
+        saving: what a tune would save each, as predicted once; None if nothing says it by now.
     """
 
     launches: Iterator[int] = field(default_factory=lambda: count(1))
     reported: int = 0
+    saving: Saving | None = None
+
+
+class _MissReport(NamedTuple):
+    """Launches of a scenario without a record; what they run, if anything, in how many programs."""
+
+    records: KnownRecords
+    request: Request
+    missed: Missed
+    launches: int
+    runs: Config | None = None
+    programs: int | None = None
+
+
+class _MissReporter(WriterThread[_MissReport]):
+    """Reports misses with what a tune would save, so that no launch waits for that prediction."""
+
+    def write(self, items: list[_MissReport]) -> None:
+        until = time.monotonic() + PREDICTING
+        for records, request, missed, launches, runs, programs in items:
+            with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
+                if runs is not None and time.monotonic() < until:
+                    missed.saving = predict_saving(request, records, runs, programs)
+            count = MissCount(launches, missed.saving)
+            records.tiers.miss(request.context, request.scenario, count)
+
+
+MISSES_WAIT, PREDICTING = 1.0, 1.0
+"""Seconds that misses wait for more of them, and after which the rest goes without a prediction."""
+
+_reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
 
 
 @dataclass(eq=False)
@@ -142,8 +183,9 @@ class Resolver(Finisher):
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
-            self.note_miss(request)
-            return self._fall_back(request, found)
+            fallback = self._fall_back(request, found)
+            self.note_miss(request, fallback)
+            return fallback
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
         recorded = self._trusted_choice(request, waited)
@@ -262,8 +304,8 @@ class Resolver(Finisher):
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
 
-    def note_miss(self, request: Request) -> None:
-        """Count a launch that looked for a record, and report those that ran since."""
+    def note_miss(self, request: Request, fallback: Resolution | None = None) -> None:
+        """Count a launch that looked for a record and may run a fallback, and report new ones."""
         with self._missing:
             if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
                 self._missed, self._process = {}, os.getpid()
@@ -272,8 +314,11 @@ class Resolver(Finisher):
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
             if (launches := next(missed.launches)) >= 2 * missed.reported:
-                self.store.miss(*scenario, launches - missed.reported)
-                missed.reported = launches
+                unreported, missed.reported = launches - missed.reported, launches
+                if self.store.remote and missed.saving is None:
+                    _reporter.add(self._report_of(request, fallback, missed, unreported))
+                else:
+                    self.store.miss(*scenario, MissCount(unreported, missed.saving))
 
     def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
         """Return what counts the launches that run a resolution, until the next look-up."""
@@ -286,7 +331,16 @@ class Resolver(Finisher):
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, launches)
+                    self.store.miss(*scenario, MissCount(launches, missed.saving))
+
+    def _report_of(
+        self, request: Request, fallback: Resolution | None, missed: Missed, launches: int
+    ) -> _MissReport:
+        kept = replace(request, autotuner=None, args=(), kwargs={})  # holds no tensor
+        if fallback is None or (runs := describe(fallback.config)) not in request.declared:
+            return _MissReport(self._records, kept, missed, launches)
+        programs = request.candidate_launch().programs_of(runs)
+        return _MissReport(self._records, kept, missed, launches, runs, programs)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"
@@ -360,16 +414,13 @@ def _may_be_equal(context: Context, wanted: Context) -> bool:
 
 
 def _has_equal_code(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in request.declared:
+    if not has_equal_code(request.autotuner.fn, record, request.declared):
         return False
-    config, launches = request.declared[winner.config], record.launches or ()
-    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
-        return False
-    if not _may_compile():
+    if record.winner is None or not _may_compile():
         return is_same_scenario
     # What heuristics compute is no part of what was recorded to be generated again.
-    return _other_code(request, record, winner.config, is_same_scenario=is_same_scenario) is None
+    config = record.winner.config
+    return _other_code(request, record, config, is_same_scenario=is_same_scenario) is None
 
 
 def _refuse_other_code(request: Request, record: Record) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
+from ..model.worth import ONCE, MissCount
 
 
 class Found(NamedTuple):
@@ -154,7 +155,7 @@ class Store(ABC):
         """
         return nullcontext(True)
 
-    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+    def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:
         """Put launches of a scenario without a record on the worklist, if the store has one."""
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:

@@ -1,7 +1,5 @@
 """Open the stores that URLs name, keep records in memory, and combine several stores into one."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -20,6 +18,7 @@ from ..errors import SettingsError, StoreError, did_you_mean
 from ..model.merge import merge_into, merge_records, without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..model.worth import ONCE, MissCount
 from ..settings import current_settings
 from ..system.fork_lock import ForkCondition
 from ..system.notices import warn_once
@@ -289,11 +288,11 @@ class TieredStore(Store):
                     break
             yield is_ours
 
-    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+    def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:
         """Put launches of a scenario on the worklists of all tiers."""
         for tier in self.tiers:
             with self._passed_over_if_it_fails(tier):
-                tier.miss(context, scenario, launches)
+                tier.miss(context, scenario, missed)
 
     def close(self) -> None:
         """Close every tier."""

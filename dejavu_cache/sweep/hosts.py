@@ -13,7 +13,7 @@ from pydantic import Field
 
 from ..errors import SettingsError
 from ..model.scenario import Config, FrozenModel, Scenario
-from ..system.notices import counted
+from ..model.worth import Worth
 from ..system.workers import Worker, WorkerLostError
 from .journal import hand_over_what_is_left
 
@@ -27,36 +27,6 @@ class MissedScenario(FrozenModel):
     kernel: str
     device: str
     scenario: Scenario
-
-
-class Worth(FrozenModel):
-    """What a tune is worth to programs: seconds, over the launches that they have counted so far.
-
-    Attributes:
-        launches: how many launches found no record.
-        runs: the config that they run.
-        saves: what the tune would have saved them, as predicted; None if no record says so.
-        at_least: the same with a probability of 95%.
-        takes: what the tune takes, by those of near scenarios.
-        saved: what it would have saved them by what it has measured; None before.
-    """
-
-    launches: int
-    runs: Config
-    saves: float | None = None
-    at_least: float = 0.0
-    takes: float = 0.0
-    saved: float | None = None
-
-    def __str__(self) -> str:
-        """Say what it is worth."""
-        said = f"{counted(self.launches, 'launch', 'launches')} would have saved "
-        predicted = "an unknown time"
-        if self.saves is not None:
-            predicted = f"{self.saves:.2g} s (95% sure: {self.at_least:.2g} s)"
-        if self.saved is not None:
-            return f"{said}{self.saved:.2g} s; predicted was {predicted}"
-        return f"{said}{predicted}" + (f"; a tune takes {self.takes:.2g} s" if self.takes else "")
 
 
 class SweepSpec(FrozenModel):

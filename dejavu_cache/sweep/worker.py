@@ -3,8 +3,6 @@
 The parent replaces it when a config takes it down, so that nothing but that config is lost.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +10,8 @@ from typing import Any
 
 from ..errors import DejavuError, NoValidConfigError, SettingsError
 from ..model.record import Measurement
+from ..model.scenario import Config
+from ..model.worth import MissCount, Worth
 from ..runtime import rules
 from ..runtime.known_records import KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
@@ -28,7 +28,7 @@ from ..triton_internals.environment import (
 )
 from ..tuning.compile_ahead import is_out_of_memory
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
-from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Worth
+from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
 from .suite import Case, Suite, load_suite
 
@@ -130,19 +130,17 @@ class SweepWorker:
         """Predict what a tune would have saved launches of the config that runs without one."""
         records = KnownRecords(TieredStore([self.journal]))
         runs = describe(fall_back(request, records, uncompared=True).config)
-        worth = Worth(launches=launches, runs=runs)
-        if (saving := predict_saving(request, records, runs)) is None:
-            return worth
-        expected, at_least = launches * saving.expected / 1e3, launches * saving.at_least / 1e3
-        update = {"saves": expected, "at_least": at_least, "takes": saving.takes}
-        return worth.model_copy(update=update)
+        programs = request.candidate_launch().programs_of(runs)
+        saving = predict_saving(request, records, runs, programs)
+        return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:
         """Add what a tune would have saved, if it has measured what ran and has a winner."""
         stored = self.journal.get(subject.context, subject.scenario)
         if stored is None or stored.record.winner is None:
             return worth
-        times = {entry.config: entry.median for entry in stored.record.measurements}
+        times: dict[Config | None, float | None] = {}
+        times.update((entry.config, entry.median) for entry in stored.record.measurements)
         before, after = times.get(worth.runs), times.get(stored.record.winner.config)
         saved = worth.launches * (before - after) / 1e3 if before and after else None
         return worth.model_copy(update={"saved": saved})

@@ -14,8 +14,6 @@ process aborts after its work is done. Therefore the end of a program goes in fo
 A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing
@@ -277,9 +275,7 @@ def _end_with_worker(_: object = None) -> None:
 
 atexit.register(_end_threads)
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
 multiprocessing_util.register_after_fork(_end_threads, _end_with_worker)
 if multiprocessing.parent_process() is not None:

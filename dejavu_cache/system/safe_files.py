@@ -10,8 +10,6 @@ this module asks where the user's folders are: for what can be made again or wai
 for what lasts.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -115,11 +113,7 @@ def sha256_of(file: IO[bytes]) -> str:
 
 
 def replace_file(
-    path: Path,
-    data: bytes,
-    root: Path | None = None,
-    *,
-    durable: bool = True,
+    path: Path, data: bytes, root: Path | None = None, *, durable: bool = True
 ) -> None:
     """Write a file atomically, by a new file that is synced and renamed.
 

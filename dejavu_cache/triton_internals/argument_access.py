@@ -6,6 +6,7 @@ for one launch, by the addresses that are loaded and stored.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,12 +35,14 @@ _EFFECTS = {
 }
 """What operations do to the memory behind their first operand."""
 
+_PASSING = ("scf.for", "scf.if", "scf.while")
+"""Operations that give their regions pointers, and return those that they pass on, in order."""
+
 _DERIVING = frozenset(
     {
-        "arith.select", "scf.condition", "scf.for", "scf.if", "scf.while", "tt.addptr",
-        "tt.advance", "tt.bitcast", "tt.broadcast", "tt.cat", "tt.expand_dims", "tt.join",
-        "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape", "tt.splat", "tt.split",
-        "tt.trans", "tt.unsplat",
+        "arith.select", "tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.cat",
+        "tt.expand_dims", "tt.join", "tt.make_tensor_descriptor", "tt.make_tensor_ptr",
+        "tt.reshape", "tt.splat", "tt.split", "tt.trans", "tt.unsplat", *_PASSING,
     }
 )  # fmt: skip
 """Operations whose pointers are those that they are given."""
@@ -116,14 +119,16 @@ def _trace_pointers(module: Any, names: Sequence[str]) -> Accesses:
 class _PointerFlow:
     """Sets of values of a module that hold the same pointers, and what is done with each.
 
-    Values are known by their id. All pointers that a loop or a branch is given, passes on and
-    returns count together.
+    Values are known by their id. Loops and branches pass pointers on in their order.
     """
 
     effects: list[tuple[int, str]] = field(default_factory=list)
     functions: int = 0
     _parents: dict[int, int] = field(default_factory=dict)
-    _inside: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    _inside: defaultdict[int, dict[int | str, list[int]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """Pointers that a region is given, by its blocks, and those that it passes on."""
 
     def root(self, value: int) -> int:
         """Return the value that stands for a set."""
@@ -147,21 +152,30 @@ class _PointerFlow:
         block = operation.get_block()
         given = [block.get_argument(at) for at in range(block.get_num_arguments())]
         inside = self._inside[block.get_parent().id()]
-        inside.update(_pointers_among(given))
-        if name == "scf.yield":
-            inside.update(_pointers_among(operands))
+        inside[block.id()] = _pointers_among(given)
+        if name in ("scf.yield", "scf.condition"):
+            inside[name] = _pointers_among(operands)
         elif name in _EFFECTS:
             first = operands[0].id()
             self.effects += [(first, effect) for effect in _EFFECTS[name]]
             self.effects += [(at, UNKNOWN) for at in _pointers_among(operands[1:])]
         else:
-            pointers = _pointers_among([*operands, *results])
+            passed = [_pointers_among(operands), _pointers_among(results)]
             for at in range(operation.get_num_regions()):
-                pointers += self._inside[operation.get_region(at).id()]
-            for value in pointers[1:]:
-                self._parents[self.root(value)] = self.root(pointers[0])
+                passed += self._inside[operation.get_region(at).id()].values()
+            self._unite([pointers for pointers in passed if pointers], name)
             if name not in _DERIVING:
                 self.effects += [(at, UNKNOWN) for at in _pointers_among(operands)]
+
+    def _unite(self, passed: list[list[int]], name: str) -> None:
+        """Unite what an operation and its regions are given, pass on and return."""
+        if name in _PASSING and len({len(pointers) for pointers in passed}) == 1:
+            same = list(zip(*passed, strict=True))
+        else:
+            same = [tuple(itertools.chain(*passed))]
+        for values in same:
+            for value in values[1:]:
+                self._parents[self.root(value)] = self.root(values[0])
 
 
 def _pointers_among(values: Sequence[Any]) -> list[int]:

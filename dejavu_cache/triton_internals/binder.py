@@ -66,10 +66,7 @@ class _IntegerSpecializations(dict[int, Any]):
 
 
 def binder_for(
-    fn: JITFunction,
-    tuned: frozenset[str],
-    keys: Sequence[str],
-    buckets: Mapping[str, Bucket],
+    fn: JITFunction, tuned: frozenset[str], keys: Sequence[str], buckets: Mapping[str, Bucket]
 ) -> Binder:
     """Generate the binder of a jit function for the current device.
 

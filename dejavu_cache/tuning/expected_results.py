@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..model.record import NO_MEMORY, NOT_COPYABLE
 from ..system.background_threads import is_from_signal_handler
@@ -36,6 +36,12 @@ MEMORY_SHARE = 0.5
 MOST_ON_HOST = 1 << 32
 """Largest copy on the host in bytes: each launch that is compared moves it back and forth."""
 
+LEAST_SUMS = 64
+"""Least number of sums that show that partial sums are right: one may agree by chance."""
+
+SUMMING = 32
+"""Bytes for each element of a tensor whose partial sums are added up."""
+
 LACKS_MEMORY = f"{NO_MEMORY}: neither the device nor the host has any left for a copy"
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-2, "float16": 2e-2, "bfloat16": 4e-2}
@@ -53,6 +59,13 @@ MEDIANS = 8.0
 
 FILL_RATIO = 4096.0
 """Least ratio to the other elements of a value that masks or pads, such as -1e4 in logits."""
+
+FEW = 1e-5
+"""Share of elements that may be off by what is small beside a tensor's large elements.
+
+Where magnitudes differ by many powers of ten, some elements near 0 are sums of large terms. A tile
+or an index that is wrong shows in more elements.
+"""
 
 SAMPLE = 2**20
 """Number of elements, evenly spaced, of which a tensor's scale is taken."""
@@ -158,7 +171,7 @@ class Output:
     is_visible: bool = False
     holds_results: bool = False
     _expected: Tensor = field(init=False)
-    _scale: float | None = field(default=None, init=False)
+    _scale: Scale | None = field(default=None, init=False)
 
     def restore(self, *, filled: bool = False) -> None:
         """Give the tensor its original content again, or else content that no launch computes."""
@@ -191,13 +204,45 @@ class Output:
     def describe_difference(self, tolerance: float | None, was_filled: bool) -> str:
         """Describe how the present content differs from the expected one; empty if they agree.
 
+        Partial sums agree if their sums do.
+
         Args:
             tolerance: the largest relative difference; None for that of the dtype.
             was_filled: whether the launch found the tensor filled.
         """
         if self._scale is None:
             self._scale = scale_of(self._expected)
-        return describe_difference(self._parts(was_filled), self._scale, tolerance)
+        difference = describe_difference(self._parts(was_filled), self._scale, tolerance)
+        if difference and was_filled and self.may_be_filled and (sums := self._sums(tolerance)):
+            return describe_difference([sums], scale_of(sums[1]), tolerance)
+        return difference
+
+    def _sums(self, tolerance: float | None) -> tuple[Tensor, Tensor] | None:
+        """Add up the partial sums of the present and of the expected content, if they hold such.
+
+        Configs with blocks of different sizes write different numbers of partial sums, from the
+        first on, and their caller adds up as many as `best_config` has blocks. A config that
+        leaves out results is none of them: where both write, it writes the same as the default.
+        """
+        tensor, device = self.tensor.detach(), self.tensor.device
+        if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
+            return None
+        contents = tensor, self._expected.to(device)
+        unwritten = _fill_bits(self.original.to(device))
+        for dim, size in enumerate(tensor.shape if tensor.is_floating_point() else ()):
+            if tensor.numel() < LEAST_SUMS * size:
+                continue
+            counts = [_written_slices(_bits(content) != unwritten, dim) for content in contents]
+            if 0 in counts or counts[0] == counts[1]:
+                continue
+            actual, wanted = (content.narrow(dim, 0, min(counts)) for content in contents)
+            if describe_difference([(actual, wanted)], scale_of(wanted), tolerance):
+                actual, wanted = (
+                    content.narrow(dim, 0, count).double().sum(dim).to(tensor.dtype)
+                    for content, count in zip(contents, counts, strict=True)
+                )
+                return actual, wanted
+        return None
 
     def _parts(self, was_filled: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield parts of the present and of the expected content.
@@ -218,6 +263,13 @@ class Output:
                 torch.where(left, held, _bits(actual)).view(actual.dtype),
                 torch.where(unwritten, held, _bits(expected)).view(expected.dtype),
             )
+
+
+def _written_slices(written: Tensor, dim: int) -> int:
+    """Return how many slices are written, if they are whole and the first ones, and else 0."""
+    slices = written.movedim(dim, 0).flatten(1)
+    count = int(slices.any(1).sum())
+    return count if bool(slices[:count].all()) else 0
 
 
 def _fill_bits(original: Tensor) -> Tensor:
@@ -286,8 +338,20 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().view(integers[tensor.element_size()])
 
 
+class Scale(NamedTuple):
+    """Magnitudes of a tensor's elements, by which those near 0 are judged.
+
+    Attributes:
+        typical: the root mean square, but at most a few medians.
+        large: the 99th percentile of those other than 0.
+    """
+
+    typical: float
+    large: float
+
+
 def describe_difference(
-    parts: Iterable[tuple[Tensor, Tensor]], scale: float, tolerance: float | None = None
+    parts: Iterable[tuple[Tensor, Tensor]], scale: Scale, tolerance: float | None = None
 ) -> str:
     """Describe how far a tensor is from the expected one; return an empty string if they agree.
 
@@ -303,7 +367,9 @@ def describe_difference(
     counts, errors, elements = [], [], 0
     for actual, expected in parts:
         elements += expected.numel()
-        far, odd, error = _compare(actual, expected, scale, tolerance)
+        of_dtype = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
+        allowed = of_dtype if tolerance is None else tolerance
+        far, odd, error = _compare(actual, expected, scale.typical, allowed)
         counts.append(torch.stack([far.sum(), odd.sum()]))
         errors.append(error)
     unequal, odd_ones = torch.stack(counts).sum(0).tolist()
@@ -315,20 +381,20 @@ def describe_difference(
     if odd_ones:
         return f"{extent}, {odd_ones} of them NaN or infinite on one side only"
     largest = float(torch.stack(errors).max())
-    return f"{extent}, by up to {largest:.3g}; the tensor's scale is {scale:.3g}"
+    if unequal <= FEW * elements and largest <= allowed * scale.large:
+        return ""
+    return f"{extent}, by up to {largest:.3g}; the tensor's scale is {scale.typical:.3g}"
 
 
 def _compare(
-    actual: Tensor, expected: Tensor, scale: float, tolerance: float | None
+    actual: Tensor, expected: Tensor, scale: float, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which elements differ, which by NaN or infinity, and the largest other difference."""
+    """Return which elements differ, which by NaN or infinity, and by how much others do at most."""
     import torch
 
     if not expected.is_floating_point():
         unequal = _bits(actual) != _bits(expected)
         return unequal, unequal, unequal.any()
-    if tolerance is None:
-        tolerance = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
     wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
     left, right = actual.to(wide), expected.to(wide)
     finite = torch.isfinite(right)
@@ -339,24 +405,24 @@ def _compare(
     magnitude = torch.where(finite, right.abs(), 0.0)
     # Two products: the sum of the largest numbers would be infinite.
     far = odd | (error > tolerance * magnitude + tolerance * scale)
-    return far, odd, error.max()
+    return far, odd, torch.where(far, error, 0.0).max()
 
 
-def scale_of(tensor: Tensor) -> float:
-    """Return the size of a tensor's typical elements, by which those near 0 are judged.
+def scale_of(tensor: Tensor) -> Scale:
+    """Return the magnitudes of a tensor's elements, by which those near 0 are judged.
 
-    It is the root mean square, but at most a few medians: one element of -1e9 must not hide
-    that all others are wrong. It belongs to the tensor and not to the element, because an element
-    near 0 may be a sum of large terms. Of other than floating-point tensors it is 0.
+    The typical one is at most a few medians: one element of -1e9 must not hide that all others are
+    wrong. It belongs to the tensor and not to the element, because an element near 0 may be a sum
+    of large terms. Of other than floating-point tensors both are 0.
     """
     import torch
 
     if not tensor.is_floating_point():
-        return 0.0
+        return Scale(0.0, 0.0)
     sample = _sample(tensor)
     ordered = sample[sample > 0].sort().values
     if not ordered.numel():
-        return 0.0
+        return Scale(0.0, 0.0)
     # Relative to about the largest, squares do not overflow. CUDA multiplies by the reciprocal,
     # which must be no subnormal number.
     unit = min(max(float(ordered[-1]), 1e-300), 1e300)
@@ -370,7 +436,8 @@ def scale_of(tensor: Tensor) -> float:
         below = smaller[(smaller.numel() - 1) // 2]
         if float(median) > FILL_RATIO * float(below):
             median = below
-    return min(root_mean_square, MEDIANS * float(median))
+    typical = min(root_mean_square, MEDIANS * float(median))
+    return Scale(typical, float(ordered[int(0.99 * ordered.numel())]))
 
 
 def _sample(tensor: Tensor) -> Tensor:

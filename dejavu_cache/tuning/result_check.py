@@ -12,8 +12,6 @@ and never reads; where it does not tell, those that the author declared. An inte
 be an index, an address, or a lock for which a kernel waits.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -236,8 +234,8 @@ class ResultCheck:
         evidence: dict[str, str] = {}
         try:
             for _ in range(2 if self._options.repeatable else 1):
-                filled = self._fillable(self.accesses(config))
-                for name, difference in self._launch_and_compare(config, filled).items():
+                filled, differences = self._launch_and_compare(config)
+                for name, difference in differences.items():
                     held = "; it held something else before" if name in filled else ""
                     evidence.setdefault(name, difference + held)
             for name, output in self._outputs.items():
@@ -247,8 +245,7 @@ class ResultCheck:
                     # A config that writes nothing would leave it right.
                     verdicts[name] = _verdict("not_compared", _HELD_BEFORE)
             if evidence and self._options.reference is None:
-                filled = self._fillable(self.accesses(self.default))
-                for name, other in self._launch_and_compare(self.default, filled).items():
+                for name, other in self._launch_and_compare(self.default)[1].items():
                     reason = f"{NOT_REPEATABLE}: by the default config, {name} {other}"
                     verdicts[name] = _verdict("not_compared", reason)
         except Exception as error:
@@ -261,8 +258,13 @@ class ResultCheck:
             self._restore()
         return verdicts
 
-    def _launch_and_compare(self, config: Any, filled: Collection[str]) -> dict[str, str]:
-        """Launch a config once; return how each output differs that does."""
+    def _launch_and_compare(self, config: Any) -> tuple[Collection[str], dict[str, str]]:
+        """Launch a config once; return the outputs that were filled, and how those differ that do.
+
+        By the interpreter, a first launch shows what the code does, and a second one is compared.
+        """
+        accesses = self.accesses(config)
+        filled = self._fillable(accesses)
         self._restore(filled)
         differences = {}
         with self.launched(config):
@@ -272,7 +274,9 @@ class ResultCheck:
                     difference := output.describe_difference(tolerance, name in filled)
                 ):
                     differences[name] = difference
-        return differences
+        if self.accesses(config) != accesses:
+            return self._launch_and_compare(config)
+        return filled, differences
 
     def _restore(self, filled: Collection[str] = ()) -> None:
         """Give the outputs what they hold before a launch, some of them filled."""

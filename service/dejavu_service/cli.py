@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _URL = Annotated[
     str | None,
     typer.Option(
-        "--database",
         metavar="URL",
         help="sqlite:///FILE or postgresql://…; else DEJAVU_SERVER_DATABASE, else a file.",
     ),
@@ -28,22 +27,19 @@ _URL = Annotated[
 _Role = Annotated[
     str,
     typer.Option(
-        "--role", metavar="ROLE", help="read, write or admin: each may do what those before it may."
+        metavar="ROLE", help="read, write or admin: each may do what those before it may."
     ),
 ]
 _Namespaces = Annotated[
     list[str] | None,
     typer.Option(
-        "--namespace",
         metavar="NAME",
         help="Where it has this role, or the beginning of several (pr-*); may repeat; else all.",
     ),
 ]
 _Grants = Annotated[
     list[str] | None,
-    typer.Option(
-        "--grant", metavar="NAMESPACE=ROLE", help="Another role in another namespace (main=read)."
-    ),
+    typer.Option(metavar="NAMESPACE=ROLE", help="Another role in another namespace (main=read)."),
 ]
 
 database_app = typer.Typer(
@@ -87,9 +83,7 @@ def pages(
     store: Annotated[
         str,
         typer.Option(
-            "--store",
-            metavar="URL",
-            help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
+            metavar="URL", help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache."
         ),
     ] = "",
     output: Annotated[
@@ -113,9 +107,7 @@ def pages(
 
 
 @database_app.command("upgrade")
-def upgrade(
-    database: _URL = None,
-) -> None:
+def upgrade(database: _URL = None) -> None:
     """Bring the schema up to date.
 
     Any number of processes may do so at once.
@@ -157,8 +149,7 @@ def create(
     namespace: _Namespaces = None,
     grant: _Grants = None,
     days: Annotated[
-        float | None,
-        typer.Option(metavar="DAYS", min=0.001, help="It expires after so many days."),
+        float | None, typer.Option(metavar="DAYS", min=0.001, help="It expires after so many days.")
     ] = None,
     database: _URL = None,
 ) -> None:

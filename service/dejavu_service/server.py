@@ -228,7 +228,7 @@ class Gate:
                 return READER
             raise UnauthenticatedError(
                 "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
-                " (as a header: Authorization: Bearer TOKEN)",
+                " (as a header: Authorization: Bearer TOKEN)"
             )
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.

@@ -159,7 +159,6 @@ def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_pat
 def test_records_that_do_not_fit_are_refused(
     stamp: dict[str, str], device: str, expected: str, tmp_path: Path
 ) -> None:
-    """With the remedy, and no folder."""
     store = stamped_store(tmp_path, stamp)
     made = prewarm(store, tmp_path / "out", devices=(device,))
     assert made.returncode == 3, made.stdout + made.stderr
@@ -215,7 +214,6 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
 
 
 def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
-    """As after Ctrl-C, or the kill of a command that has just started one."""
     code = "from dejavu_cache.prewarm.worker import main; main()"
     ended = run_command(sys.executable, "-c", code, stdin=subprocess.DEVNULL, env=environment())
     assert (ended.stdout, ended.stderr) == ("", "")
@@ -269,7 +267,6 @@ def test_together_they_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_process_that_cannot_be_started_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a folder without the binaries that it should have made."""
     monkeypatch.syspath_prepend(str(HERE))
     spec, jobs = spec_of(tmp_path), jobs_for(*ARCHITECTURES)
     with closing(Compiler(spec)) as process:

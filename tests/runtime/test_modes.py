@@ -190,7 +190,7 @@ def test_launches_that_miss_are_reported_whenever_they_have_doubled() -> None:
     from support.pretended_gpu import launch, make
 
     reports, clock = list[int](), [0.0]
-    MemoryStore.miss = lambda store, *miss: reports.append(miss[-1])  # type: ignore
+    MemoryStore.miss = lambda store, *miss: reports.append(miss[-1].launches)  # type: ignore
     time.monotonic = lambda: clock[0]
     kernel = make(cached_autotune, mode="reuse", store="memory://")
     for clock[0] in (0, 1, 2, 3, 6, 17, 18, 19, 20, 21, 38):  # looked up at 0, 6, 17 and 38

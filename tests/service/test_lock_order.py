@@ -16,6 +16,8 @@ from sqlalchemy import select, text, update
 from support.service import call_on, context, record, record_set, scenario
 from support.sweeping import wait_until
 
+from dejavu_cache.model.worth import ONCE
+
 Ids = Mapping[str, int]
 EARLIER, LATER = sorted(
     (context(f"shop.kernel{number}") for number in range(2)), key=lambda stored: stored.digest
@@ -40,7 +42,7 @@ def ids(database: Database) -> Ids:
 
 
 def report_misses(database: Database, _: Ids) -> Callable[[], object]:
-    reported = [(missed, scenario(2), 1) for missed in (LATER, EARLIER)]
+    reported = [(missed, scenario(2), ONCE) for missed in (LATER, EARLIER)]
     return partial(misses.count_misses, database, ANYBODY, "main", reported)
 
 
@@ -105,10 +107,10 @@ def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str)
 
 
 def test_pruning_waits_for_nobody(database: Database) -> None:
-    reported = [(missed, scenario(2), 1) for missed in (EARLIER, LATER)]
+    reported = [(missed, scenario(2), ONCE) for missed in (EARLIER, LATER)]
     misses.count_misses(database, ANYBODY, "main", reported)
     records.post_records("main", record_set(of=context("shop.kept")), call_on(database))
-    misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), 1)])
+    misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), ONCE)])
     with database.write() as connection:
         connection.execute(update(contexts).where(contexts.c.records == 0).values(used_at=0.0))
         connection.execute(update(miss_table).values(last_seen=0.0))

@@ -30,6 +30,7 @@ from support.sweeping import wait_until
 
 from dejavu_cache.model.record import Winner
 from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.model.worth import ONCE, MissCount, Saving
 from dejavu_cache.stores import FileStore, Store, TieredStore
 from dejavu_cache.testing import StoreContract
 
@@ -118,7 +119,7 @@ def test_misses_that_a_server_takes_in_no_single_request_are_all_counted(
     client = ProtocolClient(shared_server.base, namespace="misses")
     sizes = {f"size_{number}": number for number in range(250)}
     missed = [Scenario(args={**sizes, "M": m}, dtypes={}) for m in range(400)]
-    client.report_misses({(context(), scenario): 1 for scenario in missed})
+    client.report_misses({(context(), scenario): ONCE for scenario in missed})
     assert len(client.misses(limit=1000)) == 400
 
 
@@ -173,10 +174,14 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "2 records" in run("promote --to release")
     assert "add" in run("ls", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)
-    wanting.miss(context(), record(999).scenario)
+    saving = Saving(expected=1.0, at_least=0.5, takes=2.0)
+    for missed in (MissCount(4000, saving), ONCE):
+        wanting.miss(context(), record(999).scenario, missed)
     assert wanting.sender.flush(240)
     wanting.close()
-    assert [row["count"] for row in json.loads(run("show --misses --json"))] == [1]
+    assert "4 s (>= 2)" in run("show --misses")
+    (shown,) = json.loads(run("show --misses --json"))
+    assert (shown["count"], shown["saving"]) == (4001, dict(saving))
     assert "known in" in run("sync", f"{copy.root},{server.base}")
 
 

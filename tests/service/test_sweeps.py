@@ -17,6 +17,7 @@ from triton import Config
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.model.worth import MissCount
 from dejavu_cache.triton_internals.config_names import describe
 
 
@@ -125,11 +126,17 @@ def test_a_sweep_leaves_out_what_is_not_worth_a_tune(server: Running, tmp_path: 
             )
             store.put(miss.context, [Record(scenario=near, measurements=times)])
             if miss.scenario.args["n"] == 500:
-                store.miss(miss.context, miss.scenario, 10**6 - 1)
+                store.miss(miss.context, miss.scenario, MissCount(10**6 - 2))
+    launch("500", **env)
+    with patient(server.base, tmp_path) as store:
+        assert isinstance(store, RemoteStore)
+        first, second = store.client.misses("met.add_one")
+        assert first.worth.saves == pytest.approx(1e3, rel=0.1)
+        assert second.worth.saves is None, "nothing was known when it was launched"
     planned = dejavu("sweep", "met", "--from-misses", "--dry-run", *into, **env).stdout
-    first, second = planned.splitlines()[:2]
-    assert re.search("n=500.*: 1000000 launches would have saved 1e.03 s .*tune takes 2 s", first)
-    assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.001 s ", second)
+    most, least = planned.splitlines()[:2]
+    assert re.search("n=500.*: 1000000 launches would have saved 1e.03 s .*tune takes 2 s", most)
+    assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.001 s ", least)
     done = dejavu("sweep", "met", "--worthwhile", *into, **env).stdout
     assert re.search("n=300: not worth a tune: .*: 1 launch would have saved", done)
     assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 1e.03 s", done)

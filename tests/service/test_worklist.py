@@ -51,15 +51,25 @@ def list_misses(client: httpx.Client, query: str = "", **options: Any) -> list[t
     return [(item["scenario"]["args"]["M"], item["count"]) for item in misses]
 
 
-def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
-    assert report(client, {}, miss(1), miss(2, 5), miss(1)) == 7
-    report(client, {}, miss(3, 3))
-    report(client, {}, miss(1, 4))
-    assert list_misses(client) == [(1, 6), (2, 5), (3, 3)]
-    assert list_misses(client, "?limit=1") == [(1, 6)]
-    (first, *_) = client.get("/v1/main/misses").json()["misses"]
-    assert first["context"] == body(context())
+def test_misses_add_up_and_what_is_worth_most_is_first(client: httpx.Client) -> None:
+    worth = 1.0, 3.0  # milliseconds at least, and seconds that the tune takes
+    known = miss(3, 5000, 2.0, *worth), miss(4, 500, 4.0, *worth)
+    assert report(client, {}, miss(1, 9000), miss(2, 100), *known, miss(2)) == 14_601
+    report(client, {}, miss(5, 2000, 6.0, *worth))
+    assert list_misses(client) == [(5, 2000), (3, 5000), (1, 9000), (2, 101), (4, 500)]
+    assert list_misses(client, "?limit=1") == [(5, 2000)]
+    page = client.get("/pages/main/misses").text
+    assert all(text in page for text in ("12.0 s", "at least 2.00 s", "unknown", "not worth it"))
+    # The last prediction counts, for all launches.
+    report(client, {}, miss(4, 500), miss(1, 1, 1.0, *worth), miss(1), miss(3, 1, 0.0, *worth))
+    assert list_misses(client) == [(5, 2000), (1, 9002), (4, 1000), (2, 101), (3, 5001)]
+    (first, *_, unknown, _) = client.get("/v1/main/misses").json()["misses"]
+    assert (first["context"], unknown["saving"]) == (body(context()), None)
     assert first["first_seen"] <= first["last_seen"]
+    assert first["saving"] == {"expected": 6.0, "at_least": 1.0, "takes": 3.0}
+    for absurd in ((-1.0, *worth), (1.0, 1.0, 1e300), (1.0, "1", 1.0), (1.0,)):
+        sent = {"misses": [miss(1, 1, *absurd)]}
+        assert client.post("/v1/main/misses", json=sent).status_code == 422
 
 
 def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: Database) -> None:
@@ -71,8 +81,7 @@ def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: 
         connection.execute(update(misses).where(misses.c.context_id < 4).values(count=1))
     listed = client.get("/v1/main/misses").json()["misses"]
     digests = [Context.model_validate(item["context"]).digest for item in listed]
-    assert len(digests) == 6
-    assert digests == sorted(digests)
+    assert digests == sorted(context(kernel).digest for kernel in kernels)
 
 
 def test_readers_add_new_misses_while_there_is_room(

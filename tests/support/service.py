@@ -128,9 +128,11 @@ def pin(
     return client.put(where, json=wish, headers=headers)
 
 
-def miss(m: int, count: int = 1, of: Context | None = None) -> dict[str, Any]:
-    """Return a miss of a scenario, as a request carries it."""
-    return {"context": body(of or context()), "scenario": body(scenario(m)), "count": count}
+def miss(m: int, count: int = 1, *saving: object, of: Context | None = None) -> dict[str, Any]:
+    """Return a miss of a scenario, as a request carries it; some have what a tune saves."""
+    sent = {"context": body(of or context()), "scenario": body(scenario(m)), "count": count}
+    named = dict(zip(("expected", "at_least", "takes"), saving, strict=False))
+    return {**sent, "saving": named} if saving else sent
 
 
 def lease_wish(m: int = 1, holder: str = "a", ttl: float = 30) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from support.sweeping import Sweeps
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Context, now
+from dejavu_cache.model.worth import Worth
 from dejavu_cache.stores import FileStore, Found, Store
-from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome, Worth
+from dejavu_cache.sweep.hosts import CaseJob, CaseOutcome
 from dejavu_cache.sweep.journal import Journal, hand_over_what_is_left
 from dejavu_cache.sweep.runner import Sweep
 from dejavu_cache.sweep.suite import load_suite
@@ -111,11 +112,13 @@ def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
 
 
 def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
-    out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain", code=1)
+    out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain asks", code=1)
     assert "raises: failed: ZeroDivisionError: mine" in out
+    assert "asks: failed: EOFError" in out, "what it reads as standard input is empty"
     assert "full: no memory for it" in out
     refusal = "case plain: its kernel is not decorated with @cached_autotune"
     assert f"plain: failed: SettingsError: {refusal}" in out
+    assert "run the same command again" not in out, "only their author can mend them"
     assert sweeps.recorded_times == sweeps.whole(2)
 
 
@@ -170,24 +173,12 @@ def test_a_sweep_that_cannot_be_made_is_refused_in_a_line(
     assert "Traceback" not in out
 
 
-def test_a_case_that_reads_standard_input_finds_it_empty(sweeps: Sweeps) -> None:
-    out = sweeps.run("--option", "cases=2", "--option", "bad=asks", code=1)
-    assert "asks: failed: EOFError" in out
-    assert sweeps.recorded_times == sweeps.whole(2)
-
-
 def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
     sweeps.suite.write_text(
         sweeps.suite.read_text() + "from beside import CASES\nthree = lambda: suite(CASES)\n"
     )
     assert "3 not tuned" in sweeps.run("--dry-run", suite=":three")
-
-
-def test_a_case_that_only_its_author_can_mend_is_not_to_be_tried_again(sweeps: Sweeps) -> None:
-    out = sweeps.run("--option", "cases=0", "--option", "bad=plain", code=1)
-    assert "plain: failed" in out
-    assert "run the same command again" not in out
 
 
 def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path) -> None:

@@ -28,13 +28,19 @@ def copy(x, o, n):
 
 @triton.jit
 def walk(x, o, n):
-    """Move both pointers in one loop."""
     at = tl.arange(0, 16)
     source, target = x + at, o + at
     for _ in range(n):
         tl.store(target, tl.load(source))
         source += 16
         target += n
+
+
+@triton.jit
+def swap(x, o, n):
+    for _ in range(n):
+        tl.store(o, tl.load(x))
+        x, o = o, x
 
 
 @triton.jit
@@ -99,7 +105,8 @@ SIGNATURES: dict[Any, dict[str, Any]] = {
 
 READS_AND_WRITES: dict[Any, tuple[str, str, bool] | None] = {
     copy: ("x", "o", False),
-    walk: ("o x", "o x", False),
+    walk: ("x", "o", False),
+    swap: ("o x", "o x", False),
     choose: ("x", "o", False),
     count: ("o", "o", False),
     lock: ("o", "o x", False),
@@ -116,10 +123,7 @@ def test_compiled_code_tells() -> None:
     for kernel, expected in READS_AND_WRITES.items():
         source = ASTSource(kernel, SIGNATURES.get(kernel, FLOATS), {})
         accesses = accesses_of_kernel(triton.compile(source, target=GPUTarget("cuda", 90, 32)))
-        told = None
-        if accesses is not None:
-            names = [" ".join(sorted(arguments)) for arguments in (accesses.read, accesses.written)]
-            told = (*names, accesses.elsewhere)
+        told = accesses and (*(" ".join(sorted(names)) for names in accesses[:2]), accesses[2])
         assert told == expected, kernel
 
 

@@ -170,19 +170,6 @@ def test_integers_that_held_the_results_must_be_written(
     assert all(torch.equal(arguments[name], before[name]) for name in before)
 
 
-def test_probes_do_not_write_to_inputs() -> None:
-    held: list[torch.Tensor] = []
-
-    def scale(arguments: dict[str, Any]) -> None:
-        held.append(arguments["weights"].detach().clone())
-        arguments["out"].copy_(arguments["weights"].detach() * 2)
-
-    for out in (torch.zeros(100), torch.full((100,), 2.0)):
-        checker({"weights": torch.ones(100), "out": out}, scale, accesses=code("weights", "out"))
-    assert len(held) == 2
-    assert all(torch.equal(seen, torch.ones(100)) for seen in held)
-
-
 @pytest.mark.parametrize("accesses", [None, code("x locks", "out locks")])
 def test_integers_that_a_kernel_may_read_are_never_invented(accesses: Accesses | None) -> None:
     """They may be indices, addresses, or locks for which it would wait for ever."""
@@ -270,3 +257,19 @@ def test_every_element_of_the_filling_is_far_from_what_was_there(dtype: torch.dt
     assert compare_tensors(tensor, original).startswith("differs in 401 of 401 elements")
     output.restore()
     assert compare_tensors(tensor, original) == ""
+
+
+def write_sums(arguments: dict[str, Any], blocks: int = 8, of: int = 8) -> None:
+    """Write the sums of a row's blocks, or of the first of them, from the first slot on."""
+    x, sums = arguments["x"], arguments["sums"]
+    sums[:, :of] = x.unflatten(1, (blocks, -1)).sum(2)[:, :of]
+
+
+def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
+    arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(64, 8)}
+    made = checker(arguments, write_sums, accesses=code("x", "sums"))
+    for blocks, of, outcome in ((4, 4, "equal"), (1, 1, "equal"), (4, 3, "wrong"), (8, 7, "wrong")):
+        assert made.judge(partial(write_sums, blocks=blocks, of=of)).outcome == outcome
+    x[:, 112:] = 0  # the last sum is 0, and nothing is missing from the sum of the others
+    made = checker(arguments, write_sums, accesses=code("x", "sums"))
+    assert made.judge(partial(write_sums, of=7)).outcome == "wrong"

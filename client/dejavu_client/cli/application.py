@@ -1,7 +1,5 @@
 """The application to which the commands are added: their groups in the help, and examples."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer
@@ -12,25 +10,10 @@ import dejavu_cache
 from .output import say
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Look": (
-        "ls",
-        "show",
-        "explain",
-        "diff",
-        "watch",
-        "log",
-        "pages",
-        "doctor",
-    ),
+    "Look": ("ls", "show", "explain", "diff", "watch", "log", "pages", "doctor"),
     "Tune": ("run", "sweep", "heuristics"),
     "Choose and clean up": ("pin", "quarantine", "rename", "gc"),
-    "Move records": (
-        "export",
-        "import",
-        "sync",
-        "promote",
-        "use",
-    ),
+    "Move records": ("export", "import", "sync", "promote", "use"),
     "Ship": ("prewarm", "verify"),
     "Server": ("serve", "db", "token"),
 }

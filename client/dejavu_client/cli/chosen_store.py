@@ -137,7 +137,7 @@ def open_server(urls: str) -> RemoteStore:
 
 
 def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
-    """Return a server's misses, the most frequent first, at most `MOST_MISSES` of a kernel.
+    """Return a server's misses, what is worth most first, at most `MOST_MISSES` of a kernel.
 
     Args:
         urls: as for `open_server`.
@@ -155,5 +155,5 @@ def worklist(urls: str, kernel: str = "") -> list[MissedLaunch]:
     chosen = matching_kernels(names | tuned, kernel, remote.url)
     if len(misses) == MOST_MISSES:  # other kernels' misses may have left some of these out
         misses = [miss for name in chosen for miss in remote.client.misses(name, MOST_MISSES)]
-        misses.sort(key=lambda miss: -miss.count)
+        misses.sort(key=lambda miss: miss.worth.order)
     return [miss for miss in misses if miss.context.kernel.name in chosen]

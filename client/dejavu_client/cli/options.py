@@ -1,7 +1,5 @@
 """Arguments and options that several commands share, and the parser of their values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
@@ -36,12 +34,10 @@ def _check_moment(text: str) -> str:
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
 
 KernelArgument = Annotated[
-    str,
-    typer.Argument(metavar="KERNEL", help=KERNEL_HELP, callback=refuse_empty),
+    str, typer.Argument(metavar="KERNEL", help=KERNEL_HELP, callback=refuse_empty)
 ]
 OptionalKernelArgument = Annotated[
-    str,
-    typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty),
+    str, typer.Argument(metavar="KERNEL", help=f"{KERNEL_HELP} Else all.", callback=refuse_empty)
 ]
 KernelOption = Annotated[
     str, typer.Option(metavar="NAME", help="Only this kernel, or a glob.", callback=refuse_empty)
@@ -65,7 +61,6 @@ ServerOption = Annotated[
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--where",
         metavar="CONDITION",
         help="Only scenarios for which it holds, such as 'num_seqs>=64'; may repeat.",
     ),
@@ -75,8 +70,7 @@ DeviceOption = Annotated[
     typer.Option(metavar="TEXT", help="Only GPUs whose name contains this.", callback=refuse_empty),
 ]
 TritonOption = Annotated[
-    str,
-    typer.Option(metavar="VERSION", help="Only this version of Triton.", callback=refuse_empty),
+    str, typer.Option(metavar="VERSION", help="Only this version of Triton.", callback=refuse_empty)
 ]
 SinceOption = Annotated[
     str,

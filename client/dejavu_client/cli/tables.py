@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.model.worth import Worth
 from dejavu_cache.stores import Store
 from dejavu_cache.system.notices import counted
 
@@ -258,14 +259,19 @@ def show_misses(misses: Sequence[MissedLaunch]) -> None:
         varying, constants = split_columns(values)
         say_constants("all scenarios", constants)
         cells = [
-            [
-                miss.count,
-                _minute(miss.last_seen),
-                *(row.get(name) for name in varying),
-            ]
+            [miss.count, *_worth_texts(miss.worth), _minute(miss.last_seen), *map(row.get, varying)]
             for miss, row in zip(launches, values, strict=True)
         ]
-        show_table(["count", "last_seen", *varying], cells, optional=["last_seen"])
+        names = ["count", "saves", "tune", "last_seen", *varying]
+        show_table(names, cells, optional=["last_seen", "tune"])
+
+
+def _worth_texts(worth: Worth) -> tuple[str, str | None]:
+    """Return what a tune would have saved, with its bound, and what the tune takes."""
+    if worth.saves is None:
+        return "unknown", None
+    doubt = "" if worth.pays else ", not worth it"
+    return f"{worth.saves:.2g} s (>= {worth.at_least:.2g}){doubt}", f"{worth.takes:.2g} s"
 
 
 def _minute(moment: str) -> str:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario, ValueModel
+from dejavu_cache.model.worth import MissCount, Saving, Worth
 from dejavu_cache.settings import NAMESPACE, NAMESPACE_RULE
 from dejavu_cache.system.background_threads import uninterrupted
 from dejavu_cache.system.notices import printable, warn_once
@@ -63,7 +64,7 @@ _ROWS: dict[str, Any] = {
     "writers": _row("Writer", sender=str, by=str, measurements=Count, last=str),
     "quarantines": _row(
         "Quarantine",
-        id=str, created=str, actor=str, wanted=dict[str, Any], parts=Count, undone=str | None,
+        id=str, created=str, actor=str, request=dict[str, Any], parts=Count, undone=str | None,
     ),
     "entries": _row(
         "Change",
@@ -86,6 +87,12 @@ class MissedLaunch(BaseModel, extra="allow"):
     scenario: Scenario
     count: Count
     last_seen: str = ""
+    saving: Saving | None = None
+
+    @property
+    def worth(self) -> Worth:
+        """What a tune would have saved its launches."""
+        return Worth.of(MissCount(self.count, self.saving))
 
 
 class ChangedCopies(BaseModel):
@@ -304,17 +311,17 @@ class ProtocolClient:
         """Release a lease; one that has ended already is no error."""
         self._send("DELETE", f"/leases/{lease}")
 
-    def report_misses(self, misses: Mapping[tuple[Context, Scenario], int]) -> None:
-        """Add to the server's counts of scenarios that were launched without a record."""
-        rows = [
-            {"context": _to_json(place), "scenario": _to_json(scenario), "count": min(count, 10**9)}
-            for (place, scenario), count in misses.items()
-        ]
+    def report_misses(self, misses: Mapping[tuple[Context, Scenario], MissCount]) -> None:
+        """Add to the server's worklist launches without a record, and what tunes would save."""
+        rows = list[Any]()
+        for (place, scenario), (launches, saving) in misses.items():
+            row = {"context": _to_json(place), "scenario": _to_json(scenario)}
+            rows.append({**row, "count": min(launches, 10**9), "saving": saving and dict(saving)})
         for part in _split(rows):
             self._json("POST", "/misses", {"misses": part})
 
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[MissedLaunch]:
-        """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
+        """Return the worklist: scenarios that are not tuned, in the order of `Worth`."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
         misses = self._json("GET", "/misses", params=params).get("misses")
         return cast(list[MissedLaunch], self._validate(list[MissedLaunch], misses))

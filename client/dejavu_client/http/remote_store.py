@@ -16,6 +16,7 @@ from typing import Any
 from dejavu_cache.model.merge import merge_into
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+from dejavu_cache.model.worth import ONCE, MissCount
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 from dejavu_cache.stores.base import CopyChanges
@@ -220,9 +221,9 @@ class RemoteStore(Store):
                     self._list(context)
         return changes
 
-    def miss(self, context: Context, scenario: Scenario, launches: int = 1) -> None:
+    def miss(self, context: Context, scenario: Scenario, missed: MissCount = ONCE) -> None:
         """Queue launches for the server's worklist."""
-        self.sender.miss(context, scenario, launches)
+        self.sender.miss(context, scenario, missed)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

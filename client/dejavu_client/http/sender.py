@@ -4,8 +4,6 @@ The thread handles encoded records only. It never parses one into its model, whi
 at the program's end: see `dejavu_cache.system.background_threads`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -13,8 +11,7 @@ import math
 import os
 import time
 import weakref
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +20,7 @@ from filelock import Timeout
 
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+from dejavu_cache.model.worth import MissCount
 from dejavu_cache.stores.file import hold_lock
 from dejavu_cache.system.background_threads import (
     Finisher,
@@ -199,7 +197,7 @@ class Sender(Finisher):
 
         What could not be sent stays, and no lease is released before it is.
         """
-        self._misses: Counter[tuple[Context, Scenario]] = Counter()
+        self._misses: dict[tuple[Context, Scenario], MissCount] = {}
         self._leases: list[str] = []
         self._has_thread = self._is_woken = self._is_busy = self._is_stopping = False
         self._refused_until = self._next_drain = self._next_trim = 0.0
@@ -214,10 +212,11 @@ class Sender(Finisher):
             self._queue[item] = context
         self.wake()
 
-    def miss(self, context: Context, scenario: Scenario, launches: int) -> None:
+    def miss(self, context: Context, scenario: Scenario, missed: MissCount) -> None:
         """Queue launches without a record and return at once."""
         with self._condition:
-            self._misses[context, scenario] += launches
+            before = self._misses.get((context, scenario), MissCount(0))
+            self._misses[context, scenario] = before.plus(missed)
         self.wake()
 
     def release(self, lease: str) -> None:
@@ -304,7 +303,7 @@ class Sender(Finisher):
                 self._condition.wait(IDLE if is_idle else max(self._calls.due_in, 0.05))
             self._is_woken, self._is_busy = False, True
             queued = list(self._queue)
-            misses, self._misses = self._misses, Counter()
+            misses, self._misses = self._misses, {}
             leases, self._leases = self._leases, []
         try:
             self._send_batch(queued, misses, leases)
@@ -318,7 +317,7 @@ class Sender(Finisher):
     def _send_batch(
         self,
         queued: list[Path | bytes],
-        misses: Counter[tuple[Context, Scenario]],
+        misses: Mapping[tuple[Context, Scenario], MissCount],
         leases: list[str],
     ) -> None:
         is_sent = not queued

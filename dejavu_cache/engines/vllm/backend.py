@@ -137,11 +137,7 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
 class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     """What the backend takes; vLLM refuses the rest by name when it starts."""
 
-    supported_dtypes: ClassVar[list[torch.dtype]] = [
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-    ]
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *CACHE_DTYPES]
     forward_includes_kv_cache_update: bool = True
 

@@ -391,10 +391,7 @@ def _warps(products: int) -> tuple[int, ...]:
     return next((warps for limit, warps in limits.items() if products <= limit), (8,))
 
 
-SIZES = (
-    *(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256),
-    *(512, 1024, 1536, 2048, 3072, 4096),
-)
+SIZES = (*(1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256), *(512, 1024, 1536, 2048, 3072, 4096))
 """Tokens of the batches in the tables that ship with vLLM."""
 
 PRESETS = {

@@ -5,8 +5,6 @@ described by few numbers, and launched with tensors that are tiny in memory: all
 same block of an empty cache.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -111,11 +109,7 @@ class StepInputs:
         }
 
     def plan(
-        self,
-        features: LayerFeatures,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        self, features: LayerFeatures, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> attention.Plan:
         """Return the plan of a layer, which layers alike share.
 

@@ -1,7 +1,5 @@
 """A kernel's scenarios: on all GPUs, on one, on two that are compared, and each by itself."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -236,11 +234,7 @@ def _load_side(connection: Connection, namespace: str, digest: str) -> Side:
 
 
 def _show_scenarios(
-    template: str,
-    call: Call,
-    wanted: ScenariosFilter,
-    sides: Sequence[Side],
-    **values: Any,
+    template: str, call: Call, wanted: ScenariosFilter, sides: Sequence[Side], **values: Any
 ) -> Response:
     """Show the scenarios of contexts, and what readers get in each of them."""
     texts = {

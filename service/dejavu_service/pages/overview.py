@@ -1,7 +1,5 @@
 """What is tuned and what is missing: the kernels of a namespace, and its worklist."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,6 +9,7 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.model.worth import MissCount, Worth
 
 from ..services import leases, misses
 from ..services.access import Principal
@@ -164,7 +163,7 @@ class WorklistFilter(Wanted):
 def show_worklist(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[WorklistFilter, Query()]
 ) -> Response:
-    """Show the scenarios that were looked up and have no record, the most wanted first."""
+    """Show the scenarios that were looked up and have no record, in the worklist's order."""
     call.principal.require("read", namespace)
     kernel, device = wanted.kernel or None, wanted.device or None
     with call.database.read() as connection:
@@ -179,7 +178,10 @@ def show_worklist(
         scenario = Scenario.model_validate_json(miss.scenario)
         tuned_by = holders.get((context.digest, scenario.digest), "")
         parsed = {"context": context, "scenario": scenario, "tuned_now_by": tuned_by}
-        rows.append(miss._asdict() | parsed)
+        worth = Worth.of(MissCount(miss.times, misses.saving_of(miss)))
+        parsed |= {"saves": worth.saves, "at_least": worth.at_least, "takes": worth.takes}
+        rows.append(miss._asdict() | parsed | {"pays": worth.pays})
+        del rows[-1]["expected"]  # of one launch
         by_kernel.setdefault(context.kernel.name, []).append(scenario)
     return render_page(
         "misses.html",

@@ -1,18 +1,16 @@
 """The worklist: scenarios that processes launched and that have no record."""
 
-from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, and_, case, func, select
 
 from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.model.worth import MissCount, Saving
 
 from ..storage import contexts as stored_contexts
 from ..storage import summaries as stored_summaries
@@ -42,7 +40,10 @@ _ROOM_OF_WRITERS = 2
 _LONGEST = 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
-_Report = Sequence[tuple[Context, Scenario, int]]
+_WORTH = tuple(Saving.model_fields)
+"""Columns of what a tune saves."""
+
+_Report = Sequence[tuple[Context, Scenario, MissCount]]
 
 
 def count_misses(
@@ -69,12 +70,14 @@ def count_misses(
         ids = stored_contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
-        counts: Counter[tuple[int, Scenario]] = Counter()
-        for context, scenario, times in reported:
-            counts[ids[context.digest], scenario] += times
+        counts: dict[tuple[int, Scenario], MissCount] = {}
+        for context, scenario, missed in reported:
+            key = ids[context.digest], scenario
+            counts[key] = counts.get(key, MissCount(0)).plus(missed)
         _add_counts(connection, counts)
-        stored_summaries.add_to_day(connection, namespace, missed=counts.total())
-    return counts.total()
+        total = sum(missed.launches for missed in counts.values())
+        stored_summaries.add_to_day(connection, namespace, missed=total)
+    return total
 
 
 def _has_room(connection: Connection, reported: _Report, share: int) -> bool:
@@ -85,25 +88,28 @@ def _has_room(connection: Connection, reported: _Report, share: int) -> bool:
     return not is_full and empty + added <= share * MOST_MISSED_CONTEXTS
 
 
-def _add_counts(connection: Connection, counts: Counter[tuple[int, Scenario]]) -> None:
+def _add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], MissCount]) -> None:
     """Add to the counts of scenarios, which are keyed by context id and scenario."""
     rows = [
         {
             "context_id": context_id,
             "scenario": scenario.digest,
             "scenario_text": scenario.text,
-            "count": times,
+            "count": launches,
+            **(dict(saving) if saving else dict.fromkeys(_WORTH)),
         }
-        for (context_id, scenario), times in counts.items()
+        for (context_id, scenario), (launches, saving) in counts.items()
     ]
     # All writers lock the rows in the same order, so that no two wait for each other.
     rows.sort(key=itemgetter("context_id", "scenario"))
     if not rows:
         return
     statement = insert(connection, misses).values(first_seen=epoch(), last_seen=epoch())
+    new = statement.excluded
+    worth = {name: func.coalesce(new[name], misses.c[name]) for name in _WORTH}
     statement = statement.on_conflict_do_update(
         index_elements=[misses.c.context_id, misses.c.scenario],
-        set_={"count": misses.c.count + statement.excluded.count, "last_seen": epoch()},
+        set_={"count": misses.c.count + new.count, "last_seen": epoch(), **worth},
     )
     connection.execute(statement, rows)
 
@@ -126,10 +132,13 @@ def list_misses(
     rows: slice,
     device: str | None = None,
 ) -> list[Any]:
-    """List the scenarios without a winner or a pin, the most frequently missed first.
+    """List the scenarios without a winner or a pin, in the order of `Worth.order`.
 
     Contexts and scenarios are JSON texts, and times are seconds since 1970.
     """
+    saves = misses.c.count * misses.c.expected
+    ties = misses.c.count.desc(), misses.c.last_seen.desc()
+    kind = case((saves.is_(None), 1), (saves >= 1e3 * misses.c.takes, 0), else_=2)
     query = (
         select(
             contexts.c.text.label("context"),
@@ -137,11 +146,12 @@ def list_misses(
             misses.c.count.label("times"),
             misses.c.first_seen,
             misses.c.last_seen,
+            *(misses.c[name] for name in _WORTH),
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~_is_tuned)
         .order_by(
-            misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
+            kind, func.coalesce(saves, 0.0).desc(), *ties, misses.c.scenario, contexts.c.digest
         )
         .slice(rows.start, rows.stop)
     )
@@ -150,6 +160,13 @@ def list_misses(
     if device is not None:
         query = query.where(contexts.c.device == device)
     return list(connection.execute(query))
+
+
+def saving_of(listed: Any) -> Saving | None:
+    """Return what a tune saves each launch of a miss that `list_misses` lists, if it is known."""
+    if listed.expected is None:
+        return None
+    return Saving.model_validate(listed, from_attributes=True)
 
 
 def count_by_device(
@@ -175,13 +192,14 @@ def count_by_device(
 
 
 class Miss(BaseModel):
-    """A scenario without a record, and how often it was launched since the last report."""
+    """A scenario without a record, its launches since the last report, and what each would save."""
 
     model_config = ConfigDict(extra="forbid")
 
     context: Context
     scenario: Scenario
     count: StrictInt = Field(default=1, ge=1, le=1_000_000_000)
+    saving: Saving | None = None
 
 
 class Misses(BaseModel):
@@ -202,23 +220,26 @@ class Counted(BaseModel):
 @accepts("read", 4 * 2**20)
 def report_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
-    reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
+    reported = [
+        (miss.context, miss.scenario, MissCount(miss.count, miss.saving)) for miss in report.misses
+    ]
     counted = count_misses(call.database, call.principal, namespace, reported)
     return Counted(counted=counted)
 
 
 class WorklistItem(BaseModel):
-    """A scenario without a record, and how often it was launched."""
+    """A scenario without a record, how often it was launched, and what a tune saves each launch."""
 
     context: Context
     scenario: Scenario
     count: int
+    saving: Saving | None
     first_seen: datetime
     last_seen: datetime
 
 
 class Worklist(BaseModel):
-    """Misses, the most frequent first."""
+    """Misses, those first whose tune saves most."""
 
     misses: list[WorklistItem]
 
@@ -230,12 +251,13 @@ def read_worklist(
     kernel: KernelName = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """List the worklist, the most frequent misses first."""
+    """List the worklist, the misses first whose tune saves most."""
     call.principal.require("read", namespace)
     with call.database.read() as connection:
         listed = list_misses(connection, namespace, kernel, slice(0, limit))
     rendered = ", ".join(
         f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
+        f'"saving": {saving.model_dump_json() if (saving := saving_of(miss)) else "null"}, '
         f'"first_seen": "{to_datetime(miss.first_seen).isoformat()}", '
         f'"last_seen": "{to_datetime(miss.last_seen).isoformat()}"}}'
         for miss in listed

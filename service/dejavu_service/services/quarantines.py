@@ -1,7 +1,5 @@
 """Quarantine: what one token or one host wrote is taken from readers, and can be given back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -110,9 +108,7 @@ class Quarantines(BaseModel):
 
 @router.get("/{namespace}/writers")
 def list_writers(
-    namespace: Namespace,
-    call: CurrentCall,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    namespace: Namespace, call: CurrentCall, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
 ) -> Writers:
     """List the tokens and the hosts that wrote measurements, the latest first."""
     call.principal.require("admin", namespace)

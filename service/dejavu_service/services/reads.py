@@ -6,8 +6,6 @@ Replicas need not invalidate each other's caches: each request first asks the da
 current revision, and an answer of another revision is not used.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
@@ -54,10 +52,7 @@ _PLAIN_LENGTH = 1000
 """Length up to which a text is not worth compressing."""
 _OVERHEAD = 400
 """Bytes that a cached answer takes besides its body, roughly."""
-_CACHING = (
-    (b"vary", b"Accept-Encoding, Authorization"),
-    (b"cache-control", b"private, no-cache"),
-)
+_CACHING = ((b"vary", b"Accept-Encoding, Authorization"), (b"cache-control", b"private, no-cache"))
 
 _PIECE = 64 * 1024
 """Bytes that are expanded at once for a client that accepts no gzip."""

@@ -1,7 +1,5 @@
 """Export and import of record sets, and promotion of records from one namespace to another."""
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile
@@ -297,11 +295,7 @@ def _require_writers(
 
 
 def _promote_context(
-    connection: Connection,
-    principal: Principal,
-    source: str,
-    context_id: int,
-    promotion: Promotion,
+    connection: Connection, principal: Principal, source: str, context_id: int, promotion: Promotion
 ) -> int:
     target = promotion.to
     text = connection.execute(select(stored.c.text).where(stored.c.id == context_id)).scalar()

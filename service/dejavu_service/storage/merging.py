@@ -281,13 +281,7 @@ def _rank(pin: Part) -> tuple[Any, str]:
 
 
 def receive(
-    record: StoredRecord,
-    sent: Record,
-    sender: str,
-    present: datetime,
-    *,
-    pins: bool,
-    restore: bool,
+    record: StoredRecord, sent: Record, sender: str, present: datetime, *, pins: bool, restore: bool
 ) -> int:
     """Add to a record what a client sent.
 

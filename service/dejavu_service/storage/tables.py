@@ -1,7 +1,5 @@
 """Tables of the database; times are seconds since 1970 by its clock, on which replicas agree."""
 
-from __future__ import annotations
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -186,6 +184,11 @@ misses = Table(
     Column("count", BigInteger, nullable=False),
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
+    # What each launch would save by a tune, in milliseconds, and the seconds that a tune takes, as
+    # last predicted; null if nobody has.
+    Column("expected", Double),
+    Column("at_least", Double),
+    Column("takes", Double),
     Index(None, "last_seen"),
 )
 

@@ -1,7 +1,5 @@
 """`diff`: what sets two stores, GPUs, versions of Triton or runs of a program apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +38,6 @@ def diff(
     device: Annotated[
         list[str] | None,
         typer.Option(
-            "--device",
             metavar="TEXT",
             help="Only GPUs whose name contains this; given twice, those of A and those of B.",
         ),
@@ -48,7 +45,6 @@ def diff(
     triton: Annotated[
         list[str] | None,
         typer.Option(
-            "--triton",
             metavar="VERSION",
             help="Only this version of Triton; given twice, that of A and that of B.",
         ),

@@ -97,11 +97,7 @@ def _check_device() -> Finding:
         )
     device = environment.device
     hardware = f", {device.units} units, {device.memory_gib} GiB" if device.memory_gib else ""
-    return Finding(
-        "ok",
-        "device",
-        f"{device.name}, {device.arch}{hardware}, {environment.codegen}",
-    )
+    return Finding("ok", "device", f"{device.name}, {device.arch}{hardware}, {environment.codegen}")
 
 
 def _check_settings(url: str) -> Iterator[Finding]:

@@ -1,7 +1,5 @@
 """`ls`, `show` and `explain`: what a store holds, and why."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from operator import itemgetter
@@ -87,7 +85,8 @@ def show(
     """Show scenarios: the winner, its time and the runner-up.
 
     What is the same in all scenarios stands above them. --json has all measurements. --misses
-    lists at most 1000 scenarios, those that were missed most often first.
+    lists at most 1000 scenarios: by the seconds that a tune would have saved, with a bound (95%),
+    where that is more than it takes; then those of which nothing is known; then the others.
     """
     if misses:
         missed = worklist(store, kernel)
@@ -124,7 +123,7 @@ def explain(
     device: DeviceOption = "",
     triton: TritonOption = "",
     limit: Annotated[
-        int, typer.Option("--limit", metavar="NUMBER", min=0, help="Records at most; 0 is all.")
+        int, typer.Option(metavar="NUMBER", min=0, help="Records at most; 0 is all.")
     ] = 5,
     store: StoreOption = "",
     as_json: JsonOption = False,

@@ -1,7 +1,5 @@
 """`pin`: choose a scenario's config by hand, and take the choice back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -35,9 +33,7 @@ def pin(
     kernel: KernelArgument,
     config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--config", metavar="NAME=VALUE", help="A setting of the config to run; may repeat."
-        ),
+        typer.Option(metavar="NAME=VALUE", help="A setting of the config to run; may repeat."),
     ] = None,
     where: WhereOption = None,
     device: DeviceOption = "",

@@ -27,33 +27,26 @@ def prewarm(
     device: Annotated[
         list[str],
         typer.Option(
-            "--device",
-            metavar="TEXT",
-            help="GPUs whose name in the records contains this; may repeat.",
+            metavar="TEXT", help="GPUs whose name in the records contains this; may repeat."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
     modules: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
     ] = None,
     engine: Annotated[
-        Literal["vllm"] | None,
-        typer.Option("--engine", help="Instead of modules: what this engine launches."),
+        Literal["vllm"] | None, typer.Option(help="Instead of modules: what this engine launches.")
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
-            "--option",
             metavar="NAME=VALUE",
             help="A setting of the engine, such as model=config.json; may repeat.",
         ),
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs", metavar="NUMBER", min=0, help="Compilers at once; 0 is one per CPU."
-        ),
+        int, typer.Option(metavar="NUMBER", min=0, help="Compilers at once; 0 is one per CPU.")
     ] = 0,
     store: StoreOption = "",
     as_json: JsonOption = False,

@@ -44,18 +44,16 @@ def run(
         typer.Argument(metavar="-- COMMAND…", help="A Python program, or what starts one."),
     ],
     store: Annotated[
-        str, typer.Option("--store", metavar="URL", help="DEJAVU_CACHE_URL for the command.")
+        str, typer.Option(metavar="URL", help="DEJAVU_CACHE_URL for the command.")
     ] = "",
     mode: Annotated[
         str,
         typer.Option(
-            "--mode",
-            metavar="MODE",
-            help="DEJAVU_CACHE_MODE for the command: tune, reuse, strict or off.",
+            metavar="MODE", help="DEJAVU_CACHE_MODE for the command: tune, reuse, strict or off."
         ),
     ] = "",
     policy: Annotated[
-        str, typer.Option("--policy", metavar="FILE", help="DEJAVU_CACHE_POLICY for the command.")
+        str, typer.Option(metavar="FILE", help="DEJAVU_CACHE_POLICY for the command.")
     ] = "",
 ) -> None:
     """Run a program in which triton.autotune is cached.
@@ -96,8 +94,7 @@ def run(
 @app.command(context_settings=WHOLE_COMMAND)
 def verify(
     command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND…", help="The program, with its arguments."),
+        list[str], typer.Argument(metavar="-- COMMAND…", help="The program, with its arguments.")
     ],
     expect_hits: Annotated[
         bool,

@@ -1,7 +1,5 @@
 """`log`, `promote` and `quarantine`: what was done on a team's server, and what it takes back."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Annotated, Any
 
@@ -19,8 +17,7 @@ from ..output import say, show_json, show_table
 from ..queries import kernel_matches, kernels_of
 
 quarantine_app = typer.Typer(
-    no_args_is_help=True,
-    help="What one token or host wrote to a server: list it, take it back.",
+    no_args_is_help=True, help="What one token or host wrote to a server: list it, take it back."
 )
 app.add_typer(quarantine_app, name="quarantine")
 
@@ -72,14 +69,7 @@ def log(
 
 @app.command()
 def promote(
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="NAMESPACE",
-            help="The namespace that gets them.",
-        ),
-    ],
+    to: Annotated[str, typer.Option(metavar="NAMESPACE", help="The namespace that gets them.")],
     kernel: KernelOption = "",
     writer: Annotated[
         list[str] | None,
@@ -140,8 +130,7 @@ def add(
 @quarantine_app.command("list")
 def list_quarantines(
     writers: Annotated[
-        bool,
-        typer.Option("--writers", help="List who wrote measurements instead."),
+        bool, typer.Option("--writers", help="List who wrote measurements instead.")
     ] = False,
     store: ServerOption = "",
     as_json: JsonOption = False,

@@ -32,7 +32,7 @@ def sweep(
     ],
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
+        typer.Option(metavar="NAME=VALUE", help="An option of the suite; may repeat."),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 20m, 2h.")

@@ -43,7 +43,6 @@ def sync(
     store: Annotated[
         str,
         typer.Option(
-            "--store",
             metavar="URL",
             help="The folder, the server, or both (A,B); else those of DEJAVU_CACHE_URL, "
             "and your own cache.",

@@ -1,7 +1,5 @@
 """`watch`: what is tuned, changed and missed, as it happens."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -98,10 +96,7 @@ class _Watched:
 def watch(
     kernel: OptionalKernelArgument = "",
     every: Annotated[
-        float,
-        typer.Option(
-            "--every", metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks."
-        ),
+        float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="Time between two looks.")
     ] = 2.0,
     device: DeviceOption = "",
     triton: TritonOption = "",
