@@ -3,8 +3,6 @@
 `drop_own_frames` shows authors their own errors as Triton shows them.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -9,8 +9,6 @@ class TestMyStore(StoreContract):
         return MyStore(store.path)
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any

@@ -1,7 +1,5 @@
 """Entry point of the command `dejavu-cache`, also as `python -m dejavu_client`."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -5,8 +5,6 @@ the section numbers in their docstrings are those of the paper. `suite` lists th
 `dejavu-cache sweep dejavu_cache.attention` tunes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .api import IMPLEMENTATIONS, Plan, paged_attention, plan

@@ -32,7 +32,7 @@ from .batch import (
 from .kernels import few_sequences, hopper, naive, qblock, segmented, static_grid, write_cache
 from .kernels.few_sequences import FewSequencesLayers
 from .kernels.hopper import HopperLayers
-from .kernels.kernel_call import num_sms, queue
+from .kernels.kernel_call import KernelCall, num_sms, queue
 
 
 def choose(batch: Batch) -> str:
@@ -54,6 +54,11 @@ def choose(batch: Batch) -> str:
 def run(batch: Batch) -> torch.Tensor:
     """Compute a batch's attention by the implementation that suits it, and return its `out`."""
     return IMPLEMENTATIONS[choose(batch)](batch)
+
+
+def _launched(batch: Batch, call: KernelCall) -> torch.Tensor:
+    call()
+    return batch.out
 
 
 def run_reference(batch: Batch) -> torch.Tensor:
@@ -108,12 +113,12 @@ def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.T
 IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": run,
     "reference": run_reference,
-    "naive": naive.run,
+    "naive": lambda batch: _launched(batch, naive.launch(batch)),
     "few_sequences": few_sequences.run,
     "hopper": hopper.run,
-    "qblock": qblock.run,
+    "qblock": lambda batch: _launched(batch, qblock.launch(batch)),
     "segmented": segmented.run,
-    "static_grid": static_grid.run,
+    "static_grid": lambda batch: _launched(batch, static_grid.launch(batch)),
 }
 """Functions that compute a batch's attention, by the name that `implementation` takes."""
 

@@ -18,8 +18,6 @@ Nothing here waits for the device: the host knows bounds only, and allocates by 
 graph makes a new list at each replay, from the lengths that lie in the tensors then.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Search spaces of the attention kernels: configs, pruning rules and default configs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 

@@ -7,8 +7,6 @@ A preset is a model's shapes; its batches have sequences of drawn lengths, in te
 them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ sizes. A cached kernel takes from a store only configs that its author has decla
 launches whatever its table says: so a table sets nothing but `FIELDS`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict

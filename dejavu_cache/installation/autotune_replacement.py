@@ -1,7 +1,5 @@
 """Replace `triton.autotune`, so that libraries that are imported afterwards use the cache."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

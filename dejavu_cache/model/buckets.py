@@ -4,8 +4,6 @@ A bucket accepts every value. None, strings and numbers that are not finite stay
 infinity has an edge of `Edges` below it); a number below the first step goes to the first step.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import reprlib

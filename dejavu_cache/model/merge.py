@@ -4,8 +4,6 @@ A merge is a union: nothing that was measured is lost, up to a number of measure
 makes, and the order of merges does not matter. A recall names parts by the digest of their text.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime

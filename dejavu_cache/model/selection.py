@@ -9,8 +9,6 @@ the best time of that case. Its score is the geometric mean of its slowdowns or,
 its largest slowdown over `MOST_SLOWDOWN`: as if it were that slow everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Container, Mapping
 from datetime import datetime

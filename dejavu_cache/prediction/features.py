@@ -7,8 +7,6 @@ into a size. Registers and shared memory are those that the compiler reported of
 elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, TypeVar

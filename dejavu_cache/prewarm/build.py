@@ -3,8 +3,6 @@
 The processes run `prewarm.worker`; the messages that they exchange with this one are here.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

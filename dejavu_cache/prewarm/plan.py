@@ -48,7 +48,7 @@ from ..triton_internals.environment import (
     compiler_settings,
     describe_codegen,
 )
-from ..triton_internals.generated_code import generates_equal_code
+from ..triton_internals.generated_code import has_equal_code
 from ..triton_internals.hooks import noting_compilations, platform_key, set_target
 from ..triton_internals.identity import find_jit_function, identify, is_decorated_alike, kernel_name
 from ..triton_internals.versions import TYPE_NAMES
@@ -335,7 +335,8 @@ def _with_equal_code(store: TieredStore, kernels: DiscoveredKernels) -> TieredSt
             records = [
                 record.as_adopted(now())
                 for record in store.records(context)
-                if record.scenario.text not in known and _is_equal(kernel, record, declared)
+                if record.scenario.text not in known
+                and has_equal_code(kernel.function, record, declared)
             ]
             if records:
                 equal.put(current, records)
@@ -350,15 +351,6 @@ def _is_comparable(kernel: DiscoveredKernel, context: Context) -> bool:
         and context.environment.triton == triton.__version__
         and is_decorated_alike(context.kernel.source, kernel.source)
     )
-
-
-def _is_equal(kernel: DiscoveredKernel, record: Record, declared: Mapping[Config, Any]) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in declared:
-        return False
-    config = declared[winner.config]
-    launches = record.launches or ()
-    return generates_equal_code(kernel.function, launches, winner.config, config) is True
 
 
 def dry_run(

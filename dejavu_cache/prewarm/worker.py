@@ -3,8 +3,6 @@
 It sees no GPU and uses no driver. The parent replaces it if the compiler takes it down.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

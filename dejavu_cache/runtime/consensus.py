@@ -6,8 +6,6 @@ resolves the scenario and proposes its config; the first proposal, be it a fallb
 rest of the job. Where the ranks share a store of records, its lease has one of them tune.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

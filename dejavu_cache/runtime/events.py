@@ -188,6 +188,9 @@ def log_choice(event: ConfigChosen) -> None:
         what, how = "tuned", f"{amount} in {event.seconds:.1f} s; winner "
         median = _median(event.timings.get(resolution.config, math.inf))
         time_text = f" {median:.4g} ms" if math.isfinite(median) else ""
+        default = _median(event.timings.get(event.request.default, math.inf))
+        if median < default < math.inf:
+            time_text += f", {1 - median / default:.0%} less than the default"
         provenance = f"{time_text}{provenance}"
     elif not resolution.final:
         if before and (before.how, before.config) == (resolution.how, resolution.config):

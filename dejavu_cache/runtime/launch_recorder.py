@@ -8,8 +8,6 @@ of the kernel alone: it has an empty scenario, no measurements, and the launches
 them: a thread writes them a moment later.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import weakref

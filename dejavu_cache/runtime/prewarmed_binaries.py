@@ -4,8 +4,6 @@ Binaries are code. A folder is trusted if nobody but this user and root can chan
 it is loaded only if its content is what the folder's manifest says.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sysconfig

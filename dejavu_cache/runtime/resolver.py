@@ -14,7 +14,7 @@ from ..errors import ScenarioNotTuned
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import evidence_lines
-from ..model.worth import MissCount
+from ..model.worth import MissCount, Saving
 from ..settings import Mode
 from ..stores import Found, TieredStore
 from ..system.background_threads import Finisher, WriterThread, at_program_end, uninterrupted
@@ -22,7 +22,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import logger, warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph, is_interpreting
-from ..triton_internals.generated_code import find_other_code, generates_equal_code
+from ..triton_internals.generated_code import find_other_code, has_equal_code
 from ..triton_internals.identity import is_decorated_alike
 from ..tuning.measurement_marks import find_suspects
 from . import rules
@@ -65,10 +65,12 @@ class Missed:
     Attributes:
         launches: counts them by `next`, which is one step even with many threads.
         reported: how many were reported.
+        saving: what a tune would save each, as predicted once; None if nothing says it by now.
     """
 
     launches: Iterator[int] = field(default_factory=lambda: count(1))
     reported: int = 0
+    saving: Saving | None = None
 
 
 class _MissReport(NamedTuple):
@@ -76,6 +78,7 @@ class _MissReport(NamedTuple):
 
     records: KnownRecords
     request: Request
+    missed: Missed
     launches: int
     runs: Config | None = None
     programs: int | None = None
@@ -86,12 +89,12 @@ class _MissReporter(WriterThread[_MissReport]):
 
     def write(self, items: list[_MissReport]) -> None:
         until = time.monotonic() + PREDICTING
-        for records, request, launches, runs, programs in items:
-            saving = None
+        for records, request, missed, launches, runs, programs in items:
             with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
                 if runs is not None and time.monotonic() < until:
-                    saving = predict_saving(request, records, runs, programs)
-            records.tiers.miss(request.context, request.scenario, MissCount(launches, saving))
+                    missed.saving = predict_saving(request, records, runs, programs)
+            count = MissCount(launches, missed.saving)
+            records.tiers.miss(request.context, request.scenario, count)
 
 
 MISSES_WAIT, PREDICTING = 1.0, 1.0
@@ -312,10 +315,10 @@ class Resolver(Finisher):
             missed = self._missed.setdefault(scenario, Missed())
             if (launches := next(missed.launches)) >= 2 * missed.reported:
                 unreported, missed.reported = launches - missed.reported, launches
-                if self.store.remote:
-                    _reporter.add(self._report_of(request, fallback, unreported))
+                if self.store.remote and missed.saving is None:
+                    _reporter.add(self._report_of(request, fallback, missed, unreported))
                 else:
-                    self.store.miss(*scenario, MissCount(unreported))
+                    self.store.miss(*scenario, MissCount(unreported, missed.saving))
 
     def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
         """Return what counts the launches that run a resolution, until the next look-up."""
@@ -328,16 +331,16 @@ class Resolver(Finisher):
         with self._missing:
             for scenario, missed in [*self._missed.items()] if self._process == os.getpid() else ():
                 if launches := next(missed.launches) - 1 - missed.reported:
-                    self.store.miss(*scenario, MissCount(launches))
+                    self.store.miss(*scenario, MissCount(launches, missed.saving))
 
     def _report_of(
-        self, request: Request, fallback: Resolution | None, launches: int
+        self, request: Request, fallback: Resolution | None, missed: Missed, launches: int
     ) -> _MissReport:
         kept = replace(request, autotuner=None, args=(), kwargs={})  # holds no tensor
         if fallback is None or (runs := describe(fallback.config)) not in request.declared:
-            return _MissReport(self._records, kept, launches)
+            return _MissReport(self._records, kept, missed, launches)
         programs = request.candidate_launch().programs_of(runs)
-        return _MissReport(self._records, kept, launches, runs, programs)
+        return _MissReport(self._records, kept, missed, launches, runs, programs)
 
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"
@@ -411,16 +414,13 @@ def _may_be_equal(context: Context, wanted: Context) -> bool:
 
 
 def _has_equal_code(request: Request, record: Record, *, is_same_scenario: bool) -> bool:
-    winner = record.winner
-    if winner is None or not record.is_finished or winner.config not in request.declared:
+    if not has_equal_code(request.autotuner.fn, record, request.declared):
         return False
-    config, launches = request.declared[winner.config], record.launches or ()
-    if not generates_equal_code(request.autotuner.fn, launches, winner.config, config):
-        return False
-    if not _may_compile():
+    if record.winner is None or not _may_compile():
         return is_same_scenario
     # What heuristics compute is no part of what was recorded to be generated again.
-    return _other_code(request, record, winner.config, is_same_scenario=is_same_scenario) is None
+    config = record.winner.config
+    return _other_code(request, record, config, is_same_scenario=is_same_scenario) is None
 
 
 def _refuse_other_code(request: Request, record: Record) -> None:

@@ -15,8 +15,6 @@ and write nothing. A launch asks them in this order:
 6. `winner_to_record`: what a tune writes about its best config.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter

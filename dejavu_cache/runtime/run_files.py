@@ -4,8 +4,6 @@ Every process that inherits `DEJAVU_CACHE_REPORT` appends lines of JSON to a fil
 folder, one for each event.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Stores of records: in memory, in files, on servers, and combined."""
 
-from __future__ import annotations
-
 from .base import Found, Store
 from .file import FileStore
 from .tiered import (

@@ -6,8 +6,6 @@ or a deletion on a server would never reach a machine that has a copy. A thread 
 up, and at once after a first look. No launch waits for it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

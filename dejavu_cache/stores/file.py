@@ -3,8 +3,6 @@
 Others may change the folder at any moment. Links to it are followed, links in it are not.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

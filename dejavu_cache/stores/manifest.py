@@ -9,8 +9,6 @@ No file of the folder contains a path outside of it, so the folder may be moved 
 read-only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Open the stores that URLs name, keep records in memory, and combine several stores into one."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -6,8 +6,6 @@ left out of the next. If the leader turns out to be slower than it seemed, confi
 out are measured after all.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -414,7 +412,11 @@ class GroupRecord:
             case: the case in question.
         """
         scores, times = self.scores, self.record.times_by_case
-        settled = self.settled_configs(case)
+        settled = {  # timed in the case, or failed in any
+            entry.config
+            for entry in self.record.measurements
+            if not entry.skipped and (entry.failure is not None or case in (entry.cases or ()))
+        }
         return [
             config
             for config in declared
@@ -425,15 +427,6 @@ class GroupRecord:
                 else case == cases[0]
             )
         ]
-
-    def settled_configs(self, case: str) -> set[Config]:
-        """Return the configs that a case has timed, and those that failed in any."""
-        return {
-            measurement.config
-            for measurement in self.record.measurements
-            if not measurement.skipped
-            and (measurement.failure is not None or case in (measurement.cases or ()))
-        }
 
     def put(self, addition: Record) -> None:
         """Write an addition to the record."""

@@ -1,7 +1,5 @@
 """A local journal of the measurements that a sweep has not yet handed to its store."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Run the cases of a suite on hosts until all are tuned."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -56,6 +54,7 @@ class SweepReport:
         return not (self.left or self.stopped or self.kept or unfinished)
 
 
+@dataclass(eq=False)
 class Sweep:
     """Hands cases to hosts, which start at once.
 
@@ -74,29 +73,24 @@ class Sweep:
             that save most per second of their own are first; else, those that save most.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[SweepHost],
-        *,
-        measures: bool = True,
-        budget: float | None = None,
-        only_worthwhile: bool = False,
-    ) -> None:
-        """Let the hosts start; the arguments are described at the class."""
-        self._hosts = hosts
-        self._measures, self._only_worthwhile = measures, only_worthwhile
-        self._budget = math.inf if budget is None else budget
-        self._pool: WorkerPool[CaseJob] = WorkerPool(hosts)
-        self._deadline = math.inf
-        self._groups: dict[str, tuple[str, ...]] = {}
-        """All cases of a scenario, by the first one."""
-        self._worth: dict[str, Worth | None] = {}
-        """What the tune of a group is expected to save."""
-        self._losses: Counter[tuple[str, str]] = Counter()
-        self._crashes: dict[str, dict[Config, str]] = {}
-        """The configs of each case that ended workers, and how."""
+    hosts: Sequence[SweepHost]
+    measures: bool = True
+    budget: float | None = None
+    only_worthwhile: bool = False
+    report: SweepReport = field(default_factory=SweepReport, init=False)
+    _deadline: float = field(default=math.inf, init=False)
+    _groups: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    """All cases of a scenario, by the first one."""
+    _worth: dict[str, Worth | None] = field(default_factory=dict, init=False)
+    """What the tune of a group is expected to save."""
+    _losses: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
+    _crashes: dict[str, dict[Config, str]] = field(default_factory=dict, init=False)
+    """The configs of each case that ended workers, and how."""
+
+    def __post_init__(self) -> None:
+        """Let the hosts start."""
+        self._pool: WorkerPool[CaseJob] = WorkerPool(self.hosts)
         self._progress = Progress("sweep")
-        self.report = SweepReport()
 
     def run(self) -> SweepReport:
         """Work until all cases are done, the budget is used up, or the user presses Ctrl-C.
@@ -106,16 +100,16 @@ class Sweep:
         """
         report = self.report
         try:
-            cases = self._hosts[0].start()
+            cases = self.hosts[0].start()
             start = time.monotonic()
-            self._deadline = start + self._budget
+            self._deadline = start + (math.inf if self.budget is None else self.budget)
             try:
                 self._work_on(cases)
             except KeyboardInterrupt:
                 report.stopped = "interrupted"
             report.left = [case for case in cases if case not in report.outcomes]
         finally:
-            for host in self._hosts:
+            for host in self.hosts:
                 host.close()
             self._pool.close(1.0)
         if self._pool.errors and not report.outcomes:
@@ -125,7 +119,7 @@ class Sweep:
         for error in self._pool.errors:
             name = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
             report.stopped = report.stopped or f"{name}{error}"
-        report.kept = sorted({path for host in self._hosts for path in host.unsaved_journals()})
+        report.kept = sorted({path for host in self.hosts for path in host.unsaved_journals()})
         report.seconds = time.monotonic() - start
         return report
 
@@ -154,10 +148,10 @@ class Sweep:
             is_known = all(outcome.status == "known" for outcome in group)
             if not is_known and first.status == "known":
                 first = first.model_copy(update={"status": "due"})
-            if worth and worth.pays is False and self._only_worthwhile and not is_known:
+            if worth and worth.pays is False and self.only_worthwhile and not is_known:
                 self._note(first.model_copy(update={"status": "unworthy"}))
             # Only its measurement tells whether a group has work, which depends on all its cases.
-            elif self._measures and (first.status == "due" or len(group) > 1):
+            elif self.measures and (first.status == "due" or len(group) > 1):
                 due.append(first.case)
             else:
                 self._note(first)
@@ -168,7 +162,7 @@ class Sweep:
         if worth is None:
             return 0, 0.0, 0
         kind, saves, launches = worth.order
-        return kind, saves / max(worth.takes, 0.001) if self._only_worthwhile else saves, launches
+        return kind, saves / max(worth.takes, 0.001) if self.only_worthwhile else saves, launches
 
     def _work(self, cases: Sequence[str], do: Task, wait: float = 0.0) -> dict[str, CaseOutcome]:
         """Have the hosts do something with cases, and return the outcomes."""

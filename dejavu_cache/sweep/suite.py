@@ -1,7 +1,5 @@
 """Suites of cases for a sweep; a case is one launch of a kernel with arguments made on demand."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import Counter

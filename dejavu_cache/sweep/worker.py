@@ -3,8 +3,6 @@
 The parent replaces it when a config takes it down, so that nothing but that config is lost.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator

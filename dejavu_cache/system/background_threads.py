@@ -14,8 +14,6 @@ process aborts after its work is done. Therefore the end of a program goes in fo
 A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import multiprocessing

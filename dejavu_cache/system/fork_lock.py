@@ -4,8 +4,6 @@ A forked child finds them free, since the thread that held one is no part of the
 a signal handler leaves none locked, wherever it interrupts the thread that takes it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Call functions when a module is imported, without importing it."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import sys
 from collections.abc import Callable

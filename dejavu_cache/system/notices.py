@@ -1,7 +1,5 @@
 """What the library says: its log, and texts, numbers and names in messages and records."""
 
-from __future__ import annotations
-
 import getpass
 import logging
 import re
@@ -82,8 +80,8 @@ class Progress:
     """Logs how far long work is, at most every ten seconds, so that short work says nothing."""
 
     subject: str
-    _started: float = field(default_factory=time.monotonic, init=False)
-    _logged: float = field(default_factory=time.monotonic, init=False)
+    _started: float = field(default_factory=lambda: time.monotonic(), init=False)
+    _logged: float = field(default_factory=lambda: time.monotonic(), init=False)
 
     def show(self, state: str) -> None:
         """Log a state unless the last line is too young."""

@@ -10,8 +10,6 @@ this module asks where the user's folders are: for what can be made again or wai
 for what lasts.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ A function that prunes configs, or a heuristic, gets the arguments by name. What
 noted, and its answer holds for all launches that are equal in that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dis
 import enum

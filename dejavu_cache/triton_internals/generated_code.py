@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from ..model.record import RecordedLaunch
+from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config
 from ..system.notices import logger
 from .compilation import Compilation, compile_config, encode_launch, launch_of, recreate_compilation
@@ -107,6 +107,15 @@ def tuned_launches(
     except Exception:  # an unrecorded launch costs a compilation later; this tuning must go on
         return ()
     return () if launch is None else (launch.model_copy(update=noted),)
+
+
+def has_equal_code(kernel: Any, record: Record, declared: Mapping[Config, Any]) -> bool:
+    """Return whether Triton generates today what it did for a record's winner, as declared."""
+    winner = record.winner
+    if winner is None or not record.is_finished or winner.config not in declared:
+        return False
+    config, launches = declared[winner.config], record.launches or ()
+    return generates_equal_code(kernel, launches, winner.config, config) is True
 
 
 def generates_equal_code(

@@ -1,7 +1,5 @@
 """Benchmark methods: their names, which records have in their keys, and what they return."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

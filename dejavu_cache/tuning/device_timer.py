@@ -1,7 +1,5 @@
 """Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -12,8 +12,6 @@ and never reads; where it does not tell, those that the author declared. An inte
 be an index, an address, or a lock for which a kernel waits.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

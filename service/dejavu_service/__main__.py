@@ -1,7 +1,5 @@
 """Entry point of the server's commands without the client: `python -m dejavu_service serve`."""
 
-from __future__ import annotations
-
 import typer
 
 from .cli import register

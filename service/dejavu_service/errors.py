@@ -1,7 +1,5 @@
 """Errors of the service's rules, each with the HTTP status that `problems` answers with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

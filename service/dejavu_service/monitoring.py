@@ -1,7 +1,5 @@
 """What a server tells those who run it: metrics for Prometheus, and its log as JSON lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Problem details (RFC 9457): the translation of errors to HTTP, each saying what to change."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Callable, Coroutine, Mapping

@@ -1,7 +1,5 @@
 """Settings of the server, read from the environment variables `DEJAVU_SERVER_*` only here."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The server's pages for the records of any store: on this machine, for reading alone."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

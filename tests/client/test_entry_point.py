@@ -245,8 +245,8 @@ def test_a_store_of_which_nothing_can_be_read_is_not_called_empty(
 
 
 def words() -> str:
-    """Return the command by the name of its other module; `dejavu` runs it by the package's."""
-    return f"{shlex.quote(sys.executable)} -m dejavu_client.cli.main"
+    """Return the command by its package's name, as words of a shell."""
+    return f"{shlex.quote(sys.executable)} -m dejavu_client"
 
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:

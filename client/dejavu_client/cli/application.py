@@ -1,7 +1,5 @@
 """The application to which the commands are added: their groups in the help, and examples."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -7,8 +7,6 @@ DejavuError
     └── NoSuchStoreError   a store was named that does not exist
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from dejavu_cache.errors import DejavuError, ExitCode, StoreError

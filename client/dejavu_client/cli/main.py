@@ -1,7 +1,5 @@
 """Entry point of the command `dejavu-cache`; `dejavu_cache.errors.ExitCode` has its exit codes."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -126,7 +124,3 @@ def _explain_system_error(error: OSError) -> int:
     with suppress(OSError):  # else the interpreter would try again to flush, and fail with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.NEGATIVE if isinstance(error, BrokenPipeError) else ExitCode.UNUSABLE
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Arguments and options that several commands share, and the parser of their values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any

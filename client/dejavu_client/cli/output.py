@@ -1,7 +1,5 @@
 """Output of the commands: lines, tables, JSON and files."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Questions of several commands about a store's records, and what kernels and conditions mean."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Copies of records into a store, counted by what the store has acknowledged."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -220,7 +220,8 @@ def _fit_tree(costs: SlowdownTable) -> tuple[Node, dict[str, Input]]:
     # A tree is also asked about scenarios between the tuned ones, so it learns from those too.
     points = [*tuned, *_points_around(tuned)]
     answers = np.array([[question.ask(values) for question in questions] for values in points])
-    single = [index for index, question in enumerate(questions) if not _is_product(question)]
+    products = [isinstance(one, _Size) and len(one.inputs) > 1 for one in questions]
+    single = [index for index, is_product in enumerate(products) if not is_product]
     burden = _estimate(_scale_answers(answers[:, single]), costs.slowness)
     burden[: len(tuned)][np.isinf(costs.slowdown)] = _CANNOT_RUN
     chosen = _choose_configs(burden, min(CONFIGS, len(tuned) // 2))
@@ -278,10 +279,6 @@ def _scale_answers(answers: Matrix) -> Matrix:
     values = np.where(finite, values, above)
     scaled: Matrix = values / values.std(axis=0)
     return scaled
-
-
-def _is_product(question: _Question) -> bool:
-    return isinstance(question, _Size) and len(question.inputs) > 1
 
 
 def _estimate(encoded: Matrix, slowness: Matrix) -> Matrix:

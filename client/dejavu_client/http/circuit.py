@@ -1,7 +1,5 @@
 """When a server is asked, and how long a launch waits for one that is silent, busy or away."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Errors of a server, under `dejavu_cache.errors.StoreError`."""
 
-from __future__ import annotations
-
 from dejavu_cache.errors import ExitCode, StoreError
 
 

@@ -4,8 +4,6 @@ The thread handles encoded records only. It never parses one into its model, whi
 at the program's end: see `dejavu_cache.system.background_threads`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json

@@ -8,8 +8,6 @@ files can withhold them, and nothing else. The index has each file's digest and 
 that grows with each publication: a reader never goes back to an earlier one.
 """
 
-from __future__ import annotations
-
 from .signed_index import INDEX, make_key, publish
 from .store import StaticStore, open_static, static_url
 

@@ -4,8 +4,6 @@ Each file of the set is a blob under its digest, which the manifest of the tag l
 manifest takes the tag once all blobs are there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Indexes of record sets: what a publisher signs and writes, and what a reader believes."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Where the files of a set are, and how long a launch waits for one of them."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The store of a signed record set, which believes what its publisher has signed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -5,8 +5,6 @@ launches of one stream may share, and the number of multiprocessors, by which ke
 many programs they have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -90,9 +89,3 @@ def launch(batch: Batch) -> KernelCall:
         (out, out.stride(0), out.stride(1), *batch.inputs),
         batch.shape,
     )
-
-
-def run(batch: Batch) -> torch.Tensor:
-    """Compute a batch's attention, and return its `out`."""
-    launch(batch)()
-    return batch.out

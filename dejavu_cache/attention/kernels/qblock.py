@@ -6,7 +6,6 @@ reads keys and values once for all of them.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -89,9 +88,3 @@ def launch(batch: Batch) -> KernelCall:
         (out, out.stride(0), out.stride(1), *batch.inputs),
         batch.shape,
     )
-
-
-def run(batch: Batch) -> torch.Tensor:
-    """Compute a batch's attention, and return its `out`."""
-    launch(batch)()
-    return batch.out

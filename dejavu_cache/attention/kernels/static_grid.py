@@ -250,7 +250,11 @@ def most_rows(max_seqlen_q: int, group: int) -> int:
 
 
 def launch(batch: Batch) -> KernelCall:
-    """Prepare a launch with a fixed number of programs per multiprocessor."""
+    """Prepare a launch with a fixed number of programs per multiprocessor.
+
+    A captured graph may be replayed with other lengths, as long as `max_seqlen_q` and the number of
+    sequences still hold; a sequence without new tokens is skipped.
+    """
     out, device = batch.out, batch.q.device
     rows = most_rows(batch.max_seqlen_q, batch.group)
     most_programs = max(PER_SM) * num_sms(device)
@@ -267,13 +271,3 @@ def launch(batch: Batch) -> KernelCall:
             "MOST_ROWS": rows,
         },
     )
-
-
-def run(batch: Batch) -> torch.Tensor:
-    """Compute a batch's attention, and return its `out`.
-
-    A captured graph may be replayed with other lengths, as long as `max_seqlen_q` and the number of
-    sequences still hold; a sequence without new tokens is skipped.
-    """
-    launch(batch)()
-    return batch.out

@@ -3,8 +3,6 @@
 These are the launches of the warm-up, by the model's `config.json` and the engine's settings.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

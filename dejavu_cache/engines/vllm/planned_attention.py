@@ -5,8 +5,6 @@ described by few numbers, and launched with tensors that are tiny in memory: all
 same block of an empty cache.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import suppress

@@ -3,8 +3,6 @@
 It tells the library in which phase a GPU worker is: loading weights, warming up, or serving.
 """
 
-from __future__ import annotations
-
 from functools import wraps
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What changed: activity by day and by writer, and how two namespaces differ."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Annotated, Any

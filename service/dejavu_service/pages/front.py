@@ -1,7 +1,5 @@
 """What comes before the pages of a namespace: the login, the list of namespaces, and the style."""
 
-from __future__ import annotations
-
 import re
 from operator import itemgetter
 from typing import Annotated, Any

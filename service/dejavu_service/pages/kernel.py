@@ -1,7 +1,5 @@
 """A kernel's scenarios: on all GPUs, on one, on two that are compared, and each by itself."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

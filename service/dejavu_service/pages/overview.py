@@ -1,7 +1,5 @@
 """What is tuned and what is missing: the kernels of a namespace, and its worklist."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """What all pages share: turns, lists as files, templates, and errors as pages."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

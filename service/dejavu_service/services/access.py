@@ -1,7 +1,5 @@
 """Roles, namespaces, and the check that a principal may do something."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 The time is that of the database's clock, on which replicas agree.
 """
 
-from __future__ import annotations
-
 import secrets
 from typing import Annotated
 

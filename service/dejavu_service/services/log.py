@@ -1,7 +1,5 @@
 """The log of what people changed: pins, promotions, deletions, imports and tokens."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The worklist: scenarios that processes launched and that have no record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Quarantine: what one token or one host wrote is taken from readers, and can be given back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import datetime

@@ -6,8 +6,6 @@ Replicas need not invalidate each other's caches: each request first asks the da
 current revision, and an answer of another revision is not used.
 """
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter, OrderedDict
 from dataclasses import dataclass

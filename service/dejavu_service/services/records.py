@@ -1,7 +1,5 @@
 """Records: bulk writes, deletion, the list of contexts, pins, and what copies have to learn."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from operator import attrgetter

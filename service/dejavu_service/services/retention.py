@@ -3,8 +3,6 @@
 What others have locked is used just now, and is skipped.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, or_, select, tuple_

@@ -3,8 +3,6 @@
 An identity token of another issuer is exchanged for one of these.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

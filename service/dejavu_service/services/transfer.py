@@ -1,7 +1,5 @@
 """Export and import of record sets, and promotion of records from one namespace to another."""
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

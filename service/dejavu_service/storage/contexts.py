@@ -4,8 +4,6 @@ A transaction that locks several contexts locks them by namespace and digest, in
 that no two wait for each other.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

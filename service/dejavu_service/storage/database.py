@@ -1,7 +1,5 @@
 """SQLite or Postgres: the engine, and its read and write transactions."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sqlite3

@@ -1,7 +1,5 @@
 """Look-ups that requests share: of anything, and of revisions, for which every read asks."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress

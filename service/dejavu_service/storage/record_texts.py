@@ -1,7 +1,5 @@
 """Records as the JSON texts that readers get, what is hidden of them, and what came when."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import itemgetter

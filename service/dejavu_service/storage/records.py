@@ -1,7 +1,5 @@
 """The rows of records and their parts: loaded, settled and stored by whoever changes them."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter

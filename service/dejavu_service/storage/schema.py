@@ -1,7 +1,5 @@
 """The schema's version: how the database's schema compares with this code, and its upgrade."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What both databases need written differently: functions, upserts, the clock, and long lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeVar

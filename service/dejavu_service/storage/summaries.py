@@ -1,7 +1,5 @@
 """What pages count: records in numbers, differences of namespaces, what is tuned and missed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import date, timedelta
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Tables of the database; times are seconds since 1970 by its clock, on which replicas agree."""
 
-from __future__ import annotations
-
 from sqlalchemy import (
     BigInteger,
     Boolean,

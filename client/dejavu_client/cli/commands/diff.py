@@ -1,7 +1,5 @@
 """`diff`: what sets two stores, GPUs, versions of Triton or runs of a program apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ls`, `show` and `explain`: what a store holds, and why."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """`pin`: choose a scenario's config by hand, and take the choice back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """`log`, `promote` and `quarantine`: what was done on a team's server, and what it takes back."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Annotated, Any
 

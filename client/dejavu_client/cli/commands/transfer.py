@@ -1,7 +1,5 @@
 """`export` and `import`: copies of records between stores and files, and tables for engines."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator

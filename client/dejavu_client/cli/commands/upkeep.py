@@ -1,7 +1,5 @@
 """`gc`: removal of records and of files that nobody needs."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from datetime import datetime
 from typing import Annotated

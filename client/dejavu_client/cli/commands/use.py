@@ -1,7 +1,5 @@
 """`use`: what a stranger's signed record set has for this machine, and the line that reads it."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`watch`: what is tuned, changed and missed, as it happens."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
