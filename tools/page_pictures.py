@@ -111,7 +111,7 @@ def fill(database: Database) -> dict[str, str]:
         send(database, CI, "pr-7", make_context(name, H100, "3.6.0"), range(0, 625, 5), shift=1)
     wanted = make_context(KERNELS[3], B200, "3.6.0")
     with database.write() as connection:
-        for m in (414, 437):
+        for m in (425, 437):
             lease = {
                 "namespace": "main", "context": wanted.digest, "scenario": make_scenario(m).digest,
                 "id": f"{m:032}", "holder": "runner-4 pid 311", "owner": CI.name,
