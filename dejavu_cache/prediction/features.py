@@ -182,7 +182,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> Matrix:
         if all(type(value) in (int, float) for value in values):
             columns.append([*map(_logarithm, values)])
         else:
-            columns += [[float(text == each) for text in texts] for each in sorted(seen)]
+            columns += [[float(text == level) for text in texts] for level in sorted(seen)]
     return np.ascontiguousarray(np.array(columns, dtype=float).reshape(-1, len(rows)).T)
 
 

@@ -3,8 +3,8 @@
 What is modelled is the logarithm of a config's time over the best one's in its scenario. Two points
 are alike as far as their configs, scenarios and launches are; each likeness is a Matérn kernel
 (Rasmussen and Williams, Gaussian Processes for Machine Learning, 4.2) and they are joined by sums
-and products. The scales below were chosen on exhaustive measurements of other scenarios than those
-by which `benchmarks/prediction.py` judges them, but for `ELSEWHERE`, `SURELY` and those of times.
+and products. Scales were chosen on exhaustive measurements of other scenarios than those by which
+`benchmarks/prediction.py` judges; `ELSEWHERE`, `EVENNESS`, `SURELY` and those of times on these.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from .features import Matrix, Numbers, Point, Points, encode
 
 MOST_POINTS = 800
 """Measurements that a model is fitted to: 800 take some 30 ms, twice as many eight times that."""
+
+EVENNESS = 0.1
+"""Added to slowdowns before configs are drawn by their inverse: the more, the more evenly."""
 
 SLOW = 1.2
 """Logarithm of a slowdown beyond which nothing matters; a config that fails has it."""
@@ -320,7 +323,7 @@ def _sample(
 ) -> tuple[list[Point], Matrix]:
     """Return what a model of some configs learns from, and the logarithms of the slowdowns.
 
-    Of too many points, those of the scenario in question stay, and of the others a drawn part.
+    Of too many points, those of the scenario in question stay, and others are drawn, mostly fast.
     """
     points: list[tuple[Point, float]] = []
     for environment, record in records:
@@ -333,10 +336,9 @@ def _sample(
             programs = entry.resources.programs if entry.resources else None
             point = Point(environment, record.scenario, entry.config, programs)
             points.append((point, min(slowdown, SLOW)))
-    if len(points) > MOST_POINTS:
-        random.Random(0).shuffle(points)
-        points.sort(key=lambda point: point[0].scenario != scenario)
-        points = points[:MOST_POINTS]
+    drawn = random.Random(0)
+    points.sort(key=lambda p: (p[0].scenario != scenario, drawn.random() * (EVENNESS + p[1])))
+    del points[MOST_POINTS:]
     return [point for point, _ in points], np.array([slowdown for _, slowdown in points])
 
 
@@ -351,9 +353,8 @@ def covariance(left: Points, right: Points) -> Matrix:
     total += BY_CLOSE_CONFIG * scenarios * close + BY_LAUNCH * launches * alike
     itself = are_equal(left.config_numbers, right.config_numbers)
     total += BY_ITSELF * itself * are_equal(left.scenario_numbers, right.scenario_numbers)
-    here = are_equal(left.machines, right.machines)
-    result: Matrix = total * np.where(here, 1.0, ELSEWHERE)
-    return result
+    total[~are_equal(left.machines, right.machines)] *= ELSEWHERE
+    return total
 
 
 def are_equal(left: Numbers, right: Numbers | None = None) -> Numbers:
@@ -380,5 +381,4 @@ def improvement(gain: Matrix, errors: Matrix) -> Matrix:
 
 def _below(ratio: Matrix) -> Matrix:
     """Return the normal distribution's share below a number of standard deviations."""
-    result: Matrix = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in ratio])
-    return result
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in ratio])
