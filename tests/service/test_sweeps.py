@@ -137,7 +137,7 @@ def test_a_sweep_leaves_out_what_is_not_worth_a_tune(server: Running, tmp_path: 
     most, least = planned.splitlines()[:2]
     assert re.search("n=500.*: 1000000 launches would have saved 1e.03 s .*tune takes 2 s", most)
     assert re.search(r"n=300: not tuned: .*: 1 launch would have saved 0\.001 s ", least)
-    done = dejavu("sweep", "met", "--worthwhile", *into, **env).stdout
+    done = dejavu("sweep", "met", "--worth", "10m", *into, **env).stdout
     assert re.search("n=300: not worth a tune: .*: 1 launch would have saved", done)
     assert re.search(r"n=500: tuned: .* would have saved .* s; predicted was 1e.03 s", done)
 

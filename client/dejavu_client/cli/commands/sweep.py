@@ -51,12 +51,13 @@ def sweep(
             "--from-misses", help="Only what programs asked the server for and nobody has tuned."
         ),
     ] = False,
-    worthwhile: Annotated[
-        bool,
+    worth: Annotated[
+        str | None,
         typer.Option(
-            "--worthwhile", help="--from-misses without tunes that take longer than what they save."
+            metavar="TIME",
+            help="--from-misses for so long, without tunes that take longer than what they save.",
         ),
-    ] = False,
+    ] = None,
     tune_loss: Annotated[
         float,
         typer.Option(
@@ -79,16 +80,19 @@ def sweep(
 
     if gpus and ray:
         raise SettingsError("--gpus and --ray: give one of them")
-    url, seconds = _lasting_url(store), _seconds(budget)
-    if worthwhile or tune_loss:
+    if budget is not None and worth is not None:
+        raise SettingsError("--budget and --worth: give one of them")
+    url, is_weighed = _lasting_url(store), worth is not None
+    if is_weighed or tune_loss:
         import numpy  # noqa: F401 - else nothing is predicted, and all configs are measured
+    seconds = _seconds("--worth", worth) if is_weighed else _seconds("--budget", budget)
     options = parse_assignments(option, "--option")
-    spec = _spec(suite, options, url, from_misses or worthwhile, tune_loss)
+    spec = _spec(suite, options, url, from_misses or is_weighed, tune_loss)
     show_progress()
     try:
         hosts = _hosts(spec, gpus, ray)
         report = Sweep(
-            hosts, measures=not dry_run, budget=seconds, only_worthwhile=worthwhile
+            hosts, measures=not dry_run, budget=seconds, only_worthwhile=is_weighed
         ).run()
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
@@ -176,12 +180,12 @@ def _gpu_numbers(gpus: str) -> list[int]:
     return numbers
 
 
-def _seconds(budget: str | None) -> float | None:
-    if budget is None:
+def _seconds(option: str, text: str | None) -> float | None:
+    if text is None:
         return None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", budget)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     if not match or float(match[1]) == 0:
-        raise SettingsError(f"--budget {budget!r}: write 90s, 20m or 2h")
+        raise SettingsError(f"{option} {text!r}: write 90s, 20m or 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
