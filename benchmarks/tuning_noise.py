@@ -150,7 +150,7 @@ class _SimulatedTimer(DeviceTimer):
     def warm_up(self) -> None:
         pass
 
-    def _events(self, launch: TimedLaunch, repetitions: int) -> Sample:
+    def _events(self, launch: TimedLaunch, repetitions: int, warms: bool = True) -> Sample:
         times: list[float] = []
         for _ in range(repetitions):
             launch()

@@ -59,6 +59,7 @@ class CaseJob(FrozenModel):
             None is without limit.
         crashes: configs of the case that ended worker processes, and the reasons.
         worth: what its tune is expected to save; None if nobody asked.
+        compiles: whether what its tune measures first is compiled before any tune.
     """
 
     do: Task
@@ -68,6 +69,7 @@ class CaseJob(FrozenModel):
     until: float | None = None
     crashes: tuple[tuple[Config, str], ...] = ()
     worth: Worth | None = None
+    compiles: bool = False
 
 
 class CaseOutcome(FrozenModel):
@@ -153,7 +155,8 @@ class LocalHost:
         self.worker = Worker(
             "dejavu_cache.sweep.worker",
             spec,
-            {**os.environ, **(environment or {})},
+            # The predictor's matrices are small: threads would spin beside the measurements.
+            {"OPENBLAS_NUM_THREADS": "1", **os.environ, **(environment or {})},
             grace=GRACE,
             patience=patience,
         )

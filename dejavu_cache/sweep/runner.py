@@ -175,7 +175,9 @@ class Sweep:
             group = self._groups.get(case, ())
             group = group if len(group) > 1 else ()
             job = CaseJob(do=do, case=case, group=group, wait=wait, until=until)
-            jobs.append(job.model_copy(update={"worth": self._worth.get(case)}))
+            compiles = self.measures and until is None  # else it would take the budget's time
+            update = {"worth": self._worth.get(case), "compiles": compiles}
+            jobs.append(job.model_copy(update=update))
         for job, result in self._pool.run(jobs, self._deadline):
             outcome = self._outcome_of_loss(job, result) if isinstance(result, CaseLoss) else result
             if outcome is None:

@@ -15,6 +15,7 @@ from ..model.worth import MissCount, Worth
 from ..runtime import rules
 from ..runtime.known_records import KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
+from ..runtime.tune import predicted_search
 from ..stores import TieredStore, open_store, wait_longer
 from ..system.notices import warn_once
 from ..system.workers import ParentConnection, serve
@@ -26,7 +27,7 @@ from ..triton_internals.environment import (
     has_device,
     is_interpreting,
 )
-from ..tuning.compile_ahead import is_out_of_memory
+from ..tuning.compile_ahead import EarlyCompiler, is_out_of_memory
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
@@ -34,6 +35,9 @@ from .suite import Case, Suite, load_suite
 
 SERVER_WAIT = 30.0
 """Seconds to wait for a server: measuring what it has recorded would take longer."""
+
+BATCHES_EARLY = 2
+"""Batches of a search that are compiled before the first tune; few searches need more."""
 
 
 class SweepWorker:
@@ -62,6 +66,8 @@ class SweepWorker:
         made = _cases_of_misses(suite, self._launches or ())
         self._cases = {case.name: case for case in (*made, *cases)}
         self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
+        self._known = KnownRecords(TieredStore([self.journal]))
+        self._compiler = EarlyCompiler()
 
     @property
     def ready(self) -> dict[str, Any]:
@@ -71,6 +77,7 @@ class SweepWorker:
     def close(self) -> None:
         """Hand what the journal has to the store."""
         self.journal.close()
+        self._compiler.close()
 
     def run(self, job: CaseJob) -> CaseOutcome:
         """Run a job.
@@ -114,6 +121,8 @@ class SweepWorker:
         return make_request(self._cases[job.case], self._loss)
 
     def _outcome_of(self, job: CaseJob, subject: Request | CaseGroup) -> dict[str, Any]:
+        if job.do == "measure":
+            self._compiler.finish()
         if isinstance(subject, CaseGroup):
             return subject.measure(CaseTuner(job, self._parent, self.journal))
         if job.do == "measure":
@@ -124,14 +133,18 @@ class SweepWorker:
         is_due = rules.has_work(subject, record) or not (
             best is None or record.pinned or rules.is_trusted(subject, record, best)
         )
+        if job.compiles and (is_due or is_new):
+            due = rules.due_configs(subject, record)
+            limit = rules.budgeted_count(subject, len(due))
+            if search := predicted_search(subject, record, self._known, due, limit):
+                self._compiler.begin(subject.candidate_launch(), search.ask(BATCHES_EARLY))
         return {"status": "due" if is_due or is_new else "known"}
 
     def _predict(self, request: Request, launches: int) -> Worth:
         """Predict what a tune would have saved launches of the config that runs without one."""
-        records = KnownRecords(TieredStore([self.journal]))
-        runs = describe(fall_back(request, records, uncompared=True).config)
+        runs = describe(fall_back(request, self._known, uncompared=True).config)
         programs = request.candidate_launch().programs_of(runs)
-        saving = predict_saving(request, records, runs, programs)
+        saving = predict_saving(request, self._known, runs, programs)
         return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:

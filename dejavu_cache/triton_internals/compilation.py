@@ -350,14 +350,16 @@ def may_compile_in_threads() -> bool:
 
 
 @contextmanager
-def compiling_in(executor: Executor) -> Iterator[None]:
-    """Have `JITFunction.run` compile in an executor, and return a future.
+def compiling_in(executor: Executor, begun: dict[str, Any] | None = None) -> Iterator[None]:
+    """Have `JITFunction.run` compile in an executor, and return a future, also one of `begun`.
 
     Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
     """
     from .versions import async_compile
 
-    token = async_compile.active_mode.set(async_compile.AsyncCompileMode(executor))
+    mode = async_compile.AsyncCompileMode(executor)
+    mode.future_kernels = {} if begun is None else begun
+    token = async_compile.active_mode.set(mode)
     try:
         yield
     finally:

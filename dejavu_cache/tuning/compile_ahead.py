@@ -12,10 +12,11 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ..model.record import Failure, Measurement
@@ -165,6 +166,10 @@ Each holds the interpreter's lock for about a tenth of its time: more would wait
 """
 
 
+MOST_EARLY = 256
+"""Kernels from which on an `EarlyCompiler` begins no more: they stay in memory, some 150 MB."""
+
+
 @dataclass
 class Candidate:
     """A config that is compiled in the background.
@@ -203,8 +208,8 @@ class Candidate:
 
 
 @contextmanager
-def _compilers(threads: int) -> Iterator[Executor | None]:
-    """Yield threads to compile in; None where Triton does not compile asynchronously.
+def _compilers(threads: int, starts: Event | None = None) -> Iterator[Executor | None]:
+    """Yield threads to compile in, once `starts` is set; None where Triton has no such mode.
 
     The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. There are none
     under the interpreter, or while launches compile in others. Compilations that have not started
@@ -215,7 +220,8 @@ def _compilers(threads: int) -> Iterator[Executor | None]:
         yield None
         return
     retry_parsing()
-    pool = ThreadPoolExecutor(threads_for(threads), thread_name_prefix="dejavu-cache compile")
+    begin = starts.wait if starts else None
+    pool = ThreadPoolExecutor(threads_for(threads), "dejavu-cache compile", begin)
     try:
         yield pool
     finally:
@@ -284,6 +290,38 @@ def _submit(launch: CandidateLaunch, config: Any) -> Candidate:
 def threads_for(configs: int) -> int:
     """Return the number of threads to compile a number of configs with."""
     return max(min(len(os.sched_getaffinity(0)), MOST_THREADS, configs), 1)
+
+
+class EarlyCompiler(ExitStack):
+    """Compiles what tunes of many launches measure first, once all are known, in `finish`.
+
+    Beside many compilers, a look-up waits for the interpreter's lock after each call of a library.
+    """
+
+    def __init__(self) -> None:
+        """Compile nothing yet."""
+        super().__init__()
+        starts = Event()
+        self._pool = self.enter_context(_compilers(MOST_EARLY, starts))
+        self._start = self.callback(starts.set)
+        self._begun: dict[str, Any] = {}
+        self._candidates: list[tuple[Any, Candidate]] = []
+
+    def begin(self, launch: CandidateLaunch, configs: Sequence[Config]) -> None:
+        """Note configs of a launch, whose arguments are not needed after that."""
+        if self._pool is not None and len(self._begun) < MOST_EARLY:
+            function = find_jit_function(launch.autotuner)
+            with compiling_in(self._pool, self._begun):
+                for config in configs:
+                    self._candidates.append((function, _submit(launch, launch.declared[config])))
+
+    def finish(self) -> None:
+        """Compile all that was noted; launches find the kernels in memory."""
+        self._start()
+        for function, candidate in self._candidates:
+            candidate.finish()
+            forget_failed(function)
+        self._candidates = []
 
 
 _begun: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("begun", default=None)

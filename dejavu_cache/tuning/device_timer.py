@@ -1,9 +1,11 @@
 """Time a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any, NamedTuple
 
 
@@ -12,7 +14,14 @@ class TimedLaunch:
 
     Args:
         call: launches a kernel once.
+
+    Attributes:
+        estimate: milliseconds that it takes; None before it was timed.
+        graph: replays a graph of such launches, and their number; None before one is captured.
     """
+
+    estimate: float | None = None
+    graph: tuple[Callable[[], object], int] | None = None
 
     def __init__(self, call: Callable[[], object]) -> None:
         """Call nothing yet."""
@@ -36,7 +45,8 @@ class GraphCapture:
 
     PyTorch frees the memory of a graph that is gone only where an allocation fails, and never
     during a capture: graphs with memory of their own would fill the device. They share the memory
-    as long as one of them exists, so the latest one is kept.
+    as long as one of them exists, so the latest one is kept. They run one at a time, and each
+    writes what it reads of that memory.
     """
 
     def __init__(self) -> None:
@@ -47,10 +57,7 @@ class GraphCapture:
         self._latest: Any = None
 
     def capture(self, launch: TimedLaunch, times: int) -> Any:
-        """Capture launches, without the garbage collection of `torch.cuda.graph`.
-
-        Returns:
-            The graph; it serves until the next one is captured.
+        """Capture launches in a graph, without the garbage collection of `torch.cuda.graph`.
 
         Raises:
             Exception: what the launch raises, and what PyTorch does where it cannot be captured.
@@ -74,7 +81,6 @@ class GraphCapture:
                 raise
             self._end(graph)
         torch.cuda.current_stream().wait_stream(self._stream)
-        self.release()
         self._latest = graph
         return graph
 
@@ -84,28 +90,14 @@ class GraphCapture:
             graph.capture_end()
         except RuntimeError:
             graph.reset()
-            self.release()
+            self._latest = None
             raise
 
-    def release(self) -> None:
-        """Let PyTorch have the memory."""
-        if self._latest is not None:
-            self._latest.reset()
-            self._latest = None
 
-
-class _Load(NamedTuple):
-    """Cache clears that keep the device busy while the host queues the timed launches."""
-
-    before_all: int
-    before_each: int
-
-
-LOADS = (_Load(4, 1), _Load(64, 1), _Load(64, 4))
-"""Loads, of which a later one is tried if the device has waited for the host in spite of one.
-
-A clear takes some 0.1 ms, so with the last load a host may need 0.3 ms for a launch.
-"""
+LOADS = ((4, 1), (64, 1), (64, 4))
+"""Cache clears before all launches and before each, which keep the device busy while the host
+queues those. Later loads are tried if the device has waited in spite of one. A clear takes some
+0.1 ms, so with the last load a host may need 0.3 ms for a launch."""
 
 GRAPH_REPLAYS = 5
 """Most replays of a graph of launches for one timing."""
@@ -120,6 +112,13 @@ A graph takes 4 us to start, which must not weigh more in a short measurement th
 CONFIRMATIONS = 2
 """Timings that confirm that a launch is slow: one may have met another process's load."""
 
+UNGRAPHED = 2.0
+"""Milliseconds from which a launch is timed without a graph, which saves some microseconds, and
+without another launch before, which fills the cache in some twenty."""
+
+SAME = 0.15
+"""Share by which a launch's time may change from one timing to the next before it gets another
+graph: the shorter a launch, the more of them share what a graph takes to start."""
 
 LONG = 16.0
 """Milliseconds at which a launch needs half of the repetitions of a short one: what disturbs the
@@ -194,7 +193,7 @@ class DeviceTimer:
         return self.sample(TimedLaunch(kernel_call), FULL).quantiles(quantiles)
 
     def sample(self, launch: TimedLaunch, effort: Effort, limit: float = math.inf) -> Sample:
-        """Time a launch: its timed part, or all of it where it runs in a graph.
+        """Time a launch: its timed part, or all of it where it runs in a graph, which it keeps.
 
         Args:
             launch: launches the kernel once.
@@ -202,30 +201,48 @@ class DeviceTimer:
             limit: milliseconds; a launch that takes longer, three times in a row, is not timed
                 further.
         """
-        launch()  # loads the binary, and raises at once if it cannot run
-        self._device.synchronize()
         timed = TimedLaunch(launch) if self.by_graph else launch  # a graph has all parts
-        first = self._events(timed, 1)
+        sample = Sample([], True)
+        if (expected := launch.estimate) is None:
+            sample = self._first(launch, timed, limit)
+            if (expected := sample.times[0]) > limit:
+                return sample
+        repetitions = effort.repetitions(expected)
+        if expected > UNGRAPHED:
+            more = self._events(timed, repetitions - len(sample.times), warms=False)
+            sample = Sample([*sample.times, *more.times], sample.steady and more.steady)
+        elif self.by_graph:
+            sample = self._in_graph(launch, repetitions, max(expected, 1e-4))
+        else:
+            sample = self._events(launch, repetitions)
+        launch.estimate = statistics.median(sample.times)
+        if abs(launch.estimate - expected) > SAME * expected:
+            launch.graph = None
+        return sample
+
+    def _first(self, launch: TimedLaunch, timed: TimedLaunch, limit: float) -> Sample:
+        """Load a launch's binary and time it once, and again where it exceeds the limit."""
+        start = perf_counter()
+        launch()  # raises at once if it cannot run
+        self._device.synchronize()
+        sample = self._events(timed, 1, warms=perf_counter() - start < UNGRAPHED / 1e3)
         for _ in range(CONFIRMATIONS):
-            if first.times[0] <= limit:
+            if sample.times[0] <= limit:
                 break
-            first = self._events(timed, 1)
-        if first.times[0] > limit:
-            return first
-        repetitions = effort.repetitions(first.times[0])
-        if first.times[0] > LONG:  # what a graph saves is nothing beside that
-            more = self._events(timed, repetitions - 1) if repetitions > 1 else Sample([], True)
-            return Sample([*first.times, *more.times], first.steady and more.steady)
-        if not self.by_graph:
-            return self._events(launch, repetitions)
-        if self.cold:
-            return self._events(self._graph(launch, 1), repetitions)
-        launches = math.ceil(
-            max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
-        )
-        graph = self._graph(launch, launches)
-        replays = self._events(graph, min(GRAPH_REPLAYS, repetitions))
-        return Sample([time / launches for time in replays.times], replays.steady)
+            sample = self._events(timed, 1, warms=sample.times[0] < UNGRAPHED)
+        return sample
+
+    def _in_graph(self, launch: TimedLaunch, repetitions: int, expected: float) -> Sample:
+        """Time replays of a launch's graph, which is captured first if it has none."""
+        if launch.graph is None:
+            share = max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / expected)
+            count = 1 if self.cold else math.ceil(share)
+            self._captures = self._captures or GraphCapture()
+            launch.graph = self._captures.capture(launch, count).replay, count
+        replay, count = launch.graph
+        most = repetitions if self.cold else min(GRAPH_REPLAYS, repetitions)
+        sample = self._events(TimedLaunch(replay), most)
+        return Sample([time / count for time in sample.times], sample.steady)
 
     def warm_up(self) -> None:
         """Keep the device busy for some milliseconds, so that its clock is up."""
@@ -233,37 +250,38 @@ class DeviceTimer:
         self._device.synchronize()
 
     def release(self) -> None:
-        """Free the memory that clears the L2 cache, and that of graphs."""
+        """Free the memory that clears the L2 cache, and that of graphs that no launch keeps."""
         self.__dict__.pop("_cache", None)
-        if self._captures is not None:
-            self._captures.release()
-            self._captures = None
+        self._captures = None
 
-    def _events(self, launch: TimedLaunch, repetitions: int) -> Sample:
+    def _events(self, launch: TimedLaunch, repetitions: int, warms: bool = True) -> Sample:
         sample = Sample([], False)
         for load in LOADS:
-            sample = self._queue(launch, repetitions, load)
+            sample = self._queue(launch, repetitions, load, warms)
             if sample.steady:
                 break
         return sample
 
-    def _queue(self, launch: TimedLaunch, repetitions: int, load: _Load) -> Sample:
+    def _queue(
+        self, launch: TimedLaunch, repetitions: int, load: tuple[int, int], warms: bool
+    ) -> Sample:
         """Queue launches between events; those count that the device reached after that."""
         new_event = partial(self._device.Event, enable_timing=True)
         events = [(new_event(), new_event()) for _ in range(repetitions)]
-        in_time = []
-        self._clear(load.before_all)
-        if not self.cold:
+        in_time, stream = [], self._device.current_stream()
+        before_all, before_each = load
+        self._clear(before_all)
+        if warms and not self.cold:
             launch()
         for number, (start, stop) in enumerate(events):
             if number % 2:
                 self._shift_position()
             launch.begin()
             if self.cold:
-                self._clear(load.before_each)
-            start.record()
+                self._clear(before_each)
+            start.record(stream)
             launch.run()
-            stop.record()
+            stop.record(stream)
             in_time.append(not start.query())
             launch.end()
         self._device.synchronize()
@@ -282,12 +300,6 @@ class DeviceTimer:
         kernel that clears the cache, which is loaded already, on one element.
         """
         self._driver.clear_cache(self._cache[:1])
-
-    def _graph(self, launch: TimedLaunch, launches: int) -> TimedLaunch:
-        """Return the replay of a graph of launches, which serves until the next one is made."""
-        if self._captures is None:
-            self._captures = GraphCapture()
-        return TimedLaunch(self._captures.capture(launch, launches).replay)
 
     @cached_property
     def _driver(self) -> Any:

@@ -69,12 +69,12 @@ class PredictedSearch:
             return False
         return self._model.chance_left(self._loss) < RISK
 
-    def ask(self) -> list[Config]:
-        """Return the next batch; none once the search has ended."""
+    def ask(self, batches: int = 1) -> list[Config]:
+        """Return the next batches as they are if all turns out as expected; none at the end."""
         if self.is_settled:
             return []
         batch, self._first = self._first, []
-        size = min(self._together, self._left)
+        size = min(self._together * batches, self._left)
         room = size - len(batch)
         drawn = self._draw() if self._random.random() < DRAWN else []
         proposed = self._model.propose(room + len(batch))

@@ -164,6 +164,7 @@ class Tuner:
     loss: float = 0.0
     earlier: Iterable[Measurement] = ()
     tried: set[Config] = field(default_factory=set, init=False)
+    _launches: dict[Config, ConfigLaunch] = field(default_factory=dict, init=False)
     _measured: dict[Config, Measurement] = field(default_factory=dict, init=False)
     _timer: DeviceTimer | None = field(default=None, init=False)
     _best: float = field(default=math.inf, init=False)
@@ -242,6 +243,8 @@ class Tuner:
                     self._next_compiled(waiting, 0)
                     continue
                 self._measured[config] = measurement
+                if len(self._measured) > TOGETHER:  # the graphs of many would fill the memory
+                    self._launches[config].graph = None
                 if measurement.median is not None:
                     self._best = min(self._best, measurement.median)
                 elif measurement.skipped and measurement.failure is not None:
@@ -285,7 +288,8 @@ class Tuner:
         something, that memory is freed and the config is measured again.
         """
         self.tried.add(config)
-        launch = ConfigLaunch(self.launch, self.launch.declared[config])
+        new = ConfigLaunch(self.launch, self.launch.declared[config])
+        launch = self._launches.setdefault(config, new)
         start = time.perf_counter()
         with self.mark.around(config):
             outcome = self._time(launch, effort, candidate, patient)
@@ -293,6 +297,8 @@ class Tuner:
                 import torch
 
                 if self._timer is not None:
+                    for each in self._launches.values():
+                        each.graph = None
                     self._timer.release()
                 torch.cuda.empty_cache()
                 outcome = self._time(launch, effort, candidate, patient)

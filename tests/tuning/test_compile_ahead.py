@@ -25,6 +25,7 @@ from dejavu_cache.triton_internals.compilation import keys_in_memory, release_la
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning import compile_ahead as compile_ahead_module
 from dejavu_cache.tuning.compile_ahead import (
+    EarlyCompiler,
     _tile_of_a_warp,
     compile_ahead,
     compile_failure_of,
@@ -76,13 +77,17 @@ def note_threads() -> list[str]:
     return threads
 
 
-def compile_some(configs: list[triton.Config], count: int) -> list[str]:
-    """Compile configs, take some, and return what became of them; the last one can be launched."""
+def launch_of(configs: list[triton.Config]) -> CandidateLaunch:
     tuner = Autotuner(product, product.arg_names, configs, [], None, None)
     tuner.nargs = dict(zip(tuner.arg_names, ARGUMENTS, strict=False))
-    declared, outcomes = DeclaredConfigs("product", configs), []
-    launch = CandidateLaunch(tuner, declared, next(iter(declared)), ARGUMENTS, {"grid": (1,)})
-    with compile_ahead(launch, list(declared)) as candidates:
+    declared = DeclaredConfigs("product", configs)
+    return CandidateLaunch(tuner, declared, next(iter(declared)), ARGUMENTS, {"grid": (1,)})
+
+
+def compile_some(configs: list[triton.Config], count: int) -> list[str]:
+    """Compile configs, take some, and return what became of them; the last one can be launched."""
+    launch, outcomes = launch_of(configs), []
+    with compile_ahead(launch, list(launch.declared)) as candidates:
         for candidate in list(candidates.values())[:count]:
             assert candidate is not None
             try:
@@ -129,16 +134,23 @@ def test_a_single_config_and_what_is_given_up_halfway() -> None:
     assert "waves_per_eu" in seen
 
 
-@pytest.mark.parametrize(
-    ("values", "warps"),
-    [({"SEED": 2**2000}, 4), ({"BLOCK": 0, "SHIFT": -1}, 4), ({"KIND": "x", "FLAG": True}, None)],
-)
-def test_a_config_without_sizes_has_a_place_in_the_order_too(
-    values: dict[str, Any], warps: Any
-) -> None:
-    config = triton.Config(values)
-    config.num_warps = warps
-    assert isinstance(_tile_of_a_warp(config), float)
+@absent
+def test_what_launches_need_is_compiled_once_all_are_known() -> None:
+    threads, launch = note_threads(), launch_of(CONFIGS[:4])
+    with EarlyCompiler() as compiler:
+        for _ in range(2):
+            compiler.begin(launch, list(launch.declared))
+        assert threads == []
+        compiler.finish()
+        product.run(*ARGUMENTS, grid=(1,), warmup=True, **CONFIGS[1].all_kwargs())
+    assert threads == ["dejavu-cache compile"] * 2, "the others cannot be compiled"
+
+
+def test_a_config_without_sizes_has_a_place_in_the_order_too() -> None:
+    for values in ({"SEED": 2**2000}, {"BLOCK": 0, "SHIFT": -1}, {"KIND": "x", "FLAG": True}):
+        config = triton.Config(values)
+        config.num_warps = None if "KIND" in values else 4
+        assert isinstance(_tile_of_a_warp(config), float)
 
 
 @in_own_process(TRITON_INTERPRET="0")

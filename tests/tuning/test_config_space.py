@@ -14,14 +14,9 @@ from dejavu_cache.errors import SettingsError
 
 def test_it_holds_all_combinations_in_the_order_they_are_written() -> None:
     space = config_space({"M": [16, 32], "N": [64]}, num_warps=[4, 8], num_stages=[2])
-    assert [(config.kwargs, config.num_warps, config.num_stages) for config in space] == [
-        ({"M": 16, "N": 64}, 4, 2),
-        ({"M": 16, "N": 64}, 8, 2),
-        ({"M": 32, "N": 64}, 4, 2),
-        ({"M": 32, "N": 64}, 8, 2),
-    ]
+    expected = [({"M": size, "N": 64}, warps, 2) for size in (16, 32) for warps in (4, 8)]
+    assert [(config.kwargs, config.num_warps, config.num_stages) for config in space] == expected
     assert isinstance(space, Sequence)
-    assert len(space) == 4
     assert space[-1] == triton.Config({"M": 32, "N": 64}, num_warps=8, num_stages=2)
     assert space[1:3] == [space[1], space[2]]
 
@@ -32,13 +27,8 @@ def test_conditions_name_what_they_look_at() -> None:
         num_warps=[4, 8],
         where=[lambda M, N: M >= N, lambda num_warps, M, at=32: num_warps == 4 or at <= M],
     )
-    assert [(config.kwargs["M"], config.kwargs["N"], config.num_warps) for config in space] == [
-        (16, 16, 4),
-        (32, 16, 4),
-        (32, 16, 8),
-        (32, 32, 4),
-        (32, 32, 8),
-    ]
+    expected = [(16, 16, 4), (32, 16, 4), (32, 16, 8), (32, 32, 4), (32, 32, 8)]
+    assert [(*config.kwargs.values(), config.num_warps) for config in space] == expected
 
 
 def test_vendors_have_parameters_of_their_own() -> None:
@@ -55,23 +45,16 @@ def test_vendors_have_parameters_of_their_own() -> None:
         ({"BLOCK": 32, "waves_per_eu": 2}, 2),
     ]
     assert [config.maxnreg for config in space.for_vendor("cuda")] == [None, 128] * 4
-    assert all(config.kwargs.keys() == {"BLOCK"} for config in space), (
-        "the interpreter is nobody's GPU"
-    )
+    assert {*space[0].kwargs} == {"BLOCK"}, "the interpreter is nobody's GPU"
 
 
 def test_it_is_built_when_it_is_looked_at() -> None:
-    looked: list[int] = []
-
-    def look(BLOCK: int) -> bool:
-        looked.append(BLOCK)
-        return True
-
-    space = config_space({"BLOCK": [16, 32]}, where=look)
+    looked: dict[int, bool] = {}
+    space = config_space({"BLOCK": [16, 32]}, where=lambda BLOCK: looked.setdefault(BLOCK, True))
     kernel = cached_autotune(configs=space, key=["n"])(add_one)
-    assert looked == []
+    assert not looked
     launch(kernel)
-    assert looked == [16, 32]
+    assert [*looked] == [16, 32]
 
 
 @pytest.mark.parametrize(

@@ -122,19 +122,15 @@ class TestBudgets:
     ) -> None:
         configs = blocks(16, 32, 64, 128)
         elapsed = 0.0
-        stopped = SimpleNamespace(
-            monotonic=lambda: elapsed, perf_counter=time.perf_counter, sleep=time.sleep
-        )
+        stopped = SimpleNamespace(**{**vars(time), "monotonic": lambda: elapsed})
         monkeypatch.setattr("dejavu_cache.tuning.tuner.time", stopped)
         monkeypatch.setattr("dejavu_cache.runtime.tune.time", stopped)
 
         class Slow(Clock):
-            def __call__(
-                self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
-            ) -> list[float]:
+            def __call__(self, *args: Any, **kwargs: Any) -> list[float]:
                 nonlocal elapsed
                 elapsed += 0.3
-                return super().__call__(kernel_call, quantiles)
+                return super().__call__(*args, **kwargs)
 
         clock = Slow({128: 1.0})
         kernel = clock.kernel(configs=configs, tune_seconds=0.5)
@@ -227,11 +223,7 @@ def test_only_what_an_ordinary_launch_runs_is_timed() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [
-        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-    ],
-    ids=["allocation", "binary"],
+    [torch.cuda.OutOfMemoryError("20 MiB"), RuntimeError("Triton Error [CUDA]: out of memory")],
 )
 def test_a_config_that_lacks_memory_is_measured_with_what_pytorch_keeps(
     error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -262,9 +254,8 @@ def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch
     assert kernel.best_config is CONFIGS[0]
     assert "no config has a usable timing" in caplog.text
     _, record = first_record(default_store())
-    assert [timing.failure.kind for timing in record.measurements if timing.failure] == [
-        "skipped"
-    ] * 3
+    failures = [timing.failure for timing in record.measurements]
+    assert [failure and failure.kind for failure in failures] == ["skipped"] * 3
     again = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
     assert "unmeasured configs: 3" in str(again.explain(torch.ones(1), torch.ones(1), 100))
 
