@@ -83,7 +83,7 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     spec = PrewarmSpec(
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
-        devices=("NVIDIA H200",),
+        devices=("NVIDIA H200", "NVIDIA H100 80GB HBM3"),
         folder=str(tmp_path / "folder"),
     )
     with closing(Compiler(spec)) as process:
