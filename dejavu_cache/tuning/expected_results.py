@@ -63,9 +63,11 @@ FILL_RATIO = 4096.0
 FEW = 1e-5
 """Share of elements that may be off by what is small beside a tensor's large elements.
 
-Where magnitudes differ by many powers of ten, some elements near 0 are sums of large terms. A tile
-or an index that is wrong shows in more elements.
+Where magnitudes differ by many powers of ten, some elements near 0 are sums of large terms.
 """
+
+MOST_FEW = 15
+"""Largest number of such elements: the rows of a tile, which is wrong as a whole, have more."""
 
 SAMPLE = 2**20
 """Number of elements, evenly spaced, of which a tensor's scale is taken."""
@@ -204,7 +206,7 @@ class Output:
     def describe_difference(self, tolerance: float | None, was_filled: bool) -> str:
         """Describe how the present content differs from the expected one; empty if they agree.
 
-        Partial sums agree if their sums do.
+        Partial sums agree if those of neighbouring blocks add up to those of larger ones.
 
         Args:
             tolerance: the largest relative difference; None for that of the dtype.
@@ -218,11 +220,13 @@ class Output:
         return difference
 
     def _sums(self, tolerance: float | None) -> tuple[Tensor, Tensor] | None:
-        """Add up the partial sums of the present and of the expected content, if they hold such.
+        """Add up the partial sums of smaller blocks, in the present or in the expected content.
 
         Configs with blocks of different sizes write different numbers of partial sums, from the
         first on, and their caller adds up as many as `best_config` has blocks. A config that
         leaves out results is none of them: where both write, it writes the same as the default.
+        One that normalizes fewer columns may write the same total, but no sums of neighbours.
+        Where all slices are alike, nothing tells these kinds apart.
         """
         tensor, device = self.tensor.detach(), self.tensor.device
         if tensor.numel() * SUMMING > free_memory(device) * MEMORY_SHARE:
@@ -235,10 +239,16 @@ class Output:
             counts = [_written_slices(_bits(content) != unwritten, dim) for content in contents]
             if 0 in counts or counts[0] == counts[1]:
                 continue
-            actual, wanted = (content.narrow(dim, 0, min(counts)) for content in contents)
-            if describe_difference([(actual, wanted)], scale_of(wanted), tolerance):
+            least, most = sorted(counts)
+            longer = contents[counts.index(most)]
+            both = [content.narrow(dim, 0, least) for content in contents]
+            neighbours = [longer.narrow(dim, start, most - 1) for start in (0, 1)]
+            if all(
+                describe_difference([(left, right)], scale_of(right), tolerance)
+                for left, right in (both, neighbours)
+            ):
                 actual, wanted = (
-                    content.narrow(dim, 0, count).double().sum(dim).to(tensor.dtype)
+                    _add_neighbours(content.narrow(dim, 0, count), dim, least)
                     for content, count in zip(contents, counts, strict=True)
                 )
                 return actual, wanted
@@ -270,6 +280,16 @@ def _written_slices(written: Tensor, dim: int) -> int:
     slices = written.movedim(dim, 0).flatten(1)
     count = int(slices.any(1).sum())
     return count if bool(slices[:count].all()) else 0
+
+
+def _add_neighbours(slices: Tensor, dim: int, count: int) -> Tensor:
+    """Add up as many slices at a time as a larger block has smaller ones, which is a power of 2."""
+    import torch
+
+    together = 1 << (-(-slices.size(dim) // count) - 1).bit_length()
+    groups = torch.arange(slices.size(dim), device=slices.device) // together
+    sums = torch.zeros_like(slices.narrow(dim, 0, count), dtype=torch.float64)
+    return sums.index_add(dim, groups, slices.double()).to(slices.dtype)
 
 
 def _fill_bits(original: Tensor) -> Tensor:
@@ -343,7 +363,7 @@ class Scale(NamedTuple):
 
     Attributes:
         typical: the root mean square, but at most a few medians.
-        large: the 99th percentile of those other than 0.
+        large: the 99th percentile of those other than 0 and masks.
     """
 
     typical: float
@@ -381,7 +401,7 @@ def describe_difference(
     if odd_ones:
         return f"{extent}, {odd_ones} of them NaN or infinite on one side only"
     largest = float(torch.stack(errors).max())
-    if unequal <= FEW * elements and largest <= allowed * scale.large:
+    if unequal <= min(FEW * elements, MOST_FEW) and largest <= allowed * scale.large:
         return ""
     return f"{extent}, by up to {largest:.3g}; the tensor's scale is {scale.typical:.3g}"
 
@@ -415,8 +435,6 @@ def scale_of(tensor: Tensor) -> Scale:
     wrong. It belongs to the tensor and not to the element, because an element near 0 may be a sum
     of large terms. Of other than floating-point tensors both are 0.
     """
-    import torch
-
     if not tensor.is_floating_point():
         return Scale(0.0, 0.0)
     sample = _sample(tensor)
@@ -428,16 +446,22 @@ def scale_of(tensor: Tensor) -> Scale:
     unit = min(max(float(ordered[-1]), 1e-300), 1e300)
     squares = float((ordered / unit).square().sum())
     root_mean_square = unit * math.sqrt(squares / sample.numel())
-    median = ordered[(ordered.numel() - 1) // 2]
-    # A mask may cover most elements: then the median is its value, exactly and many times.
-    smaller = ordered[: int(torch.searchsorted(ordered, median))]
-    fills = int((ordered == median).sum())
-    if 4 * fills >= ordered.numel() and 64 * smaller.numel() >= ordered.numel():
-        below = smaller[(smaller.numel() - 1) // 2]
-        if float(median) > FILL_RATIO * float(below):
-            median = below
-    typical = min(root_mean_square, MEDIANS * float(median))
-    return Scale(typical, float(ordered[int(0.99 * ordered.numel())]))
+    typical = min(root_mean_square, MEDIANS * _percentile(ordered, 50, least=0.25))
+    return Scale(typical, _percentile(ordered, 99, least=0.005))
+
+
+def _percentile(ordered: Tensor, percent: int, least: float) -> float:
+    """Return a percentile, of the smaller numbers if a share at least is equal: a mask's value."""
+    import torch
+
+    value = ordered[(ordered.numel() - 1) * percent // 100]
+    smaller = ordered[: int(torch.searchsorted(ordered, value))]
+    is_frequent = int((ordered == value).sum()) >= least * ordered.numel()
+    if is_frequent and 64 * smaller.numel() >= ordered.numel():
+        median = smaller[(smaller.numel() - 1) // 2]
+        if float(value) > FILL_RATIO * float(median):
+            value = smaller[(smaller.numel() - 1) * percent // 100]
+    return float(value)
 
 
 def _sample(tensor: Tensor) -> Tensor:

@@ -16,14 +16,7 @@ Write = Callable[[dict[str, Any]], None]
 
 
 class Checker(ResultCheck):
-    """A prepared checker of launches that are functions of the arguments.
-
-    Args:
-        arguments: the launch's arguments.
-        default: computes the expected results.
-        known: returns what the code of a function says.
-        options: declarations.
-    """
+    """A prepared checker of launches that are functions of the arguments."""
 
     def __init__(
         self,
@@ -86,8 +79,7 @@ def double(arguments: dict[str, Any]) -> None:
 
 def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return an input, an output of NaN, and the number of their elements."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, generator=generator).to(dtype)
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     return {"x": x, "out": torch.full_like(x, float("nan")), "n": 1000}
 
 

@@ -154,14 +154,13 @@ def test_integers_that_held_the_results_must_be_written(
         find_largest(arguments, 1)
         arguments["indices"].logical_not_() if dtype is torch.bool else None
 
-    leave_some = partial(find_largest, count=4)
     find_largest(arguments)
     before = {name: tensor.clone() for name, tensor in arguments.items()}
     if told_by == "author":
         made = checker(arguments, find_largest, outputs=["values", "indices"])
     else:
         made = checker(arguments, find_largest, accesses=code("x", "values indices"))
-    for write, elements in ((point_elsewhere, 5), (leave_some, 1)):
+    for write, elements in ((point_elsewhere, 5), (partial(find_largest, count=4), 1)):
         verdicts = made.verdicts(write)
         assert verdicts["indices"].outcome == "wrong"
         assert verdicts["indices"].reason.startswith(f"differs in {elements} of 5 elements")
@@ -265,11 +264,19 @@ def write_sums(arguments: dict[str, Any], blocks: int = 8, of: int = 8) -> None:
     sums[:, :of] = x.unflatten(1, (blocks, -1)).sum(2)[:, :of]
 
 
+def normalize(arguments: dict[str, Any], columns: int = 8) -> None:
+    """Write shares of rows of which each, however short, adds up to 1."""
+    arguments["sums"][:, :columns] = arguments["x"][:, :columns].softmax(1)
+
+
 def test_partial_sums_of_other_blocks_are_right_if_their_sums_are() -> None:
     arguments = {"x": (x := torch.randn(64, 128)), "sums": torch.zeros(64, 8)}
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     for blocks, of, outcome in ((4, 4, "equal"), (1, 1, "equal"), (4, 3, "wrong"), (8, 7, "wrong")):
         assert made.judge(partial(write_sums, blocks=blocks, of=of)).outcome == outcome
+    for logits in (x, x * 0):
+        made = checker({**arguments, "x": logits}, normalize, accesses=code("x", "sums"))
+        assert made.judge(partial(normalize, columns=4)).outcome == "wrong"
     x[:, 112:] = 0  # the last sum is 0, and nothing is missing from the sum of the others
     made = checker(arguments, write_sums, accesses=code("x", "sums"))
     assert made.judge(partial(write_sums, of=7)).outcome == "wrong"
