@@ -77,10 +77,8 @@ class KnownRecords:
     @property
     def kept_in(self) -> str:
         """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
-        lasting = []
-        for tier in self.tiers.tiers:
-            if not (tier.read_only or isinstance(tier, MemoryStore)):
-                lasting.append(tier.url)
+        writable = [tier for tier in self.tiers.tiers if not tier.read_only]
+        lasting = (tier.url for tier in writable if not isinstance(tier, MemoryStore))
         return ",".join(lasting) or MemoryStore.url
 
     @property
@@ -194,6 +192,10 @@ class KnownRecords:
             if recorded is not None and len(recorded.record.measurements) > 1:
                 yield Neighbour(place[0], recorded)
 
+    def near_a_launch(self, request: Request) -> list[Neighbour]:
+        """Return the neighbours that a launch without a record reads."""
+        return list(self.neighbours(request, NEAR_A_LAUNCH, request.exact))
+
     def put(self, context: Context, record: Record, *, now: bool = False) -> None:
         """Merge a record into the stores, if they can be written.
 
@@ -210,7 +212,7 @@ class KnownRecords:
             warn_once(f"store {self.url}", f"{self.url}: {error}; the program goes on without")
 
 
-def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> Resolution:
+def fall_back(request: Request, neighbours: Sequence[Neighbour], *, uncompared: bool) -> Resolution:
     """Return what runs where a scenario has no record: a predicted config, or the default.
 
     Candidates are the configs that run in near scenarios by their records, on this GPU and with any
@@ -219,11 +221,10 @@ def fall_back(request: Request, records: KnownRecords, *, uncompared: bool) -> R
 
     Args:
         request: the scenario.
-        records: the kernel's.
+        neighbours: as `KnownRecords.near_a_launch` returns them.
         uncompared: whether a record may serve whose winner nobody has compared.
     """
     default = describe(request.default)
-    neighbours = list(records.neighbours(request, NEAR_A_LAUNCH, request.exact))
     measured = [entry for each in neighbours for entry in each.found.record.measurements]
     request = request.without({entry.config for entry in measured if entry.is_wrong} - {default})
     candidates: dict[Config, tuple[Resolution, Neighbour]] = {}
@@ -272,7 +273,11 @@ def model_slowdowns(
 
 
 def predict_saving(
-    request: Request, records: KnownRecords, runs: Config, programs: int | None
+    context: Context,
+    scenario: Scenario,
+    runs: Config,
+    programs: int | None,
+    neighbours: Iterable[Neighbour],
 ) -> Saving | None:
     """Predict what a tune saves launches that run a config; None: nothing says it, or no NumPy."""
     try:
@@ -280,11 +285,8 @@ def predict_saving(
         from ..prediction.slowdown_model import expect_saving
     except ImportError:
         return None
-    nearest = records.neighbours(request, NEAR_A_TUNE)
-    known = [(near.context.environment, near.found.record) for near in nearest]
-    return expect_saving(
-        Point(request.context.environment, request.scenario, runs, programs), known
-    )
+    known = [(near.context.environment, near.found.record) for near in neighbours]
+    return expect_saving(Point(context.environment, scenario, runs, programs), known)
 
 
 def find_nearest(request: Request, records: KnownRecords) -> tuple[float, Scenario] | None:

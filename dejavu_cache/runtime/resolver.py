@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -29,6 +29,7 @@ from . import rules
 from .choices import MOST_CHOICES
 from .known_records import (
     KnownRecords,
+    Neighbour,
     fall_back,
     find_nearest,
     nearest_differences,
@@ -74,14 +75,16 @@ class Missed:
 
 
 class _MissReport(NamedTuple):
-    """Launches of a scenario without a record; what they run, if anything, in how many programs."""
+    """Launches without a record, with all that was read: a fork or the end waits for no store."""
 
-    records: KnownRecords
-    request: Request
+    tiers: TieredStore
+    context: Context
+    scenario: Scenario
     missed: Missed
     launches: int
-    runs: Config | None = None
-    programs: int | None = None
+    near: Sequence[Neighbour]
+    runs: Config
+    programs: int | None
 
 
 class _MissReporter(WriterThread[_MissReport]):
@@ -89,12 +92,11 @@ class _MissReporter(WriterThread[_MissReport]):
 
     def write(self, items: list[_MissReport]) -> None:
         until = time.monotonic() + PREDICTING
-        for records, request, missed, launches, runs, programs in items:
+        for tiers, context, scenario, missed, launches, near, runs, programs in items:
             with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
-                if runs is not None and time.monotonic() < until:
-                    missed.saving = predict_saving(request, records, runs, programs)
-            count = MissCount(launches, missed.saving)
-            records.tiers.miss(request.context, request.scenario, count)
+                if time.monotonic() < until:
+                    missed.saving = predict_saving(context, scenario, runs, programs, near)
+            tiers.miss(context, scenario, MissCount(launches, missed.saving))
 
 
 MISSES_WAIT, PREDICTING = 1.0, 1.0
@@ -173,7 +175,7 @@ class Resolver(Finisher):
         tuned, benchmarked = tune(usable, self._records, wait, self.parent)
         if tuned is None:
             # The process that was tuning may have died while this one waited.
-            tuned = self._fall_back(self._usable_request(usable, found), found)
+            tuned, _ = self._fall_back(self._usable_request(usable, found), found)
         return tuned, benchmarked
 
     def _resolve_miss(self, request: Request, found: Found | None) -> Resolution:
@@ -183,8 +185,8 @@ class Resolver(Finisher):
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
-            fallback = self._fall_back(request, found)
-            self.note_miss(request, fallback)
+            fallback, near = self._fall_back(request, found)
+            self.note_miss(request, fallback, near)
             return fallback
         # A server that was busy at the first look is waited for.
         waited = self._look_up(request, fresh=True)
@@ -197,17 +199,21 @@ class Resolver(Finisher):
     def _trusted_choice(self, request: Request, found: Found | None) -> Resolution | None:
         return rules.trusted_choice(request, found, uncompared=self.mode is not Mode.TUNE)
 
-    def _fall_back(self, request: Request, found: Found | None) -> Resolution:
+    def _fall_back(
+        self, request: Request, found: Found | None
+    ) -> tuple[Resolution, list[Neighbour]]:
+        """Return what runs without a winner, and the neighbours that were read for it."""
         uncompared, default = self.mode is not Mode.TUNE, describe(request.default)
         measured = found.record.measurements if found else ()
         failed = {e.config for e in measured if e.failure and not e.skipped} - {default}
-        fallback = fall_back(request.without(failed), self._records, uncompared=uncompared)
+        near = self._records.near_a_launch(request)
+        fallback = fall_back(request.without(failed), near, uncompared=uncompared)
         fastest = rules.recorded_choice(request, found)
         if fastest is None or _is_unfinished(request, found):
-            return fallback
+            return fallback, near
         config = describe(fastest.config)
         reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
-        return replace(fallback, not_compared=reasons)
+        return replace(fallback, not_compared=reasons), near
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or noting a miss."""
@@ -215,7 +221,7 @@ class Resolver(Finisher):
             return self.resolve(request, wait=0.0)[0]
         found = self._look_up(request)
         usable = self._usable_request(request, found)
-        return self._trusted_choice(usable, found) or self._fall_back(usable, found)
+        return self._trusted_choice(usable, found) or self._fall_back(usable, found)[0]
 
     def add_notes(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what the records say of its config and of the others."""
@@ -292,19 +298,18 @@ class Resolver(Finisher):
         """Return the `triton.Config`s that a launch may run, without those known to fail there."""
         found = self._look_up(request)
         measured = found.record.by_config if found else {}
+        failed = {config for config, entry in measured.items() if entry.failure}
         declared = self._usable_request(request, found).declared
-        return [
-            declared[config]
-            for config in declared
-            if config not in measured or measured[config].failure is None
-        ]
+        return [declared[config] for config in declared if config not in failed]
 
     def _look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
         """Return the scenario's record, also one of equal code under another key of Triton's."""
         found = self._records.look_up(request.context, request.scenario, fresh=fresh)
         return found or _adopt_equal_code(request, self._records)
 
-    def note_miss(self, request: Request, fallback: Resolution | None = None) -> None:
+    def note_miss(
+        self, request: Request, fallback: Resolution | None = None, near: Sequence[Neighbour] = ()
+    ) -> None:
         """Count a launch that looked for a record and may run a fallback, and report new ones."""
         with self._missing:
             if self._process != os.getpid() or len(self._missed) >= MOST_CHOICES:
@@ -314,11 +319,14 @@ class Resolver(Finisher):
             scenario = request.context, request.scenario
             missed = self._missed.setdefault(scenario, Missed())
             if (launches := next(missed.launches)) >= 2 * missed.reported:
-                unreported, missed.reported = launches - missed.reported, launches
-                if self.store.remote and missed.saving is None:
-                    _reporter.add(self._report_of(request, fallback, missed, unreported))
+                new, missed.reported = launches - missed.reported, launches
+                if fallback and near and self.store.remote and missed.saving is None:
+                    runs, launch = describe(fallback.config), request.candidate_launch()
+                    programs = launch.programs_of(runs) if runs in request.declared else None
+                    report = _MissReport(self.store, *scenario, missed, new, near, runs, programs)
+                    _reporter.add(report)
                 else:
-                    self.store.miss(*scenario, MissCount(unreported, missed.saving))
+                    self.store.miss(*scenario, MissCount(new, missed.saving))
 
     def counter(self, request: Request, resolution: Resolution) -> Iterator[int]:
         """Return what counts the launches that run a resolution, until the next look-up."""
@@ -333,15 +341,6 @@ class Resolver(Finisher):
                 if launches := next(missed.launches) - 1 - missed.reported:
                     self.store.miss(*scenario, MissCount(launches, missed.saving))
 
-    def _report_of(
-        self, request: Request, fallback: Resolution | None, missed: Missed, launches: int
-    ) -> _MissReport:
-        kept = replace(request, autotuner=None, args=(), kwargs={})  # holds no tensor
-        if fallback is None or (runs := describe(fallback.config)) not in request.declared:
-            return _MissReport(self._records, kept, missed, launches)
-        programs = request.candidate_launch().programs_of(runs)
-        return _MissReport(self._records, kept, missed, launches, runs, programs)
-
     def _explain_miss(self, request: Request, found: Found | None) -> str:
         place = f"for {request.context.environment.device.name} in {self._records.url}"
         if _is_unfinished(request, found):
@@ -351,11 +350,8 @@ class Resolver(Finisher):
                 "sweep`, or choose a config by `dejavu-cache pin`"
             )
         fields = "\n".join(f"  {field}" for field in nearest_differences(request, self._records))
-        nearest_record = (
-            f"the nearest record differs in\n{fields}"
-            if fields
-            else "no record of this kernel exists"
-        )
+        differing = f"the nearest record differs in\n{fields}"
+        nearest_record = differing if fields else "no record of this kernel exists"
         return (
             f"{request.name} is not tuned {place}, and the mode is strict; {nearest_record}\n"
             "Tune it by a launch in mode tune or `dejavu-cache sweep`, or launch in mode reuse "

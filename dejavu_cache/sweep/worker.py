@@ -13,7 +13,7 @@ from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.worth import MissCount, Worth
 from ..runtime import rules
-from ..runtime.known_records import KnownRecords, fall_back, predict_saving
+from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
 from ..runtime.tune import predicted_search
 from ..stores import TieredStore, open_store, wait_longer
@@ -142,9 +142,11 @@ class SweepWorker:
 
     def _predict(self, request: Request, launches: int) -> Worth:
         """Predict what a tune would have saved launches of the config that runs without one."""
-        runs = describe(fall_back(request, self._known, uncompared=True).config)
+        near = self._known.near_a_launch(request)
+        runs = describe(fall_back(request, near, uncompared=True).config)
         programs = request.candidate_launch().programs_of(runs)
-        saving = predict_saving(request, self._known, runs, programs)
+        near = list(self._known.neighbours(request, NEAR_A_TUNE))
+        saving = predict_saving(request.context, request.scenario, runs, programs, near)
         return Worth.of(MissCount(launches, saving), runs)
 
     def _add_saved(self, worth: Worth, subject: Request | CaseGroup) -> Worth:

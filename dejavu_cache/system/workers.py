@@ -73,7 +73,7 @@ class Worker:
 
     module: str
     subject: BaseModel
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     grace: float
     patience: float | None = None
     _process: _Process | None = field(default=None, init=False)

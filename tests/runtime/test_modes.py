@@ -18,7 +18,8 @@ from support.processes import in_own_process
 from dejavu_cache import Exact, Resolution, ScenarioNotTuned, cached_autotune, serving, warmup
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import now
-from dejavu_cache.runtime.resolver import Resolver
+from dejavu_cache.model.worth import MissCount
+from dejavu_cache.runtime import resolver
 from dejavu_cache.stores import MemoryStore
 from dejavu_cache.system.notices import logger, whoami
 
@@ -87,8 +88,7 @@ def test_strict_names_the_nearest_record_and_what_differs() -> None:
 
 
 def test_capturing_a_graph_never_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    capturing = True
-    monkeypatch.setattr("dejavu_cache.runtime.resolver.is_capturing_graph", lambda: capturing)
+    monkeypatch.setattr("dejavu_cache.runtime.resolver.is_capturing_graph", lambda: True)
     bench = Bench()
     kernel = make(bench)
     launch(kernel, 100)
@@ -109,9 +109,7 @@ def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
     assert resolution.context.environment.triton == triton.__version__
 
 
-def test_explain_tells_what_was_measured_and_from_what_a_config_is_predicted(
-    tmp_path: Path,
-) -> None:
+def test_explain_tells_what_was_measured_and_from_what_is_predicted(tmp_path: Path) -> None:
     launch(make(store=tmp_path), 128)
     arguments = torch.ones(1), torch.ones(1)
     text = str(make(store=tmp_path).explain(*arguments, 128))
@@ -125,9 +123,8 @@ def test_explain_tells_what_was_measured_and_from_what_a_config_is_predicted(
     assert [str(each) for each in near.differences] == ["args.n: 128 recorded, 256 wanted"]
     assert near.recorded_for.args["n"] == 128
     assert "time: 1 ms" in str(near)
-    assert re.search(
-        r"found:  predicted from 1 record to save \d\d% of the default's time in", str(near)
-    )
+    found = r"found:  predicted from 1 record to save \d\d% of the default's time in"
+    assert re.search(found, str(near))
     launch(make(Bench([1.1, 1.0, 2.0]), store=(little := tmp_path / "little")), 128)
     far = make(store=little, mode="reuse").explain(*arguments, 128 * 64)
     assert far.how == "default"
@@ -196,14 +193,24 @@ def test_launches_that_miss_are_reported_whenever_they_have_doubled() -> None:
     for clock[0] in (0, 1, 2, 3, 6, 17, 18, 19, 20, 21, 38):  # looked up at 0, 6, 17 and 38
         launch(kernel, 3)
     clock[0] = 100
-    both, note_miss = Barrier(2), Resolver.note_miss
-    Resolver.note_miss = lambda *miss: (both.wait(10), note_miss(*miss))[1]  # type: ignore
+    both, note_miss = Barrier(2), resolver.Resolver.note_miss
+    resolver.Resolver.note_miss = lambda *miss: (both.wait(10), note_miss(*miss))[1]  # type: ignore
     threads = [Thread(target=launch, args=(kernel, 3)) for _ in range(2)]
     for step in (Thread.start, Thread.join):
         [*map(step, threads)]
     assert reports[::2] == [1, 4, 6], "each tier is told"
     kernel.resolver(None).finish(1.0)
     assert reports[::2] == [1, 4, 6, 2], "the program's end leaves out none"
+
+
+def test_what_a_tune_saves_is_predicted_without_another_read(tmp_path: Path) -> None:
+    launch(make(store=str(tmp_path)), 100)
+    kernel, reports = make(mode="reuse", store=str(tmp_path)), list[MissCount]()
+    kernel.home.remote, kernel.home.miss = True, lambda *miss: reports.append(miss[-1])
+    launch(kernel, 200)
+    kernel.home.get = None
+    resolver._reporter.finish(60.0)
+    assert reports[0].saving is not None
 
 
 @pretended

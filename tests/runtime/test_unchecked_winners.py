@@ -410,11 +410,9 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
 class TestWhereNothingMayBeMeasured:
     """Without a winner, a record is a miss, unless the author has switched the comparison off."""
 
-    def test_a_fallback_runs_and_the_scenario_is_missed(
-        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_fallback_runs_and_the_scenario_is_missed(self, unfinished: Path) -> None:
         kernel = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
-        missed = list_misses(kernel, monkeypatch)
+        missed = list_misses(kernel)
         assert launch(kernel)
         explained = explain(kernel)
         assert explained.how == "default"
@@ -429,11 +427,9 @@ class TestWhereNothingMayBeMeasured:
         assert launch(kernel)
         assert choice(kernel) == ("predicted", RIGHT.kwargs)
 
-    def test_strict_says_what_to_do(
-        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_strict_says_what_to_do(self, unfinished: Path) -> None:
         kernel = decorate(unfinished, [DEFAULT, WRONG], mode="strict")
-        missed = list_misses(kernel, monkeypatch)
+        missed = list_misses(kernel)
         with pytest.raises(ScenarioNotTuned, match=r"no winner .* finish its tune by .* sweep"):
             launch(kernel)
         assert len(missed) == 1
@@ -475,8 +471,8 @@ def add(kernel: Any, **parts: Any) -> None:
     kernel.home.put(context, [Record(scenario=record.scenario, **parts)])
 
 
-def list_misses(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+def list_misses(kernel: Any) -> list[Scenario]:
     """Return a list of what comes on the worklist of a kernel's store."""
     missed: list[Scenario] = []
-    monkeypatch.setattr(kernel.home, "miss", lambda _, scenario, launches: missed.append(scenario))
+    kernel.home.miss = lambda _, scenario, launches: missed.append(scenario)
     return missed
