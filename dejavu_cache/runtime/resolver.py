@@ -91,7 +91,7 @@ class _MissReporter(WriterThread[_MissReport]):
     """Reports misses with what a tune would save, so that no launch waits for that prediction."""
 
     def write(self, items: list[_MissReport]) -> None:
-        until = time.monotonic() + PREDICTING
+        until = time.monotonic() + (PREDICTING_AT_END if self._hurries else PREDICTING)
         for tiers, context, scenario, missed, launches, near, runs, programs in items:
             with uninterrupted(), suppress(Exception):  # a miss counts whatever records say
                 if time.monotonic() < until:
@@ -99,8 +99,8 @@ class _MissReporter(WriterThread[_MissReport]):
             tiers.miss(context, scenario, MissCount(launches, missed.saving))
 
 
-MISSES_WAIT, PREDICTING = 1.0, 1.0
-"""Seconds that misses wait for more of them, and after which the rest goes without a prediction."""
+MISSES_WAIT, PREDICTING, PREDICTING_AT_END = 1.0, 0.1, 1.0
+"""Seconds that misses wait for more, and are predicted within: launches want Python, too."""
 
 _reporter = _MissReporter("dejavu-cache misses", MISSES_WAIT)
 

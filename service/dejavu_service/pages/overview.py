@@ -171,16 +171,16 @@ def show_worklist(
         listed = misses.list_misses(connection, namespace, kernel, wanted.rows(), device)
         holders = leases.list_holders(connection, namespace)
         gaps = _gaps(connection, namespace, wanted) if device else None
-    rows = []
-    by_kernel: dict[str, list[Scenario]] = {}
+    rows, by_kernel = list[dict[str, Any]](), dict[str, list[Scenario]]()
     for miss in listed:
         context = Context.model_validate_json(miss.context)
         scenario = Scenario.model_validate_json(miss.scenario)
         tuned_by = holders.get((context.digest, scenario.digest), "")
         parsed = {"context": context, "scenario": scenario, "tuned_now_by": tuned_by}
         worth = Worth.of(MissCount(miss.times, misses.saving_of(miss)))
-        parsed |= {"saves": worth.saves, "at_least": worth.at_least, "takes": worth.takes}
-        rows.append(miss._asdict() | parsed | {"pays": worth.pays})
+        at_least = None if worth.saves is None else worth.at_least
+        parsed |= {"saves": worth.saves, "at_least": at_least, "pays": worth.pays}
+        rows.append(miss._asdict() | parsed)
         del rows[-1]["expected"]  # of one launch
         by_kernel.setdefault(context.kernel.name, []).append(scenario)
     return render_page(
