@@ -37,7 +37,7 @@ echo credentials not found in native keychain; exit 1
 def log_in(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch, place: str = "auths") -> None:
     login = base64.b64encode(b"me:secret").decode()
     config = {"auths": {host: {"auth": login}}, "credHelpers": {host: "kept"}, "credsStore": "kept"}
-    (folder / "config.json").write_text(json.dumps({place: config[place]}))
+    (folder / "config.json").write_text(json.dumps({"credHelpers": None, place: config[place]}))
     (folder / "docker-credential-kept").write_text(HELPER.replace("HOST", host))
     (folder / "docker-credential-kept").chmod(0o700)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -155,6 +155,6 @@ def test_a_helper_that_fails_is_named_with_the_remedy(
 ) -> None:
     log_in(tmp_path, "known.example", monkeypatch, "credsStore")
     assert (_kept_login("public.example"), caplog.messages) == ({}, [])
-    (tmp_path / "docker-credential-kept").unlink()
+    (tmp_path / "docker-credential-kept").write_text("#!/bin/sh\nyes [ | head -c 99999")
     assert not _kept_login("known.example")
     assert "docker-credential-kept, which" in caplog.text.partition("`docker login known.ex")[0]

@@ -149,8 +149,8 @@ def _kept_login(host: str) -> dict[str, str]:
     file = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
     program = ""
     try:
-        config = json.loads(file.read_bytes())
-        helper = config.get("credHelpers", {}).get(host) or config.get("credsStore")
+        config = from_json(file.read_bytes())
+        helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         if not helper:
             return _login("Basic", config["auths"][host]["auth"])
         program = f"docker-credential-{helper}"
@@ -159,7 +159,7 @@ def _kept_login(host: str) -> dict[str, str]:
         ).stdout
         if b"credentials not found" in answer:  # by the protocol's words: sets may be public
             return {}
-        kept = json.loads(answer)
+        kept = from_json(answer)  # refuses what is nested too deeply
         return _login("Basic", b64encode(f"{kept['Username']}:{kept['Secret']}".encode()).decode())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.TimeoutExpired):
         if program:
