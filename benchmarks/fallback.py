@@ -73,7 +73,8 @@ untuned = count + 1
 request, records = cached.request(x, untuned), KnownRecords(cached.home)
 
 def predict(request):
-    fall_back(request, records.near_a_launch(request), uncompared=True)
+    near = getattr(records, "near_a_launch", lambda request: records)  # as earlier checkouts
+    fall_back(request, near(request), uncompared=True)
 
 result = {"the first prediction of a process": milliseconds(
     predict, request)}
