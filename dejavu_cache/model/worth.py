@@ -71,7 +71,7 @@ class Worth(FrozenModel):
     @property
     def pays(self) -> bool | None:
         """Whether the tune saves more than it takes; None if that is unknown."""
-        return None if self.saves is None else self.saves >= self.takes
+        return None if self.saves is None else self.saves > self.takes
 
     @property
     def order(self) -> tuple[int, float, int]:

@@ -138,7 +138,7 @@ def list_misses(
     """
     saves = misses.c.count * misses.c.expected
     ties = misses.c.count.desc(), misses.c.last_seen.desc()
-    kind = case((saves.is_(None), 1), (saves >= 1e3 * misses.c.takes, 0), else_=2)
+    kind = case((saves.is_(None), 1), (saves > 1e3 * misses.c.takes, 0), else_=2)
     query = (
         select(
             contexts.c.text.label("context"),
