@@ -118,7 +118,7 @@ def test_own_work_is_not_counted() -> None:
 
 
 def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:
-    progress = transport._Progress()
+    progress = transport.Waiting()
     seconds = []
     for step in ("connection.connect_tcp", "connection.start_tls", "http11.receive_response_body"):
         progress.trace(f"{step}.started")

@@ -141,7 +141,7 @@ class Transport(Finisher):
         request |= {"method": method, "url": url, "timeout": timeout}
         exchange = partial(self._exchange, server, 2 if repeatable else 1, largest, request)
         try:
-            return self._wait_for(exchange, silence, _Progress(seconds, body_seconds))
+            return self.wait_for(exchange, silence, Waiting(seconds, body_seconds))
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.DecodingError as error:
@@ -154,8 +154,8 @@ class Transport(Finisher):
             hint = _hint(error, repeatable)
             raise UnreachableError(f"{server} does not answer: {reason}{hint}") from error
 
-    def _wait_for(
-        self, exchange: Callable[[_Progress], ServerAnswer], silence: float, progress: _Progress
+    def wait_for(
+        self, exchange: Callable[[Waiting], ServerAnswer], silence: float, progress: Waiting
     ) -> ServerAnswer:
         """Return what an exchange returns in a thread of its own, unless it takes too long."""
         outcomes: queue.SimpleQueue[ServerAnswer | BaseException] = queue.SimpleQueue()
@@ -196,7 +196,7 @@ class Transport(Finisher):
             _shut_down(connection)
 
     def _exchange(
-        self, server: str, attempts: int, largest: int, request: dict[str, Any], progress: _Progress
+        self, server: str, attempts: int, largest: int, request: dict[str, Any], progress: Waiting
     ) -> ServerAnswer:
         """Send a request and read its whole answer; send it again if the connection is lost."""
 
@@ -242,7 +242,7 @@ shared_transport = Transport()
 os.register_at_fork(after_in_child=shared_transport.abandon)
 
 
-class _Progress:
+class Waiting:
     """What a request has waited for, by steps of httpcore.
 
     Loading certificates, decompressing and all else that this process does itself is no step. The
@@ -256,6 +256,7 @@ class _Progress:
     """
 
     def __init__(self, seconds: float = math.inf, body_seconds: float = 0.0) -> None:
+        """Wait for nothing yet."""
         self._silence, self.body_seconds = [0.0, 0.0], body_seconds
         self.until = time.monotonic() + seconds
         self._is_waiting = self._is_exchange = self.is_left = False
@@ -280,7 +281,7 @@ def _read_no_redirect(response: httpx.Response) -> None:
         response.stream = httpx.ByteStream(b"")
 
 
-def _read_body(response: httpx.Response, server: str, largest: int, progress: _Progress) -> bytes:
+def _read_body(response: httpx.Response, server: str, largest: int, progress: Waiting) -> bytes:
     encoding = response.headers.get("content-encoding", "").strip().lower()
     if encoding not in _ENCODINGS:
         raise NonsenseError(f"{server} sent a body with the encoding {encoding[:80]!r}")
