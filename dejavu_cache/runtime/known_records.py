@@ -77,8 +77,11 @@ class KnownRecords:
     @property
     def kept_in(self) -> str:
         """The URLs of the tiers that keep what is written, or the URL of this process's memory."""
-        writable = [tier for tier in self.tiers.tiers if not tier.read_only]
-        lasting = (tier.url for tier in writable if not isinstance(tier, MemoryStore))
+        lasting = [
+            tier.url
+            for tier in self.tiers.tiers
+            if not (tier.read_only or isinstance(tier, MemoryStore))
+        ]
         return ",".join(lasting) or MemoryStore.url
 
     @property

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..system.notices import logger
@@ -126,7 +127,7 @@ class _PointerFlow:
     functions: int = 0
     _parents: dict[int, int] = field(default_factory=dict)
     _inside: defaultdict[int, dict[int | str, list[int]]] = field(
-        default_factory=lambda: defaultdict(dict)
+        default_factory=partial(defaultdict, dict)
     )
     """Pointers that a region is given, by its blocks, and those that it passes on."""
 
@@ -189,7 +190,7 @@ class _WatchedMemory:
     """Stands in for the interpreter's accesses to memory, and notes their addresses."""
 
     memory: Any
-    addresses: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    addresses: defaultdict[str, list[Any]] = field(default_factory=partial(defaultdict, list))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.memory, name)
