@@ -5,7 +5,6 @@ import logging
 import re
 import socket
 import time
-from dataclasses import dataclass, field
 from functools import cache
 
 from .fork_lock import ForkLock
@@ -75,13 +74,13 @@ LINE_EVERY = 10.0
 """Seconds between two lines about the progress of the same work."""
 
 
-@dataclass(eq=False)
 class Progress:
     """Logs how far long work is, at most every ten seconds, so that short work says nothing."""
 
-    subject: str
-    _started: float = field(default_factory=lambda: time.monotonic(), init=False)
-    _logged: float = field(default_factory=lambda: time.monotonic(), init=False)
+    def __init__(self, subject: str) -> None:
+        """Begin the work now."""
+        self.subject = subject
+        self._started = self._logged = time.monotonic()
 
     def show(self, state: str) -> None:
         """Log a state unless the last line is too young."""
