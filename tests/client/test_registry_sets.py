@@ -11,12 +11,13 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import httpx
 import pytest
 from dejavu_client.cli.main import run_command
 from dejavu_client.static_sets import INDEX, StaticStore, make_key, open_static
-from dejavu_client.static_sets.registry import MANIFEST, TITLE, Registry, _kept_login
+from dejavu_client.static_sets.registry import HUB_LOGIN, MANIFEST, TITLE, Registry, _kept_login
 from support.service import free_port
 from support.signed_sets import KNOWN, SETS, Publisher, read_all
 
@@ -36,8 +37,15 @@ echo credentials not found in native keychain; exit 1
 
 def log_in(folder: Path, host: str, monkeypatch: pytest.MonkeyPatch, place: str = "auths") -> None:
     login = base64.b64encode(b"me:secret").decode()
-    config = {"auths": {host: {"auth": login}}, "credHelpers": {host: "kept"}, "credsStore": "kept"}
-    (folder / "config.json").write_text(json.dumps({"credHelpers": None, place: config[place]}))
+    config = {
+        "auths": {host: {"auth": login}},
+        "identity": {host: {"auth": login, "identitytoken": "kept"}},
+        "credHelpers": {host: "kept"},
+        "credsStore": "kept",
+    }
+    (folder / "config.json").write_text(
+        json.dumps({"credHelpers": None, place.replace("identity", "auths"): config[place]})
+    )
     (folder / "docker-credential-kept").write_text(HELPER.replace("HOST", host))
     (folder / "docker-credential-kept").chmod(0o700)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -103,7 +111,7 @@ def test_commands_name_an_artifact(
     assert sorted(titles) == [fetched.entries()[0].file, INDEX]
 
 
-@pytest.mark.parametrize("place", ["auths", "credHelpers", "credsStore"])
+@pytest.mark.parametrize("place", ["auths", "identity", "credHelpers", "credsStore"])
 def test_a_registry_that_wants_a_token_gets_one(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,11 +128,18 @@ def test_a_registry_that_wants_a_token_gets_one(
             path, _, query = self.path.partition("?")
             sent = self.headers.get("Authorization", "")
             if path == "/token" and sent.startswith("Basic ") and "scope=pull" in query:
+                assert place != "identity"
                 self.answer(200, b'{"access_token": "granted"}')
             elif sent == "Bearer granted":
                 self.answer(200, by_path[path])
             else:
                 self.answer(401, b"")
+
+        def do_POST(self) -> None:
+            form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            redeems = form["grant_type"] == ["refresh_token"] and form["refresh_token"] == ["kept"]
+            is_granted = redeems and form["scope"] == ["pull"] and place == "identity"
+            self.answer(200 if is_granted else 401, b'{"access_token": "granted"}')
 
         def answer(self, status: int, body: bytes) -> None:
             self.send_response(status)
@@ -150,11 +165,18 @@ def test_a_registry_that_wants_a_token_gets_one(
         server.shutdown()
 
 
+def test_docker_io_is_a_name_of_docker_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_in(tmp_path, HUB_LOGIN, monkeypatch)
+    source = Registry("oci://docker.io/team/records:v1", 5)
+    assert source._base == "https://registry-1.docker.io/v2/team/records/"
+    assert source._authorize("Basic") == {"Authorization": "Basic bWU6c2VjcmV0"}
+
+
 def test_a_helper_that_fails_is_named_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log_in(tmp_path, "known.example", monkeypatch, "credsStore")
-    assert (_kept_login("public.example"), caplog.messages) == ({}, [])
+    assert (_kept_login("public.example"), caplog.messages) == (("", ""), [])
     (tmp_path / "docker-credential-kept").write_text("#!/bin/sh\nyes [ | head -c 99999")
-    assert not _kept_login("known.example")
+    assert _kept_login("known.example") == ("", "")
     assert "docker-credential-kept, which" in caplog.text.partition("`docker login known.ex")[0]

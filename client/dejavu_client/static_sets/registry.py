@@ -9,13 +9,13 @@ import json
 import os
 import re
 import subprocess
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlencode, urljoin, urlsplit
 
 from pydantic_core import from_json
 
@@ -39,6 +39,12 @@ LARGEST_MANIFEST = 4 * 2**20
 HELPER_SECONDS = 10.0
 """Seconds for which docker's credential helper is waited for; some ask the user."""
 
+HUB, HUB_LOGIN = "registry-1.docker.io", "https://index.docker.io/v1/"
+"""The host behind the name `docker.io`, and what docker keeps its login under."""
+
+IDENTITY = "<token>"
+"""The name of a user whose secret is an identity token, by docker's protocol for helpers."""
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 _PLACE = re.compile(r"oci://([^/@]+)/([a-z0-9._/-]+):(\w[\w.-]*)", re.ASCII)
@@ -55,7 +61,8 @@ class Registry(Source):
             raise SettingsError(
                 f"{without_login(url)!r} names no artifact: write oci://host/repository:tag"
             )
-        self._host, repository, self._tag = match.groups()
+        host, repository, self._tag = match.groups()
+        self._host = HUB if host == "docker.io" else host
         is_local = urlsplit(f"//{self._host}").hostname in ("localhost", "127.0.0.1")
         self._scheme = "http://" if is_local else "https://"
         self._base = f"{self._scheme}{self._host}/v2/{repository}/"
@@ -133,39 +140,60 @@ class Registry(Source):
 
     def _authorize(self, challenge: str) -> dict[str, str]:
         """Return the header that answers a challenge, with a token if that asks for one."""
-        header = _kept_login(self._host)
+        user, secret = _kept_login(HUB_LOGIN if self._host == HUB else self._host)
+        is_named = user not in ("", IDENTITY)
+        header = _basic(user, secret) if is_named else {}
         asked = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
         realm = asked.pop("realm", "")
         if challenge.lower().startswith("bearer ") and realm.startswith(self._scheme):
-            answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
+            if user == IDENTITY:
+                answer = _redeem(realm, {**asked, "refresh_token": secret})
+            else:
+                answer = ask("GET", realm, LARGEST_MANIFEST, header, params=asked)
             with suppress(ValueError, LookupError, AttributeError):
                 token = from_json(answer.body)
                 header = _login("Bearer", token.get("token") or token["access_token"])
         return header
 
 
-def _kept_login(host: str) -> dict[str, str]:
-    """Return the header of the login that docker keeps for a host, in its file or by a helper."""
+def _redeem(realm: str, form: dict[str, str]) -> ServerAnswer:
+    """Ask for a token by an identity token, which no redirect takes elsewhere."""
+    form |= {"grant_type": "refresh_token", "client_id": "dejavu-cache"}
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    content = urlencode(form).encode()
+    return ask("POST", realm, LARGEST_MANIFEST, headers, content=content, follow_redirects=False)
+
+
+def _kept_login(host: str) -> tuple[str, str]:
+    """Return the user and secret that docker keeps for a host, in its file or by a helper."""
     file = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
     program = ""
     try:
         config = from_json(file.read_bytes())
         helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         if not helper:
-            return _login("Basic", config["auths"][host]["auth"])
+            kept = config["auths"][host]
+            if kept.get("identitytoken"):
+                return IDENTITY, str(kept["identitytoken"])
+            user, _, secret = b64decode(kept["auth"]).decode().partition(":")
+            return user, secret
         program = f"docker-credential-{helper}"
         answer = subprocess.run(
             [program, "get"], input=host.encode(), capture_output=True, timeout=HELPER_SECONDS
         ).stdout
         if b"credentials not found" in answer:  # by the protocol's words: sets may be public
-            return {}
+            return "", ""
         kept = from_json(answer)  # refuses what is nested too deeply
-        return _login("Basic", b64encode(f"{kept['Username']}:{kept['Secret']}".encode()).decode())
+        return str(kept["Username"]), str(kept["Secret"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, subprocess.TimeoutExpired):
         if program:
             text = f"{program}, which {file} names, fails: try `docker login {host}`"
             warn_once(f"login {host}", f"{host} is asked without a login, since {text}")
-    return {}
+    return "", ""
+
+
+def _basic(user: str, secret: str) -> dict[str, str]:
+    return _login("Basic", b64encode(f"{user}:{secret}".encode()).decode())
 
 
 def _login(kind: str, secret: object) -> dict[str, str]:

@@ -174,9 +174,9 @@ def ask(
             seconds=SILENT_SECONDS,
             body_seconds=WHOLE_SECONDS + largest / SLOWEST,
             largest=largest,
-            follow_redirects=True,  # a release page keeps its files elsewhere
             headers=headers,
-            **request,
+            # A release page keeps its files elsewhere.
+            **{"follow_redirects": True, **request},
         )
     except (NonsenseError, SettingsError) as error:  # the latter of a URL that a server has sent
         raise refusal(url[:200], str(error)[:200]) from None
