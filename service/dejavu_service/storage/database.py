@@ -13,19 +13,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Error as PsycopgError
-from psycopg.errors import (
-    DataCorrupted,
-    DeadlockDetected,
-    DiskFull,
-    IndexCorrupted,
-    InsufficientPrivilege,
-    InvalidSchemaName,
-    LockNotAvailable,
-    ReadOnlySqlTransaction,
-    SerializationFailure,
-    UndefinedColumn,
-    UndefinedTable,
-)
+from psycopg import errors as pg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
@@ -53,16 +41,16 @@ _IS_UNPREPARED = (
     "the database lacks tables that this version needs, or rights of the server's role to them"
 )
 _REASONS: dict[str, tuple[tuple[str, ...], tuple[type[PsycopgError], ...]]] = {
-    IS_DAMAGED: (("malformed", "not a database"), (DataCorrupted, IndexCorrupted)),
+    IS_DAMAGED: (("malformed", "not a database"), (pg.DataCorrupted, pg.IndexCorrupted)),
     "the database is busy with others who write": (
         ("is locked",),
-        (DeadlockDetected, LockNotAvailable, SerializationFailure),
+        (pg.DeadlockDetected, pg.LockNotAvailable, pg.SerializationFailure),
     ),
-    "the database may only be read now": (("readonly",), (ReadOnlySqlTransaction,)),
-    "the database has no room left on its disk": (("is full",), (DiskFull,)),
+    "the database may only be read now": (("readonly",), (pg.ReadOnlySqlTransaction,)),
+    "the database has no room left on its disk": (("is full",), (pg.DiskFull,)),
     _IS_UNPREPARED: (
         ("no such table",),
-        (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable),
+        (pg.InsufficientPrivilege, pg.InvalidSchemaName, pg.UndefinedColumn, pg.UndefinedTable),
     ),
     "the database was moved, replaced or deleted while the server ran, which must be restarted": (
         (_FILE_IS_GONE,),
