@@ -33,10 +33,9 @@ from ..stores import (
     MemoryStore,
     Store,
     TieredStore,
-    open_store,
+    open_patiently,
     shipped_stores,
     tiers_of,
-    wait_longer,
 )
 from ..stores.manifest import RECORDS, Manifest, PrewarmedKernel
 from ..system.notices import counted
@@ -54,9 +53,6 @@ from ..triton_internals.identity import find_jit_function, identify, is_decorate
 from ..triton_internals.versions import TYPE_NAMES
 from ..tuning.compile_ahead import compile_together
 from .build import BuildPlan, CompileJob, PrewarmSpec
-
-PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
 
 GPUS = (
     Device(name="NVIDIA H100 80GB HBM3", arch="sm_90", units=132, memory_gib=79),
@@ -261,7 +257,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels) -> BuildPlan:
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    with wait_longer(open_store(spec.store), PATIENCE) as own:
+    with open_patiently(spec.store) as own:
         shipped = shipped_stores() if current_settings().shipped else []
         store = _with_equal_code(TieredStore([*shipped, *tiers_of(own)]), kernels)
         contexts = _current_contexts(kernels, store, notes)

@@ -16,25 +16,16 @@ from ..runtime import rules
 from ..runtime.known_records import NEAR_A_TUNE, KnownRecords, fall_back, predict_saving
 from ..runtime.request import Request
 from ..runtime.tune import predicted_search
-from ..stores import TieredStore, open_store, wait_longer
+from ..stores import TieredStore, open_patiently
 from ..system.notices import warn_once
 from ..system.workers import ParentConnection, serve
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import (
-    INTERPRETER_INDEX,
-    current_device,
-    current_environment,
-    has_device,
-    is_interpreting,
-)
+from ..triton_internals.environment import environment_here, has_device
 from ..tuning.compile_ahead import EarlyCompiler, is_out_of_memory
 from .case_group import CaseGroup, CaseTuner, current_record, make_request
 from .hosts import CaseJob, CaseOutcome, MissedScenario, SweepSpec
 from .journal import Journal
 from .suite import Case, Suite, load_suite
-
-SERVER_WAIT = 30.0
-"""Seconds to wait for a server: measuring what it has recorded would take longer."""
 
 BATCHES_EARLY = 2
 """Batches of a search that are compiled before the first tune; few searches need more."""
@@ -65,7 +56,7 @@ class SweepWorker:
             )
         made = _cases_of_misses(suite, self._launches or ())
         self._cases = {case.name: case for case in (*made, *cases)}
-        self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
+        self.journal = Journal(open_patiently(spec.store))
         self._known = KnownRecords(TieredStore([self.journal]))
         self._compiler = EarlyCompiler()
 
@@ -183,8 +174,7 @@ def _cases_of_misses(suite: Suite, misses: Iterable[MissedScenario]) -> Iterator
     """Yield the cases that a suite makes for what was missed on this device."""
     if not misses:
         return
-    index = INTERPRETER_INDEX if is_interpreting() else current_device()
-    device = current_environment(index).device.name
+    device = environment_here().device.name
     for miss in misses:
         if miss.device == device:
             try:

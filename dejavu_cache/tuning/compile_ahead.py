@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..system.background_threads import is_from_signal_handler
+from ..system.background_threads import causes_of, is_from_signal_handler
 from ..system.notices import whoami
 from ..triton_internals.compilation import (
     await_kernel,
@@ -127,7 +127,7 @@ def forget_frames(error: BaseException) -> None:
     An error that is kept, and passes a frame that refers to what keeps it, would hold them until
     the garbage collector runs, which does not see how much memory a device has left.
     """
-    for cause in _causes(error):
+    for cause in causes_of(error, contexts=True):
         cause.__traceback__ = None
 
 
@@ -138,21 +138,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _is_transient(error: BaseException) -> bool:
     """Return whether the host had no memory or disk left, or somebody killed the compiler."""
-    for cause in _causes(error):
+    for cause in causes_of(error, contexts=True):
         if isinstance(cause, MemoryError) or getattr(cause, "errno", None) in FULL_DISK:
             return True
     killed = _EXIT_CODE.search(str(error))
     return killed is not None and int(killed[1]) not in OWN_SIGNALS
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Iterate over an error and what it was raised from."""
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _short(error: BaseException) -> str:

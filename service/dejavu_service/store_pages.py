@@ -13,8 +13,7 @@ from tempfile import TemporaryDirectory
 import typer
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import Store, TieredStore, open_store, tiers_of, wait_longer
+from dejavu_cache.stores import Store, TieredStore, open_patiently, tiers_of
 from dejavu_cache.system.safe_files import replace_file
 
 from .app import make_server
@@ -28,8 +27,6 @@ from .storage import contexts, schema
 from .storage.database import Database
 
 _NAMESPACE = "main"
-_PATIENCE = 30.0
-"""Seconds to wait for the answer of a store that is a server."""
 _DEAD_LINK = re.compile(r' href="[/?][^"]*"')
 
 
@@ -71,13 +68,11 @@ def write_overview(url: str, output: Path) -> None:
 @contextmanager
 def _open_copy(url: str) -> Iterator[Database]:
     """Copy a store's records into the database of a temporary folder."""
-    settings = current_settings()
-    store = wait_longer(open_store(url or settings.url or settings.default_url), _PATIENCE)
     with TemporaryDirectory(prefix="dejavu-pages-") as folder:
         database = Database(f"sqlite:///{folder}/records.sqlite3")
         try:
             schema.upgrade(database)
-            with TieredStore(tiers_of(store), strict=True) as source:
+            with TieredStore(tiers_of(open_patiently(url)), strict=True) as source:
                 _copy(source, database)
             yield database
         finally:
