@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..triton_internals.environment import is_interpreting, pretended_device
+from ..triton_internals.environment import is_interpreting
+from ..tuning.compile_ahead import is_compiling_only
 from .batch import (
     Batch,
     LayerTensors,
@@ -241,7 +242,7 @@ def plan(
 
 def _check_device(q: torch.Tensor, implementation: str) -> None:
     is_computed = q.is_cuda or implementation == "reference" or is_interpreting()
-    if not (is_computed or pretended_device()):
+    if not (is_computed or is_compiling_only()):
         raise ValueError(
             f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
         )

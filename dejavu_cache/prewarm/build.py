@@ -78,8 +78,8 @@ class BuildPlan(FrozenModel):
 
     Attributes:
         jobs: the binaries of winners.
-        fallbacks: those of configs that stand in for winners; one that does not compile is left
-            out.
+        fallbacks: those of configs that stand in for winners, and of launches of other sizes; one
+            that does not compile is left out.
         manifest: the folder's manifest, without its files and the numbers of binaries.
         notes: remarks for the user, one sentence each.
     """

@@ -494,11 +494,14 @@ class JobList:
                 self._add_scenarios(records)
 
     def _add_launches(self, own: KernelRecords) -> None:
-        """Add launches without a config, of which the recorded values are complete."""
+        """Add launches without a config, if their values are complete, and those of other sizes."""
         arch = own.context.environment.device.arch
         for launch in _distinct(own.launches):
             if set(launch.signature) == set(own.kernel.function.arg_names):
-                self.needed[CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)] = None
+                job = CompileJob(kernel=own.kernel.name, arch=arch, launch=launch)
+                self.needed[job] = None
+                for other in _of_other_sizes(launch):
+                    self.fallbacks[job.model_copy(update={"launch": other})] = None
 
     def _add_scenarios(self, own: KernelRecords) -> None:
         name, environment = own.kernel.name, own.context.environment
@@ -548,6 +551,26 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     """Drop launches that compile alike, and what they say of the process that noted them."""
     alike = {"wheel": wheel(), "config": None, "code": None}
     return list(dict.fromkeys(launch.model_copy(update=alike) for launch in launches))
+
+
+_KINDS_OF_NUMBERS = ("[]", '[["tt.divisibility", 16]]')
+"""What Triton compiles for of a number that is not 1: nothing, or that it is a multiple of 16."""
+
+
+def _of_other_sizes(launch: RecordedLaunch) -> Iterator[RecordedLaunch]:
+    """Yield a launch with one number as a multiple of 16, as 1, or as neither.
+
+    Strides are left out, by name: they follow from a model, as other sizes do not.
+    """
+    for name, attribute in launch.attrs.items():
+        is_number = attribute in _KINDS_OF_NUMBERS and launch.signature.get(name, "*")[0] in "iu"
+        if is_number and "stride" not in name.lower():
+            for kind in _KINDS_OF_NUMBERS:
+                yield launch.model_copy(update={"attrs": {**launch.attrs, name: kind}})
+            one = launch.model_dump()
+            del one["attrs"][name]
+            one["signature"][name], one["constants"][name] = "constexpr", 1
+            yield RecordedLaunch.model_validate(one)
 
 
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:

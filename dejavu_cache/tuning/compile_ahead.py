@@ -350,6 +350,11 @@ def compile_together() -> Iterator[dict[Any, tuple[Any, Any]] | None]:
             forget_failed(function)
 
 
+def is_compiling_only() -> bool:
+    """Return whether launches are within `compile_together`, so that meta tensors will do."""
+    return _begun.get() is not None
+
+
 def begins_compilation(
     kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any], form: Any = None
 ) -> bool:

@@ -29,7 +29,8 @@ RUN dejavu-cache prewarm --engine vllm --option model=/model ${OPTIONS} --store 
     && dejavu-cache doctor --store prewarmed:///io.vllm.cache/tuned \
     && mkdir -p /io.vllm.cache/torch_compile_cache && chmod -R go-w /io.vllm.cache
 
-# The folder and the labels are those of Model Cache Vault, by which KServe mounts caches; other pods mount the image with
+# The folder and the labels are those of Model Cache Vault, by which KServe plans mounts (`mcv --extract` also asks for a
+# manifest and a summary, which only `mcv --create` writes); other pods mount the image with
 # `subPath: io.vllm.cache/tuned`. DEJAVU_CACHE_URL=prewarmed:///tuned in both.
 FROM scratch
 LABEL org.opencontainers.image.title="prewarmed Triton kernels" \
