@@ -219,7 +219,7 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
         return {}
     if config in declared:
         return dict(declared[config].all_kwargs())
-    return {**config.params, **config.options}
+    return config.values
 
 
 def builder_environment(device: Device) -> Environment:

@@ -11,13 +11,14 @@ import sqlalchemy as sa
 from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, StrictBool
 
+from dejavu_cache.model.record import divide
 from dejavu_cache.model.scenario import Moment
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts as stored_contexts
 from ..storage import records, summaries
 from ..storage.database import Database
-from ..storage.sql import contains, divide, ends_with, epoch, starts_with
+from ..storage.sql import contains, ends_with, epoch, starts_with
 from ..storage.tables import acts, contexts, parts
 from .log import write_log
 from .requests import CurrentCall, Namespace, ShortText, accepts, versioned_router
@@ -187,8 +188,9 @@ def _pages(database: Database, meant: sa.ColumnElement[bool]) -> Iterator[tuple[
     with database.read() as connection:
         rows = connection.execute(query).all()
     for digest, group in groupby(rows, attrgetter("digest")):
-        for page in divide(group, attrgetter("parts"), _MOST_SCENARIOS, _MOST_PARTS):
-            yield digest, [row.scenario for row in page]
+        sized = ((row.scenario, row.parts) for row in group)
+        for page in divide(sized, _MOST_SCENARIOS, _MOST_PARTS):
+            yield digest, page
 
 
 def _is_meant(own: sa.ColumnElement[bool], request: QuarantineRequest) -> sa.ColumnElement[bool]:

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.record import RecordSet, divide
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.system.notices import counted
 
@@ -21,7 +21,6 @@ from .. import errors
 from ..storage import contexts, merging, record_texts, records
 from ..storage.database import Database
 from ..storage.merging import StoredRecord
-from ..storage.sql import divide
 from ..storage.tables import contexts as stored
 from ..storage.tables import parts
 from .access import NAMESPACE, Principal
@@ -136,7 +135,7 @@ def _export_lines(call: Call, namespace: str, kernel: str | None) -> Iterator[st
         with call.database.read() as connection:
             sizes = record_texts.load_sizes(connection, namespace, digest)
         call.server.reader.used.add((namespace, digest))
-        for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
+        for page in divide(sizes.items(), _MOST_RECORDS, _MOST_BYTES):
             with call.database.read() as connection:
                 loaded = record_texts.load_records(connection, namespace, digest, page)
             if loaded is not None:

@@ -11,28 +11,19 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.model.selection import evidence_lines
 
-from .. import queries, tables
+from .. import options, queries, tables
 from ..application import app
 from ..chosen_store import open_existing_store, worklist
-from ..options import (
-    DeviceOption,
-    JsonOption,
-    KernelArgument,
-    OptionalKernelArgument,
-    StoreOption,
-    TritonOption,
-    WhereOption,
-)
 from ..output import note, say, say_indented, show_json, show_json_items
 
 
 @app.command("ls")
 def list_kernels(
-    kernel: OptionalKernelArgument = "",
-    device: DeviceOption = "",
-    triton: TritonOption = "",
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    kernel: options.OptionalKernelArgument = "",
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """List the kernels, where each is tuned, and how long that took."""
     with open_existing_store(store) as source:
@@ -53,16 +44,16 @@ def list_kernels(
 
 @app.command()
 def show(
-    kernel: OptionalKernelArgument = "",
-    where: WhereOption = None,
-    device: DeviceOption = "",
-    triton: TritonOption = "",
+    kernel: options.OptionalKernelArgument = "",
+    where: options.WhereOption = None,
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
     misses: Annotated[
         bool,
         typer.Option("--misses", help="Show what programs asked a server for and nobody tuned."),
     ] = False,
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """Show scenarios: the winner, its time and the runner-up.
 
@@ -100,15 +91,15 @@ def show(
 
 @app.command()
 def explain(
-    kernel: KernelArgument,
-    where: WhereOption = None,
-    device: DeviceOption = "",
-    triton: TritonOption = "",
+    kernel: options.KernelArgument,
+    where: options.WhereOption = None,
+    device: options.DeviceOption = "",
+    triton: options.TritonOption = "",
     limit: Annotated[
         int, typer.Option(metavar="NUMBER", min=0, help="Records at most; 0 is all.")
     ] = 5,
-    store: StoreOption = "",
-    as_json: JsonOption = False,
+    store: options.StoreOption = "",
+    as_json: options.JsonOption = False,
 ) -> None:
     """Say why records name their configs.
 
