@@ -14,7 +14,7 @@ import typer
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.stores import Store, TieredStore, open_patiently, tiers_of
-from dejavu_cache.system.safe_files import replace_file
+from dejavu_cache.system.safe_files import open_named_file
 
 from .app import make_server
 from .pages import rendering
@@ -62,7 +62,8 @@ def write_overview(url: str, output: Path) -> None:
     named = url or "the user's own store"
     style = (rendering.FOLDER / "style.css").read_text()
     page = rendering.render("overview.html", namespace=named, style=style, wanted=wanted, **seen)
-    replace_file(output, _DEAD_LINK.sub("", page).encode())
+    with open_named_file(output) as file:
+        file.write(_DEAD_LINK.sub("", page).encode())
 
 
 @contextmanager
